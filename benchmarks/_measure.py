@@ -1,0 +1,423 @@
+"""Times several ways of doing the same thing, side by side in one process.
+
+Cores that other work shares drift by tens of per cent within seconds, so two medians taken one
+after the other compare two moments and not two programs. Here every round times every candidate
+once, close together and in changing order, and the figure that counts is the median over the
+rounds of (candidate ÷ baseline in the same round): a slow moment slows both and cancels out.
+
+Example:
+    options = read_options("Addition against multiplication")
+    report = Report("arithmetic")
+    measured = interleave({"add": lambda: a + b, "mul": lambda: a * b}, rounds=options.rounds)
+    report.add("one million floats", measured, baseline="add", goals={"mul": 1.1})
+    raise SystemExit(report.finish(options))
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+MIN_SAMPLE_SECONDS = 2e-3
+"""A sample shorter than this measures the clock and the loop as much as the candidate."""
+
+MAX_INNER = 1 << 20
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one candidate took: seconds per call, one sample for each round."""
+
+    name: str
+    inner: int
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median seconds per call."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the seconds per call."""
+        return _quartiles(self.samples)
+
+    @property
+    def iqr(self) -> float:
+        """Distance between the quartiles, in seconds."""
+        low, high = self.quartiles
+        return high - low
+
+    def ratios_to(self, baseline: "Measurement") -> tuple[float, ...]:
+        """This candidate's time over the baseline's, round by round."""
+        if len(self.samples) != len(baseline.samples):
+            raise ValueError(
+                f"{self.name!r} has {len(self.samples)} rounds and {baseline.name!r} "
+                f"{len(baseline.samples)}; only measurements of one interleave() call pair up"
+            )
+        return tuple(
+            mine / theirs for mine, theirs in zip(self.samples, baseline.samples, strict=True)
+        )
+
+    def ratio_to(self, baseline: "Measurement") -> float:
+        """Median of the paired ratios: the figure to report."""
+        return statistics.median(self.ratios_to(baseline))
+
+    def extra_over(self, baseline: "Measurement") -> float:
+        """Median of the paired differences, in seconds."""
+        if len(self.samples) != len(baseline.samples):
+            raise ValueError(f"{self.name!r} and {baseline.name!r} were not measured together")
+        pairs = zip(self.samples, baseline.samples, strict=True)
+        return statistics.median(mine - theirs for mine, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class RatioGoal:
+    """At most `limit` times the baseline."""
+
+    limit: float
+
+    def met(self, measured: Measurement, baseline: Measurement) -> bool:
+        """Whether the paired ratio is within the limit."""
+        return measured.ratio_to(baseline) <= self.limit
+
+    def __str__(self) -> str:
+        return f"≤ {self.limit:.2f} ×"
+
+
+@dataclass(frozen=True)
+class TimeGoal:
+    """At most `seconds` per call, whatever the baseline takes."""
+
+    seconds: float
+
+    def met(self, measured: Measurement, baseline: Measurement) -> bool:
+        """Whether the median is within the limit."""
+        return measured.median <= self.seconds
+
+    def __str__(self) -> str:
+        return f"≤ {format_seconds(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class ExtraGoal:
+    """At most `seconds` per call more than the baseline."""
+
+    seconds: float
+
+    def met(self, measured: Measurement, baseline: Measurement) -> bool:
+        """Whether the paired difference is within the limit."""
+        return measured.extra_over(baseline) <= self.seconds
+
+    def __str__(self) -> str:
+        return f"≤ {format_seconds(self.seconds)} more"
+
+
+Goal = RatioGoal | TimeGoal | ExtraGoal
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    inner: int | None = None,
+    warmup: int = 3,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Measurement]:
+    """Times all candidates in one process, a sample of each in every round.
+
+    A candidate must itself wait for what it starts (`block_until_ready`), or only its dispatch is
+    timed. Successive rounds begin with another candidate, and every second sweep runs backwards,
+    so that none always follows the same neighbour.
+
+    Args:
+        candidates: Name to a function of no arguments.
+        rounds: Samples per candidate.
+        inner: Calls per sample; by default as many as make a sample last two milliseconds,
+            counted for each candidate by itself.
+        warmup: Calls of each candidate before anything is timed.
+        clock: Gives the time in seconds.
+
+    Returns:
+        One measurement for each candidate, in the order given.
+
+    Raises:
+        ValueError: No candidates, or counts below one.
+    """
+    if not candidates:
+        raise ValueError("interleave() needs at least one candidate: {'name': function}")
+    if rounds < 1 or (inner is not None and inner < 1):
+        raise ValueError(f"rounds and inner must be at least 1, got {rounds=} and {inner=}")
+
+    names = list(candidates)
+    for call in candidates.values():
+        for _ in range(warmup):
+            call()
+    counts = {
+        name: inner if inner is not None else _calls_per_sample(call, clock)
+        for name, call in candidates.items()
+    }
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        gc.collect()
+        with _collector_off():
+            for name in _order(names, number):
+                samples[name].append(_sample(candidates[name], counts[name], clock))
+    return {name: Measurement(name, counts[name], tuple(samples[name])) for name in names}
+
+
+def _order(names: Sequence[str], number: int) -> list[str]:
+    """The order of round `number`: rotated by one each round, each second sweep reversed."""
+    start = number % len(names)
+    rotated = [*names[start:], *names[:start]]
+    backwards = (number // len(names)) % 2 == 1
+    return rotated[::-1] if backwards else rotated
+
+
+def _sample(call: Callable[[], object], count: int, clock: Clock) -> float:
+    """Seconds per call over `count` calls."""
+    started = clock()
+    for _ in range(count):
+        call()
+    return (clock() - started) / count
+
+
+def _calls_per_sample(call: Callable[[], object], clock: Clock) -> int:
+    count = 1
+    while count < MAX_INNER and _sample(call, count, clock) * count < MIN_SAMPLE_SECONDS:
+        count *= 2
+    return count
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keeps the garbage collector from landing in one candidate's sample by chance."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _quartiles(samples: Sequence[float]) -> tuple[float, float]:
+    if len(samples) == 1:
+        return samples[0], samples[0]
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, high
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with the unit that suits it: `1.234 s`, `56.7 ms`, `8.90 µs`, `12 ns`."""
+    magnitude = abs(seconds)
+    if magnitude >= 1:
+        return f"{seconds:.3f} s"
+    if magnitude >= 1e-3:
+        return f"{seconds * 1e3:.4g} ms"
+    if magnitude >= 1e-6:
+        return f"{seconds * 1e6:.4g} µs"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One candidate beside the baseline that was timed with it."""
+
+    measured: Measurement
+    baseline: Measurement
+    goal: Goal | None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this row is the one that the others are compared with."""
+        return self.measured is self.baseline
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the goal is met; `None` without a goal."""
+        return None if self.goal is None else self.goal.met(self.measured, self.baseline)
+
+    def as_json(self) -> dict[str, object]:
+        """The row as plain values; times in seconds."""
+        low, high = self.measured.quartiles
+        ratio_low, ratio_high = _quartiles(self.measured.ratios_to(self.baseline))
+        return {
+            "name": self.measured.name,
+            "median_s": self.measured.median,
+            "quartiles_s": [low, high],
+            "rounds": len(self.measured.samples),
+            "calls_per_sample": self.measured.inner,
+            "baseline": self.baseline.name,
+            "ratio": self.measured.ratio_to(self.baseline),
+            "ratio_quartiles": [ratio_low, ratio_high],
+            "goal": None if self.goal is None else str(self.goal),
+            "ok": self.ok,
+        }
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line that all benchmarks share."""
+
+    rounds: int
+    json: Path | None
+    strict: bool
+
+
+def read_options(
+    description: str, *, rounds: int = 31, argv: Sequence[str] | None = None
+) -> Options:
+    """Reads `--rounds N`, `--json PATH` and `--strict`.
+
+    Args:
+        description: First line of `--help`.
+        rounds: How many rounds to run where the command line does not say.
+        argv: Arguments to read instead of the process's own.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help="samples of each candidate")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
+    parsed = parser.parse_args(argv)
+    if parsed.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {parsed.rounds}")
+    return Options(parsed.rounds, parsed.json, parsed.strict)
+
+
+@dataclass
+class Report:
+    """Collects the tables of one benchmark, prints each at once and writes all as JSON."""
+
+    name: str
+    console: Console = field(default_factory=Console)
+    tables: dict[str, list[Comparison]] = field(default_factory=dict)
+
+    def add(
+        self,
+        title: str,
+        measurements: Mapping[str, Measurement],
+        *,
+        baseline: str,
+        goals: Mapping[str, Goal | float] | None = None,
+    ) -> list[Comparison]:
+        """Prints one table and keeps it.
+
+        Args:
+            title: What was measured; no two tables of a report share a title.
+            measurements: What one `interleave` call returned.
+            baseline: The candidate that the others are compared with.
+            goals: Candidate to its goal; a plain number is a `RatioGoal`.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: A baseline or goal names no candidate, or the title is used already.
+        """
+        goals = goals or {}
+        unknown = sorted({baseline, *goals} - set(measurements))
+        if unknown:
+            raise ValueError(f"{unknown} not among the candidates {sorted(measurements)}")
+        if title in self.tables:
+            raise ValueError(f"the report has a table {title!r} already")
+        rows = [
+            Comparison(measured, measurements[baseline], _as_goal(goals.get(name)))
+            for name, measured in measurements.items()
+        ]
+        self.tables[title] = rows
+        self.console.print(_as_table(title, rows))
+        return rows
+
+    def missed(self) -> list[str]:
+        """`table: candidate` for every goal that was not met."""
+        return [
+            f"{title}: {row.measured.name}"
+            for title, rows in self.tables.items()
+            for row in rows
+            if row.ok is False
+        ]
+
+    def as_json(self) -> dict[str, object]:
+        """Everything measured, with the versions it was measured on."""
+        return {
+            "benchmark": self.name,
+            "environment": environment(),
+            "tables": [
+                {"title": title, "rows": [row.as_json() for row in rows]}
+                for title, rows in self.tables.items()
+            ],
+        }
+
+    def finish(self, options: Options) -> int:
+        """Writes the JSON file if one was asked for and says which goals were missed.
+
+        Returns:
+            The exit status: 1 with `--strict` and a missed goal, otherwise 0.
+        """
+        if options.json is not None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        goals = sum(row.goal is not None for rows in self.tables.values() for row in rows)
+        missed = self.missed()
+        self.console.print(f"{self.name}: {goals - len(missed)} of {goals} goals met")
+        for line in missed:
+            self.console.print(f"  missed: {line}", style="red")
+        return 1 if missed and options.strict else 0
+
+
+def environment() -> dict[str, object]:
+    """What the figures depend on: versions, processor count, devices of JAX if it is loaded."""
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "numpy", "xlashard")}
+    jax = sys.modules.get("jax")
+    devices = jax.devices() if jax is not None else []
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "devices": len(devices),
+        "platform": devices[0].platform if devices else None,
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _as_goal(goal: Goal | float | None) -> Goal | None:
+    return RatioGoal(float(goal)) if isinstance(goal, int | float) else goal
+
+
+def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("candidate")
+    for heading in ("median", "IQR", "ratio", "goal", "ok?"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.measured.name,
+            format_seconds(row.measured.median),
+            format_seconds(row.measured.iqr),
+            "baseline" if row.is_baseline else f"{row.measured.ratio_to(row.baseline):.3f} ×",
+            "" if row.goal is None else str(row.goal),
+            {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.ok],
+        )
+    return table

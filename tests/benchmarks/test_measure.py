@@ -1,0 +1,192 @@
+"""The benchmark helper, run on a clock that the candidates themselves move."""
+
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from benchmarks import _measure
+from benchmarks._measure import (
+    ExtraGoal,
+    Measurement,
+    Options,
+    RatioGoal,
+    Report,
+    TimeGoal,
+    format_seconds,
+    interleave,
+    read_options,
+)
+
+
+class FakeTime:
+    """A clock that stands still but for what the tasks made by `task` take."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def task(self, name: str, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            self.calls.append(name)
+            self.now += seconds
+
+        return run
+
+
+def quiet_report(name: str = "bench") -> Report:
+    return Report(name, console=Console(file=io.StringIO(), width=120))
+
+
+def test_seconds_per_call_and_ratio_come_out_exactly() -> None:
+    clock = FakeTime()
+    tasks = {"slow": clock.task("slow", 0.004), "fast": clock.task("fast", 0.001)}
+    measured = interleave(tasks, rounds=5, inner=3, clock=clock)
+    assert list(measured) == ["slow", "fast"]
+    assert measured["slow"].samples == pytest.approx([0.004] * 5)
+    assert measured["fast"].median == pytest.approx(0.001)
+    assert measured["slow"].ratio_to(measured["fast"]) == pytest.approx(4.0)
+    assert measured["slow"].extra_over(measured["fast"]) == pytest.approx(0.003)
+
+
+def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
+    clock = FakeTime()
+    tasks = {"short": clock.task("short", 1e-5), "long": clock.task("long", 0.5)}
+    measured = interleave(tasks, rounds=1, warmup=0, clock=clock)
+    assert measured["short"].inner == 256
+    assert measured["short"].inner * 1e-5 >= _measure.MIN_SAMPLE_SECONDS
+    assert measured["long"].inner == 1
+
+
+def test_a_clock_that_never_moves_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_measure, "MAX_INNER", 64)
+    measured = interleave({"idle": lambda: None}, rounds=1, clock=lambda: 0.0)
+    assert measured["idle"].inner == 64
+
+
+def test_every_round_runs_each_candidate_once_in_changing_order() -> None:
+    clock = FakeTime()
+    tasks = {name: clock.task(name, 1.0) for name in "abc"}
+    interleave(tasks, rounds=6, inner=1, warmup=0, clock=clock)
+    rounds = ["".join(clock.calls[start : start + 3]) for start in range(0, 18, 3)]
+    assert rounds == ["abc", "bca", "cab", "cba", "acb", "bac"]
+
+
+def test_warmup_calls_are_not_timed() -> None:
+    clock = FakeTime()
+    durations = iter([100.0, 100.0, 1.0, 1.0])
+
+    def settle() -> None:
+        clock.now += next(durations)
+
+    measured = interleave({"settle": settle}, rounds=2, inner=1, warmup=2, clock=clock)
+    assert measured["settle"].samples == (1.0, 1.0)
+
+
+def test_paired_ratio_ignores_a_slow_moment_that_hits_both() -> None:
+    slow_moments = (1.0, 9.0, 1.0, 9.0, 9.0)
+    ours = Measurement("ours", 1, tuple(2.0 * moment for moment in slow_moments))
+    theirs = Measurement("theirs", 1, slow_moments)
+    assert ours.ratio_to(theirs) == 2.0
+    assert ours.median == 18.0
+
+
+def test_measurements_of_different_rounds_do_not_pair() -> None:
+    one, two = Measurement("one", 1, (1.0,)), Measurement("two", 1, (1.0, 1.0))
+    with pytest.raises(ValueError, match="'one' has 1 rounds and 'two' 2"):
+        one.ratio_to(two)
+    with pytest.raises(ValueError, match="not measured together"):
+        one.extra_over(two)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rounds", "inner", "message"),
+    [
+        ({}, 1, None, "at least one candidate"),
+        ({"a": int}, 0, None, "rounds=0"),
+        ({"a": int}, 1, 0, "inner=0"),
+    ],
+)
+def test_empty_measurements_are_refused(
+    candidates: dict[str, Callable[[], object]], rounds: int, inner: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        interleave(candidates, rounds=rounds, inner=inner)
+
+
+def test_goals_of_each_kind() -> None:
+    slow, base = Measurement("slow", 1, (3.0, 3.0)), Measurement("base", 1, (2.0, 2.0))
+    assert RatioGoal(1.5).met(slow, base)
+    assert not RatioGoal(1.4).met(slow, base)
+    assert TimeGoal(3.0).met(slow, base)
+    assert not TimeGoal(2.9).met(slow, base)
+    assert ExtraGoal(1.0).met(slow, base)
+    assert not ExtraGoal(0.9).met(slow, base)
+
+
+def test_report_prints_the_table_and_writes_json(tmp_path) -> None:
+    measured = {
+        "base": Measurement("base", 7, (1e-3, 1e-3, 1e-3)),
+        "good": Measurement("good", 7, (9e-4, 9e-4, 9e-4)),
+        "bad": Measurement("bad", 7, (2e-3, 2e-3, 2e-3)),
+    }
+    report = quiet_report("dispatch")
+    report.add("one leaf", measured, baseline="base", goals={"good": 1.0, "bad": TimeGoal(1e-3)})
+    path = tmp_path / "deep" / "figures.json"
+    status = report.finish(Options(rounds=3, json=path, strict=False))
+    assert status == 0
+    assert report.missed() == ["one leaf: bad"]
+
+    printed = report.console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "0.900 ×" in printed
+    assert "baseline" in printed
+    assert "1 of 2 goals met" in printed
+
+    written = json.loads(path.read_text())
+    assert written["benchmark"] == "dispatch"
+    assert written["environment"]["processors"] >= 1
+    rows = {row["name"]: row for row in written["tables"][0]["rows"]}
+    assert rows["good"]["ratio"] == pytest.approx(0.9)
+    assert rows["good"]["ok"] is True
+    assert rows["bad"]["ok"] is False
+    assert rows["base"]["ok"] is None
+    assert rows["base"]["calls_per_sample"] == 7
+
+
+def test_strict_turns_a_missed_goal_into_a_failing_exit() -> None:
+    measured = {"a": Measurement("a", 1, (1.0,)), "b": Measurement("b", 1, (2.0,))}
+    report = quiet_report()
+    report.add("table", measured, baseline="a", goals={"b": 1.5})
+    assert report.finish(Options(rounds=1, json=None, strict=True)) == 1
+
+
+def test_report_refuses_names_it_does_not_know() -> None:
+    measured = {"a": Measurement("a", 1, (1.0,))}
+    report = quiet_report()
+    with pytest.raises(ValueError, match=r"\['c'\] not among the candidates \['a'\]"):
+        report.add("table", measured, baseline="c")
+    report.add("table", measured, baseline="a")
+    with pytest.raises(ValueError, match="'table' already"):
+        report.add("table", measured, baseline="a")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.5, "1.500 s"), (0.0123, "12.3 ms"), (4.56e-6, "4.56 µs"), (7e-9, "7 ns"), (0, "0 ns")],
+)
+def test_times_are_shown_in_the_unit_that_suits(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_options(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--rounds", "5", "--json", str(tmp_path / "x.json"), "--strict"]
+    assert read_options("demo", argv=argv) == Options(5, tmp_path / "x.json", True)
+    assert read_options("demo", rounds=9, argv=[]) == Options(9, None, False)
+    with pytest.raises(SystemExit):
+        read_options("demo", argv=["--rounds", "0"])
+    assert "--rounds must be at least 1, got 0" in capsys.readouterr().err
