@@ -1,0 +1,87 @@
+# `make train` and `make test` set up all they need by themselves; the second time that is instant.
+#
+#   make train CONFIG=configs/tiny_dp.toml ARGS="--set model.layers=4"
+#   make test JOBS=8 ARGS="tests/pjit -k donate"
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VENV ?= .venv
+PYTHON_WANTED ?= 3.12
+CONSTRAINTS ?=
+EXTRAS ?= train
+CONFIG ?= configs/tiny.toml
+JOBS ?= 2
+ARGS ?=
+
+comma := ,
+python := $(VENV)/bin/python
+# One stamp for each set of extras: what `make train` needs is a quarter of what the tests need.
+installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+developing := $(VENV)/.installed-train-dev
+install = $(python) -m pip install --quiet --disable-pip-version-check \
+	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
+pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
+
+.PHONY: help
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' \
+		| column -t -s '|'
+
+.PHONY: train
+train: $(installed) ## Run the main job (CONFIG=configs/tiny.toml, ARGS="--set KEY=VALUE")
+	$(python) -m xlashard train --config $(CONFIG) $(ARGS)
+
+.PHONY: test
+test: $(developing) ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
+	$(pytest) $(ARGS)
+
+.PHONY: test-gspmd
+test-gspmd: $(developing) ## Run all tests under the GSPMD partitioner
+	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
+
+.PHONY: test-oldest
+test-oldest: ## Run all tests on Python 3.12 with the oldest versions that are supported
+	$(MAKE) --no-print-directory test VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' \
+		CONSTRAINTS=.ci/oldest.txt
+
+.PHONY: check
+check: $(developing) ## Run ruff and the fast tests
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(pytest) -m 'not slow' $(ARGS)
+
+.PHONY: lint
+lint: $(developing) ## Run ruff and pyright
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/pyright --pythonpath $(python)
+
+.PHONY: format
+format: $(developing) ## Let ruff put the code into its form
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+.PHONY: bench
+bench: $(developing) ## Run all benchmarks; the figures go to bench-results/*.json
+	for file in $(wildcard benchmarks/[a-z]*.py); do \
+		name=$$(basename $$file .py); \
+		$(python) -m benchmarks.$$name --json bench-results/$$name.json $(ARGS); \
+	done
+
+.PHONY: clean
+clean: ## Remove the virtual environments and everything that the tools cache
+	rm -rf .venv .venv-oldest bench-results .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/pyvenv.cfg: .python-version .ci/find-python
+	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \
+	echo "Making $(VENV) with $$($$interpreter --version)"; \
+	$$interpreter -m venv --clear $(VENV)
+
+$(VENV)/.installed-%: $(VENV)/pyvenv.cfg pyproject.toml $(CONSTRAINTS)
+	@echo "Installing xlashard and what it needs into $(VENV) (some minutes the first time)"
+	@$(install) '.[$(subst -,$(comma),$*)]'
+	@touch $@

@@ -1,0 +1,47 @@
+"""Gives every test process eight emulated devices, before JAX starts.
+
+`XLASHARD_TEST_PLATFORM=cuda pytest ...` runs the tests on that platform instead; tests that need
+more devices than it has then fail.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+import hypothesis
+import pytest
+
+DEVICE_COUNT = 8
+COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+def _prepare_jax() -> None:
+    """Sets the environment that JAX reads when it is imported and when its backend starts."""
+    if "jax" in sys.modules:
+        raise pytest.UsageError(
+            "JAX was imported before tests/conftest.py could ask for "
+            f"{DEVICE_COUNT} emulated devices: find the plugin that imports it "
+            "(python -X importtime -m pytest) and switch it off with -p no:NAME"
+        )
+    asked_for = os.environ.get("XLASHARD_TEST_PLATFORM", "")
+    os.environ["JAX_PLATFORMS"] = asked_for or "cpu"
+    kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{COUNT_FLAG}={DEVICE_COUNT}"])
+
+
+_prepare_jax()
+
+# Compilation and busy neighbours make single examples slow, which says nothing about the code.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_report_header() -> str:
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy")]
+    partitioner = os.environ.get("XLASHARD_PARTITIONER") or "shardy (default)"
+    return (
+        f"python {platform.python_version()}, {', '.join(versions)}, "
+        f"platform {os.environ['JAX_PLATFORMS']}, partitioner {partitioner}"
+    )

@@ -1,0 +1,275 @@
+"""Reads a package's syntax trees and finds imports that its layers forbid.
+
+The tree is read, never imported, so that what is behind a condition or inside a function is seen
+as well. `test_layers.py` says which layers there are.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+INTERNALS = ("jax._src", "jax.extend", "jax.interpreters", "jaxlib", "libtpu")
+DYNAMIC_IMPORTS = ("import_module", "__import__", "find_spec")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What may import what.
+
+    Attributes:
+        package: Name of the package.
+        rooms: Its direct members to their numbers; a room imports from lower numbers only.
+        common: Members that everything may import and that themselves import only each other.
+        door: The one room that may import `INTERNALS`.
+        pure: Rooms that import nothing but the standard library and `pure_allowed`, however far
+            one follows their imports.
+        pure_allowed: Distributions that a pure room may use.
+    """
+
+    package: str
+    rooms: Mapping[str, int]
+    common: frozenset[str]
+    door: str
+    pure: frozenset[str] = frozenset()
+    pure_allowed: frozenset[str] = frozenset({"numpy"})
+
+
+@dataclass(frozen=True, order=True)
+class Violation:
+    """One forbidden import."""
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full name."""
+
+    target: str
+    line: int
+    in_function: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    name: str
+    path: Path
+    is_package: bool
+    imports: tuple[Import, ...]
+
+
+@dataclass
+class _Reader(ast.NodeVisitor):
+    """Collects the imports of one file, and uses of internals through attributes."""
+
+    module: str
+    is_package: bool
+    known: frozenset[str]
+    depth: int = 0
+    found: list[Import] = field(default_factory=list)
+
+    def _add(self, target: str, node: ast.AST) -> None:
+        self.found.append(Import(target, getattr(node, "lineno", 0), self.depth > 0))
+
+    def _visit_function(self, node: ast.AST) -> None:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_function
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self._absolute(node)
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            # `from a import b` means the module a.b where there is one, and else a name in a.
+            is_module = full in self.known or _is_internal(full)
+            self._add(full if is_module else base, node)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.module.split(".")
+        drop = node.level - 1 if self.is_package else node.level
+        parent = parts[: len(parts) - drop]
+        return ".".join([*parent, node.module] if node.module else parent)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+        if name in DYNAMIC_IMPORTS and node.args and isinstance(node.args[0], ast.Constant):
+            value = node.args[0].value
+            if isinstance(value, str):
+                relative = value.startswith(".")
+                self._add(self.module.partition(".")[0] + value if relative else value, node)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        dotted = _dotted(node)
+        if dotted in INTERNALS:
+            self._add(dotted, node)
+        self.generic_visit(node)
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def _is_internal(name: str) -> bool:
+    return any(name == internal or name.startswith(f"{internal}.") for internal in INTERNALS)
+
+
+def read_package(root: Path, package: str) -> dict[str, Module]:
+    """Reads all files of the package.
+
+    Args:
+        root: Folder that holds the package's folder.
+        package: Name of the package.
+
+    Returns:
+        Module name to module.
+    """
+    paths: dict[str, Path] = {}
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    modules = {}
+    for name, path in paths.items():
+        is_package = path.name == "__init__.py"
+        reader = _Reader(name, is_package, frozenset(paths))
+        reader.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        modules[name] = Module(name, path, is_package, tuple(reader.found))
+    return modules
+
+
+def find_violations(root: Path, layers: Layers) -> list[Violation]:
+    """Finds everything in the package that its layers forbid, sorted by place."""
+    modules = read_package(root, layers.package)
+    found = [
+        *_wrong_directions(modules, layers),
+        *_hidden_imports(modules, layers),
+        *_second_doors(modules, layers),
+        *_impure(modules, layers),
+        *_cycles(modules, layers),
+    ]
+    return sorted(
+        Violation(str(Path(entry.path).relative_to(root)), entry.line, entry.what)
+        for entry in set(found)
+    )
+
+
+def _room(name: str, layers: Layers) -> str | None:
+    """The direct member of the package that the module is or lies in; '' for the package."""
+    head, _, rest = name.partition(".")
+    return rest.partition(".")[0] if head == layers.package else None
+
+
+def _violation(module: Module, line: int, what: str) -> Violation:
+    return Violation(str(module.path), line, what)
+
+
+def _wrong_directions(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    for module in modules.values():
+        room = _room(module.name, layers) or ""
+        if room not in layers.rooms and room not in layers.common:
+            yield _violation(module, 1, f"{module.name} is in no room of the layer table")
+            continue
+        for entry in module.imports:
+            target = _room(entry.target, layers)
+            if target is None or (target == room and room):
+                continue
+            what = _why_forbidden(room, target, layers)
+            if what:
+                yield _violation(module, entry.line, f"{what} ({entry.target})")
+
+
+def _why_forbidden(room: str, target: str, layers: Layers) -> str:
+    """Why `room` may not import `target`; '' if it may."""
+    if target in layers.common:
+        return ""
+    if target not in layers.rooms:
+        return f"{room or layers.package} imports {target}, which is in no room"
+    if room in layers.common:
+        return f"{room} may be imported by all and so may import no room, but imports {target}"
+    mine, its = layers.rooms[room], layers.rooms[target]
+    if its < mine:
+        return ""
+    return f"{room or layers.package} ({mine}) imports {target or layers.package} ({its})"
+
+
+def _hidden_imports(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    for module in modules.values():
+        for entry in module.imports:
+            if entry.in_function and _room(entry.target, layers) is not None:
+                yield _violation(module, entry.line, f"import of {entry.target} inside a function")
+
+
+def _second_doors(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    for module in modules.values():
+        if _room(module.name, layers) == layers.door:
+            continue
+        for entry in module.imports:
+            if _is_internal(entry.target):
+                yield _violation(module, entry.line, f"{entry.target} used outside {layers.door}/")
+
+
+def _impure(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    pending = [name for name in modules if _room(name, layers) in layers.pure]
+    reached = set(pending)
+    while pending:
+        module = modules[pending.pop()]
+        for entry in module.imports:
+            if _room(entry.target, layers) is None:
+                head = entry.target.partition(".")[0]
+                if head not in layers.pure_allowed and head not in sys.stdlib_module_names:
+                    yield _violation(
+                        module,
+                        entry.line,
+                        f"{head} used in what a pure room imports "
+                        f"(only {', '.join(sorted(layers.pure_allowed))})",
+                    )
+            elif entry.target in modules and entry.target not in reached:
+                reached.add(entry.target)
+                pending.append(entry.target)
+
+
+def _cycles(modules: Mapping[str, Module], layers: Layers) -> Iterator[Violation]:
+    """One violation for each import that closes a cycle, however it is written."""
+    graph = {
+        name: {entry.target: entry.line for entry in module.imports if entry.target in modules}
+        for name, module in modules.items()
+    }
+    state: dict[str, str] = {}
+    trail: list[str] = []
+
+    def walk(name: str) -> Iterator[Violation]:
+        state[name] = "open"
+        trail.append(name)
+        for target, line in graph[name].items():
+            if state.get(target) == "open":
+                cycle = [*trail[trail.index(target) :], target]
+                yield _violation(modules[name], line, f"import cycle {' → '.join(cycle)}")
+            elif target not in state:
+                yield from walk(target)
+        trail.pop()
+        state[name] = "done"
+
+    for name in modules:
+        if name not in state:
+            yield from walk(name)

@@ -1,0 +1,160 @@
+"""The package's imports go in one direction, and one room alone sees JAX's internals."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.layers import Layers, find_violations, read_package
+
+ROOT = Path(__file__).resolve().parent.parent
+
+XLASHARD = Layers(
+    package="xlashard",
+    rooms={
+        "geometry": 0,
+        "_jax": 1,
+        "sharding": 2,
+        "program": 3,
+        "array": 4,
+        "pjit": 5,
+        "numpy": 6,
+        "multihost": 6,
+        "legacy": 6,
+        "tpu": 6,
+        "testing": 6,
+        # The package's own face: what `import xlashard` shows, made of the rooms below it.
+        "": 7,
+        "train": 8,
+        "cli": 9,
+        "__main__": 10,
+    },
+    common=frozenset({"errors", "types", "config", "_version"}),
+    door="_jax",
+    pure=frozenset({"geometry"}),
+)
+
+
+def test_the_package_keeps_its_layers() -> None:
+    violations = find_violations(ROOT, XLASHARD)
+    assert not violations, "\n" + "\n".join(map(str, violations))
+
+
+def test_the_checker_saw_the_package() -> None:
+    modules = read_package(ROOT, "xlashard")
+    assert "xlashard._version" in modules
+    seen = {target.target for module in modules.values() for target in module.imports}
+    assert "numpy" in seen
+
+
+SMALL = Layers(
+    package="pkg",
+    rooms={"low": 0, "door": 1, "left": 2, "right": 2, "": 3, "top": 4},
+    common=frozenset({"errors"}),
+    door="door",
+    pure=frozenset({"low"}),
+)
+
+SOUND = {
+    "pkg/__init__.py": "from pkg.left import thing\nfrom .right.one import other\n",
+    "pkg/errors.py": "import enum\n",
+    "pkg/low/__init__.py": "from .maths import area\n",
+    "pkg/low/maths.py": "import math\nimport numpy as np\nfrom pkg import errors\n",
+    "pkg/door/__init__.py": "import jax._src.core\nfrom jaxlib import xla_client\n",
+    "pkg/left/__init__.py": "from pkg.left.thing import thing\n",
+    "pkg/left/thing.py": "import jax\nfrom pkg.low.maths import area\nfrom pkg.door import x\n",
+    "pkg/right/one.py": "from .. import low\nother = low.area\n",
+    "pkg/top.py": "import pkg\n\ndef late():\n    import json\n",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> list[str]:
+    """Writes the sound tree with `files` over it and gives what the checker finds."""
+    for name, text in (SOUND | files).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return [str(violation) for violation in find_violations(root, SMALL)]
+
+
+def test_a_sound_tree_has_no_violations(tmp_path: Path) -> None:
+    assert plant(tmp_path, {}) == []
+
+
+UPWARDS = "pkg/low/maths.py:1: low (0) imports left (2)"
+DOOR = "used outside door/"
+
+PLANTED = {
+    "upwards": ("pkg/low/maths.py", "import pkg.left.thing", UPWARDS),
+    "upwards, by name": ("pkg/low/maths.py", "from pkg.left import thing", UPWARDS),
+    "upwards, package": ("pkg/low/maths.py", "from pkg import left", UPWARDS),
+    "upwards, relative": ("pkg/low/maths.py", "from ..left.thing import thing", UPWARDS),
+    "upwards, conditional": (
+        "pkg/low/maths.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.left import thing",
+        "pkg/low/maths.py:3: low (0) imports left (2)",
+    ),
+    "sideways": ("pkg/right/one.py", "from pkg.left import thing", "right (2) imports left (2)"),
+    "to the face": ("pkg/left/thing.py", "import pkg", "left (2) imports pkg (3)"),
+    "face upwards": ("pkg/__init__.py", "from pkg import top", "pkg (3) imports top (4)"),
+    "common to room": ("pkg/errors.py", "from pkg.low import area", "may import no room"),
+    "no such room": ("pkg/attic.py", "", "pkg.attic is in no room"),
+    "in a function": (
+        "pkg/left/thing.py",
+        "def f():\n    from pkg.low import area",
+        "pkg/left/thing.py:2: import of pkg.low inside a function",
+    ),
+    "in a method": (
+        "pkg/left/thing.py",
+        "class A:\n    async def f(self):\n        import pkg.low.maths",
+        "import of pkg.low.maths inside a function",
+    ),
+    "by import_module": (
+        "pkg/left/thing.py",
+        "import importlib\ndef f():\n    return importlib.import_module('pkg.right.one')",
+        "import of pkg.right.one inside a function",
+    ),
+    "cycle in a room": (
+        "pkg/left/thing.py",
+        "from pkg.left import name",
+        "import cycle pkg.left.thing → pkg.left → pkg.left.thing",
+    ),
+    "cycle of one": ("pkg/left/thing.py", "import pkg.left.thing", "import cycle pkg.left.thing"),
+    "internals": ("pkg/left/thing.py", "import jax._src.core as core", f"jax._src.core {DOOR}"),
+    "internals by name": ("pkg/left/thing.py", "from jax import _src", f"jax._src {DOOR}"),
+    "interpreters": ("pkg/left/thing.py", "from jax.interpreters import mlir", DOOR),
+    "extend": ("pkg/left/thing.py", "from jax import extend", f"jax.extend {DOOR}"),
+    "jaxlib": ("pkg/left/thing.py", "def f():\n    from jaxlib import _jax", f"jaxlib._jax {DOOR}"),
+    "libtpu": ("pkg/left/thing.py", "import libtpu", f"libtpu {DOOR}"),
+    "internals by attribute": (
+        "pkg/left/thing.py",
+        "import jax\nx = jax._src.core.Tracer",
+        f"pkg/left/thing.py:2: jax._src {DOOR}",
+    ),
+    "internals by name of a module": (
+        "pkg/left/thing.py",
+        "from importlib import import_module\nx = import_module('jaxlib.xla_client')",
+        f"jaxlib.xla_client {DOOR}",
+    ),
+    "impure": ("pkg/low/maths.py", "import jax", "jax used in what a pure room imports"),
+    "impure at second hand": ("pkg/errors.py", "import jax", "pkg/errors.py:1: jax used in what"),
+}
+
+
+@pytest.mark.parametrize(("path", "text", "expected"), PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_violation_is_found(tmp_path: Path, path: str, text: str, expected: str) -> None:
+    found = plant(tmp_path, {path: text})
+    assert any(expected in line for line in found), found
+
+
+def test_a_cycle_across_three_modules_is_told_in_full(tmp_path: Path) -> None:
+    found = plant(
+        tmp_path,
+        {
+            "pkg/left/a.py": "from pkg.left import b",
+            "pkg/left/b.py": "from .c import x",
+            "pkg/left/c.py": "from pkg.left.a import y",
+        },
+    )
+    assert found == [
+        "pkg/left/c.py:1: import cycle pkg.left.a → pkg.left.b → pkg.left.c → pkg.left.a"
+    ]
