@@ -1,0 +1,172 @@
+"""Every exception class of the project.
+
+Each one is also the built-in exception that fits (`ValueError`, `TypeError`, `RuntimeError`), so
+code that knows nothing of this module still catches it, and carries the facts behind its text as
+attributes, so that an upper layer can say them again with the argument's path in front.
+"""
+
+from collections.abc import Sequence
+
+
+class XlashardError:
+    """Marks an exception as raised by this project; always mixed into a built-in exception."""
+
+
+class GeometryError(XlashardError, ValueError):
+    """A mesh, spec, tiling or shape that does not fit."""
+
+
+class GridError(GeometryError):
+    """A mesh grid that can't exist, or device positions that aren't in it."""
+
+
+class BoxError(GridError):
+    """Device positions that don't form one contiguous box of their mesh."""
+
+
+class SpecEntryError(GeometryError, TypeError):
+    """A partition spec with an entry that is no axis name.
+
+    Attributes:
+        dim: The dimension whose entry is wrong.
+        entry: The entry.
+    """
+
+    def __init__(self, message: str, *, dim: int, entry: object) -> None:
+        super().__init__(message)
+        self.dim = dim
+        self.entry = entry
+
+
+class UnknownAxisError(GeometryError):
+    """A partition spec names an axis that the mesh lacks.
+
+    Attributes:
+        axis: The name.
+        dim: The dimension it was given for.
+        mesh_axes: The names that the mesh has.
+    """
+
+    def __init__(self, message: str, *, axis: str, dim: int, mesh_axes: Sequence[str]) -> None:
+        super().__init__(message)
+        self.axis = axis
+        self.dim = dim
+        self.mesh_axes = tuple(mesh_axes)
+
+
+class DuplicateAxisError(GeometryError):
+    """A partition spec uses one mesh axis more than once.
+
+    Attributes:
+        axis: The name.
+        dims: Every dimension that uses it, once per use.
+    """
+
+    def __init__(self, message: str, *, axis: str, dims: Sequence[int]) -> None:
+        super().__init__(message)
+        self.axis = axis
+        self.dims = tuple(dims)
+
+
+class RankError(GeometryError):
+    """An array with fewer (or other) dimensions than its partitioning speaks of.
+
+    Attributes:
+        ndim: The array's rank.
+        needed: The rank that the partitioning needs.
+    """
+
+    def __init__(self, message: str, *, ndim: int, needed: int) -> None:
+        super().__init__(message)
+        self.ndim = ndim
+        self.needed = needed
+
+
+class DivisibilityError(GeometryError):
+    """A dimension that can't be cut into equal tiles.
+
+    Attributes:
+        dim: The dimension.
+        size: Its size.
+        tiles: Into how many tiles it should have been cut.
+        shape: The whole shape.
+        axes: `(name, size)` of the mesh axes behind the cut, where they are known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dim: int,
+        tiles: int,
+        shape: Sequence[int],
+        axes: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.dim = dim
+        self.size = shape[dim]
+        self.tiles = tiles
+        self.shape = tuple(shape)
+        self.axes = tuple(axes)
+
+
+class TilingError(GeometryError):
+    """A placement that can't be said as equal tiles, or not on the mesh at hand."""
+
+
+class ShardingTextError(GeometryError):
+    """Text that is not an HLO sharding.
+
+    Attributes:
+        text: The whole text.
+        offset: Where in it reading failed, in characters.
+    """
+
+    def __init__(self, message: str, *, text: str, offset: int) -> None:
+        super().__init__(message)
+        self.text = text
+        self.offset = offset
+
+
+class ShardingError(XlashardError, ValueError):
+    """A sharding that can't be made or used as asked."""
+
+
+class PlacementError(XlashardError, ValueError):
+    """Buffers, shapes, dtypes or devices given to a constructor of arrays that don't fit."""
+
+
+class ArgumentError(XlashardError, TypeError):
+    """An argument of a kind that the call can't take."""
+
+
+class DeletedError(XlashardError, RuntimeError):
+    """An array whose buffers are gone: deleted, or donated to a program."""
+
+
+class NotAddressableError(XlashardError, RuntimeError):
+    """A value that is not wholly in this process."""
+
+
+class ResourceError(XlashardError, ValueError):
+    """A sharding given to `pjit` that does not fit its argument or result.
+
+    Attributes:
+        path: Where in the arguments or results, as a person would write it.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DeviceMismatchError(XlashardError, ValueError):
+    """Arguments of one program that live on different devices."""
+
+
+class MeshError(XlashardError, RuntimeError):
+    """A partition spec with no mesh in force to give its axes a meaning."""
+
+
+class CompileError(XlashardError, RuntimeError):
+    """A module that can't be compiled as asked."""

@@ -1,0 +1,33 @@
+"""Placement as pure maths: specs, meshes, tiles, tile assignments and reshard plans, no JAX."""
+
+from xlashard.geometry.assignment import (
+    explode_superdims,
+    spec_from_tile_assignment,
+    spec_from_tiling,
+    strides_for_sizes,
+    unflatten_array,
+    unflatten_superdims,
+)
+from xlashard.geometry.mesh import Box, MeshGrid
+from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
+from xlashard.geometry.tile_assignment import TileAssignment
+from xlashard.geometry.tiling import Index, Tiling
+
+__all__ = [
+    "UNCONSTRAINED",
+    "Box",
+    "DimAxes",
+    "Index",
+    "MeshGrid",
+    "Spec",
+    "TileAssignment",
+    "Tiling",
+    "explode_superdims",
+    "parse_spec",
+    "spec_from_tile_assignment",
+    "spec_from_tiling",
+    "strides_for_sizes",
+    "unflatten_array",
+    "unflatten_superdims",
+    "validate_spec",
+]

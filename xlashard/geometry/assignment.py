@@ -1,0 +1,186 @@
+"""From tile assignments back to specs, and the small steps that people do it by."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import TilingError
+from xlashard.geometry import strides
+from xlashard.geometry.mesh import MeshGrid
+from xlashard.geometry.spec import Spec
+from xlashard.geometry.tile_assignment import TileAssignment
+from xlashard.geometry.tiling import Tiling
+
+__all__ = [
+    "TileAssignment",
+    "explode_superdims",
+    "spec_from_tile_assignment",
+    "spec_from_tiling",
+    "strides_for_sizes",
+    "unflatten_array",
+    "unflatten_superdims",
+]
+
+
+def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spec:
+    """The spec that says on a mesh what an HLO sharding says; axes of size 1 never appear in it.
+
+    Raises:
+        TilingError: No spec on that mesh says it.
+
+    Example:
+        >>> grid = MeshGrid(("x", "y"), (2, 4))
+        >>> spec_from_tile_assignment(grid, TileAssignment.parse_text("{devices=[1,8]<=[8]}"))
+        Spec(dims=((), ('x', 'y')))
+    """
+    if assignment.kind == "tuple":
+        raise TilingError(f"{assignment} is a tuple: each of its elements has a spec of its own")
+    if assignment.kind == "unreduced" or "unreduced" in assignment.subgroups:
+        raise TilingError(f"{assignment} holds partial sums, which the dims of a spec can't say")
+    ndim = 0 if assignment.ndim is None else assignment.ndim
+    return spec_from_tiling(grid, Tiling.from_tile_assignment(assignment, ndim, grid.size))
+
+
+def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
+    """The spec that gives a tiling on a mesh; axes of size 1 never appear in it.
+
+    Raises:
+        TilingError: No spec on that mesh gives it.
+    """
+    if tiling.num_devices != grid.size:
+        raise TilingError(
+            f"the tiling is for {tiling.num_devices} devices, the mesh {grid.describe()} has "
+            f"{grid.size}"
+        )
+    if tiling.listed:
+        raise TilingError(
+            f"the devices of the tiles {tiling.counts} are in no order that the mesh "
+            f"{grid.describe()} can give"
+        )
+    # Cut the tiling's digits at the borders of the mesh's axes: each axis then moves by one stride.
+    groups = strides.split(tiling.steps, grid.axis_sizes)
+    moves: list[tuple[int, int, str]] = []
+    for i, (name, size) in enumerate(grid.shape.items()):
+        steps = None if groups is None else strides.merge(groups[i])
+        if steps is None or len(steps) > 1:
+            raise TilingError(
+                f"the tiles {tiling.counts} would need a part of a mesh axis; the mesh has "
+                f"{grid.describe()}"
+            )
+        if steps and steps[0][1]:
+            moves.append((steps[0][1], size, name))
+    moves.sort()
+    dims: list[tuple[str, ...]] = []
+    for dim in reversed(range(tiling.ndim)):
+        axes: list[str] = []
+        left = tiling.counts[dim]
+        while left > 1:
+            _, size, name = moves.pop(0)
+            if left % size:
+                raise TilingError(
+                    f"the mesh axis {name!r} of size {size} would be needed for dimension {dim} "
+                    f"and another one: the tiles are {tiling.counts}, the mesh has "
+                    f"{grid.describe()}"
+                )
+            axes.append(name)
+            left //= size
+        dims.append(tuple(reversed(axes)))
+    return Spec(tuple(reversed(dims)))
+
+
+def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -> list[str]:
+    """The order of mesh axes that gives a device assignment.
+
+    Args:
+        named_sizes: Mesh axes and sizes, major to minor.
+        assignment: Devices, which some transposition of the mesh gives when it is flattened.
+
+    Returns:
+        Axis names, major to minor, without those of size 1.
+
+    Raises:
+        TilingError: No transposition of the mesh gives it.
+
+    Example:
+        >>> unflatten_array({"x": 2, "y": 3}, [0, 3, 1, 4, 2, 5])
+        ['y', 'x']
+    """
+    sizes = list(named_sizes.values())
+    if len(assignment) != math.prod(sizes):
+        raise TilingError(
+            f"{len(assignment)} devices are assigned, the axes {dict(named_sizes)} have "
+            f"{math.prod(sizes)}"
+        )
+    names = {
+        (size, stride): name
+        for (name, size), stride in zip(named_sizes.items(), strides.row_major(sizes), strict=True)
+        if size > 1
+    }
+    return [names[dim] for dim in explode_superdims(sizes, unflatten_superdims(assignment))]
+
+
+def unflatten_superdims(assignment: Sequence[int]) -> list[tuple[int, int]]:
+    """The fewest `(size, stride)` digits that count out an assignment, minor to major.
+
+    Raises:
+        TilingError: No digits do.
+
+    Example:
+        >>> unflatten_superdims([0, 3, 1, 4, 2, 5])
+        [(2, 3), (3, 1)]
+    """
+    steps = strides.find(np.asarray(assignment, np.int64).reshape(-1))
+    if steps is None:
+        raise TilingError("the devices are in no order that a transposed mesh gives")
+    return list(reversed(steps))
+
+
+def explode_superdims(
+    sizes: Sequence[int], dims: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Cuts digits that span several mesh axes into one digit per axis.
+
+    Args:
+        sizes: Sizes of the mesh axes, major to minor.
+        dims: `(size, stride)` digits, minor to major, as `unflatten_superdims` gives them.
+
+    Returns:
+        `(size, stride)` of each axis, major to minor.
+
+    Raises:
+        TilingError: A digit would need a part of an axis.
+
+    Example:
+        >>> explode_superdims([2, 3], [(6, 1)])
+        [(2, 3), (3, 1)]
+    """
+    axis_at = {
+        stride: size
+        for size, stride in zip(sizes, strides.row_major(sizes), strict=True)
+        if size > 1
+    }
+    exploded: list[tuple[int, int]] = []
+    for size, stride in dims:
+        while size > 1:
+            axis = axis_at.get(stride)
+            if axis is None or size % axis:
+                raise TilingError(
+                    f"{size} devices with stride {stride} are not whole axes of the mesh "
+                    f"{tuple(sizes)}"
+                )
+            exploded.append((axis, stride))
+            size //= axis
+            stride *= axis
+    return exploded[::-1]
+
+
+def strides_for_sizes(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Strides, in elements, of a dense array with these dimensions, the last one fastest.
+
+    Example:
+        >>> strides_for_sizes([2, 3, 4]).tolist()
+        [12, 4, 1]
+    """
+    return np.array(strides.row_major([int(size) for size in sizes]), np.int64)

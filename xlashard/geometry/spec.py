@@ -1,0 +1,243 @@
+"""Partition specs in normal form: which mesh axes cut which dimension of an array."""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from xlashard.errors import (
+    DivisibilityError,
+    DuplicateAxisError,
+    RankError,
+    SpecEntryError,
+    UnknownAxisError,
+)
+
+if TYPE_CHECKING:
+    from xlashard.geometry.mesh import MeshGrid
+
+type DimAxes = tuple[str, ...] | None
+"""The axes that cut one dimension, major to minor; `None` leaves it to the partitioner."""
+
+
+class _Unconstrained:
+    """The type of `UNCONSTRAINED`; pickles and copies as the one instance."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNCONSTRAINED"
+
+    def __reduce__(self) -> str:
+        return "UNCONSTRAINED"
+
+
+UNCONSTRAINED: Final = _Unconstrained()
+"""In the entries given to `parse_spec`: the partitioner may choose for this dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A partition spec in normal form: trailing uncut dimensions are not there.
+
+    Two specs that say the same for every array compare equal, whichever way they were written.
+
+    Attributes:
+        dims: Per dimension its mesh axes, major to minor: `()` where it is not cut, `None` where
+            it is unconstrained.
+
+    Example:
+        >>> Spec((("x",), (), None, ()))
+        Spec(dims=(('x',), (), None))
+    """
+
+    dims: tuple[DimAxes, ...] = ()
+
+    def __post_init__(self) -> None:
+        end = len(self.dims)
+        while end and self.dims[end - 1] == ():
+            end -= 1
+        if end != len(self.dims):
+            object.__setattr__(self, "dims", self.dims[:end])
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All mesh axes in use, in the order of the dimensions."""
+        return tuple(chain.from_iterable(d for d in self.dims if d))
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether no dimension is left to the partitioner."""
+        return None not in self.dims
+
+    def for_rank(self, ndim: int) -> tuple[DimAxes, ...]:
+        """The dims of an array of rank `ndim`, the uncut trailing ones included.
+
+        Raises:
+            RankError: The spec speaks of more dimensions than that.
+        """
+        if len(self.dims) > ndim:
+            raise RankError(
+                f"the spec needs at least {_dimensions(len(self.dims))}, the array has {ndim}",
+                ndim=ndim,
+                needed=len(self.dims),
+            )
+        return self.dims + ((),) * (ndim - len(self.dims))
+
+    def insert(self, dim: int, axes: DimAxes) -> "Spec":
+        """The spec of an array with one more dimension at `dim`, cut by `axes`.
+
+        Args:
+            dim: Position of the new dimension, from 0; may lie beyond the dims written down.
+            axes: Its mesh axes, `()` for uncut, `None` for unconstrained.
+        """
+        padded = self.dims + ((),) * (dim - len(self.dims))
+        return Spec((*padded[:dim], axes, *padded[dim:]))
+
+
+def parse_spec(entries: Iterable[object], *, unconstrained: object = UNCONSTRAINED) -> Spec:
+    """Reads a spec as people write it.
+
+    Args:
+        entries: One entry per dimension: `None` (not cut), an axis name, a sequence of axis names
+            (major to minor; `None` among them counts for nothing), or the `unconstrained` marker.
+        unconstrained: The object that marks an unconstrained dimension, compared by identity.
+
+    Raises:
+        SpecEntryError: An entry is something else.
+
+    Example:
+        >>> parse_spec([("x", "y"), None, "z", None])
+        Spec(dims=(('x', 'y'), (), ('z',)))
+    """
+    if isinstance(entries, str):
+        raise SpecEntryError(
+            f"a spec is a sequence with one entry per dimension, not the name {entries!r} alone: "
+            f"write ({entries!r},)",
+            dim=0,
+            entry=entries,
+        )
+    return Spec(tuple(_parse_dim(i, e, unconstrained) for i, e in enumerate(entries)))
+
+
+def _parse_dim(dim: int, entry: object, unconstrained: object) -> DimAxes:
+    if entry is unconstrained:
+        return None
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if not isinstance(entry, tuple | list):
+        raise SpecEntryError(
+            f"entry {dim} is {entry!r}, of type {type(entry).__name__}; an entry is None, "
+            "an axis name, a tuple of axis names or UNCONSTRAINED",
+            dim=dim,
+            entry=entry,
+        )
+    for name in entry:
+        if name is unconstrained:
+            raise SpecEntryError(
+                f"entry {dim} has UNCONSTRAINED inside a tuple; a dimension is unconstrained "
+                "as a whole or not at all",
+                dim=dim,
+                entry=entry,
+            )
+        if name is not None and not isinstance(name, str):
+            raise SpecEntryError(
+                f"entry {dim} has {name!r}, of type {type(name).__name__}, among its axis names",
+                dim=dim,
+                entry=entry,
+            )
+    return tuple(name for name in entry if name is not None)
+
+
+def validate_spec(
+    spec: Spec,
+    grid: "MeshGrid",
+    shape: Sequence[int] | None = None,
+    *,
+    allow_uneven: bool = False,
+) -> None:
+    """Checks that a spec fits a mesh and, where given, the shape of an array.
+
+    Args:
+        spec: The spec.
+        grid: The mesh.
+        shape: The array's global shape, in elements.
+        allow_uneven: Whether a dimension may leave its last tiles smaller.
+
+    Raises:
+        UnknownAxisError: The mesh lacks an axis.
+        DuplicateAxisError: One axis is used twice.
+        RankError: The spec has more dimensions than the shape.
+        DivisibilityError: A dimension does not divide into equal tiles.
+    """
+    _check_axes(spec, grid)
+    if shape is None:
+        return
+    sizes = grid.shape
+    for dim, axes in enumerate(spec.for_rank(len(shape))):
+        tiles = math.prod(sizes[a] for a in axes or ())
+        if tiles == 1 or allow_uneven or shape[dim] % tiles == 0:
+            continue
+        factors = [(a, sizes[a]) for a in axes or ()]
+        raise DivisibilityError(
+            divisibility_text(dim, shape, tiles, factors),
+            dim=dim,
+            tiles=tiles,
+            shape=shape,
+            axes=factors,
+        )
+
+
+def divisibility_text(
+    dim: int, shape: Sequence[int], tiles: int, factors: Sequence[tuple[str, int]] = ()
+) -> str:
+    """One sentence with all the numbers, and the nearest sizes that would do."""
+    size = shape[dim]
+    below = size // tiles * tiles
+    good = f"{below} or {below + tiles}" if below else f"{tiles}"
+    behind = " * ".join(f"{name!r}={n}" for name, n in factors)
+    return (
+        f"dimension {dim} of shape {tuple(shape)} has size {size}, which does not divide into "
+        f"{tiles} tiles{f' ({behind})' if behind else ''}; size {good} would"
+    )
+
+
+def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
+    known = grid.axis_names
+    seen: dict[str, list[int]] = {}
+    for dim, axes in enumerate(spec.dims):
+        for axis in axes or ():
+            if axis not in known:
+                raise UnknownAxisError(
+                    f"dimension {dim} names the axis {axis!r}; the mesh has "
+                    f"{grid.describe()}{_suggest(axis, known)}",
+                    axis=axis,
+                    dim=dim,
+                    mesh_axes=known,
+                )
+            seen.setdefault(axis, []).append(dim)
+    for axis, dims in seen.items():
+        if len(dims) > 1:
+            where = (
+                f"twice for dimension {dims[0]}"
+                if dims[0] == dims[-1]
+                else f"for dimensions {' and '.join(map(str, dims))}"
+            )
+            raise DuplicateAxisError(
+                f"the axis {axis!r} is used {where}; each axis can cut one dimension, once",
+                axis=axis,
+                dims=dims,
+            )
+
+
+def _suggest(axis: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(axis, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _dimensions(n: int) -> str:
+    return f"{n} dimension{'' if n == 1 else 's'}"

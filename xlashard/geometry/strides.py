@@ -1,0 +1,179 @@
+"""Mixed-radix layouts: where each of `n` positions goes, as a few (size, stride) steps.
+
+Every placement that a partition spec can say sends a device position to a tile by taking the
+position's digits in some mixed radix and adding up digit times stride. So a handful of steps
+stands for the whole pod, and the tile of one device costs the same on 8 devices as on 65,536.
+A step with stride 0 copies: its digit does not change the tile.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import GridError
+
+type Step = tuple[int, int]
+"""`(size, stride)` of one digit."""
+
+type Steps = tuple[Step, ...]
+"""Digits of a position, major to minor."""
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a dense array whose last dimension is fastest."""
+    strides = []
+    stride = 1
+    for size in reversed(sizes):
+        strides.append(stride)
+        stride *= size
+    return tuple(reversed(strides))
+
+
+def merge(steps: Sequence[Step]) -> Steps:
+    """The one shortest list of steps that means the same: equal maps give equal lists."""
+    merged: list[Step] = []
+    for size, stride in steps:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def place[T: (int, npt.NDArray[np.int64])](steps: Steps, positions: T) -> T:
+    """Where positions go: one position, or an array of them."""
+    placed = positions * 0
+    for size, stride in reversed(steps):
+        if stride:
+            placed += positions % size * stride
+        positions = positions // size
+    return placed
+
+
+def place_all(steps: Steps) -> npt.NDArray[np.int64]:
+    """Where every position goes, in order."""
+    placed = np.zeros(1, np.int64)
+    for size, stride in steps:
+        placed = (placed[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return placed
+
+
+def copies(steps: Steps) -> Steps:
+    """Steps that number the positions which share a place: 0 for the first of them, and so on."""
+    numbered: list[Step] = []
+    stride = 1
+    for size, old in reversed(steps):
+        numbered.append((size, 0 if old else stride))
+        stride *= 1 if old else size
+    return tuple(reversed(numbered))
+
+
+def find(places: npt.NDArray[np.int64]) -> Steps | None:
+    """The merged steps behind a list of places, or `None` where no steps give it.
+
+    Args:
+        places: Where each position goes, `[positions]`; every place from 0 on, equally often.
+    """
+    if not places.size or places[0] != 0:
+        return None
+    steps: list[Step] = []
+    while places.size > 1:
+        stride = int(places[1])
+        run = np.arange(places.size, dtype=np.int64) * stride
+        broken = np.flatnonzero(places != run)
+        size = int(broken[0]) if broken.size else places.size
+        if places.size % size:
+            return None
+        rows = places.reshape(-1, size)
+        if not np.array_equal(rows, rows[:, :1] + run[:size]):
+            return None
+        steps.append((size, stride))
+        places = rows[:, 0]
+    return tuple(reversed(steps))
+
+
+def split(steps: Steps, sizes: Sequence[int]) -> list[Steps] | None:
+    """Cuts the digits into one group per size, or `None` where a digit lies across a border.
+
+    Args:
+        steps: Digits, major to minor.
+        sizes: Product of the digits of each group, major to minor.
+    """
+    left = list(steps)
+    groups: list[Steps] = []
+    for wanted in reversed(sizes):
+        group: list[Step] = []
+        while wanted > 1:
+            size, stride = left.pop()
+            if size > wanted:
+                if size % wanted:
+                    return None
+                left.append((size // wanted, stride * wanted))
+                size = wanted
+            if wanted % size:
+                return None
+            group.append((size, stride))
+            wanted //= size
+        groups.append(tuple(reversed(group)))
+    return list(reversed(groups))
+
+
+def by_stride(steps: Steps) -> tuple[int, ...]:
+    """Indices of the steps by falling stride; steps that copy come last, in their own order."""
+    moving = sorted((i for i, s in enumerate(steps) if s[1]), key=lambda i: -steps[i][1])
+    return (*moving, *(i for i, s in enumerate(steps) if not s[1]))
+
+
+class Numbering:
+    """A number for every device position, worked out for the positions that are asked for.
+
+    Args:
+        count: Number of positions.
+        steps: Digits that add up to the number.
+        values: The numbers themselves, `[count]`, where no steps give them.
+    """
+
+    # Below this many positions plain integers are faster than arrays.
+    _FEW = 48
+
+    def __init__(
+        self, count: int, steps: Steps, values: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self._count = count
+        self._steps = steps
+        self._values = values
+
+    @cached_property
+    def all(self) -> npt.NDArray[np.int64]:
+        """The numbers of all positions in order, read-only."""
+        values = place_all(self._steps) if self._values is None else self._values
+        values.flags.writeable = False
+        return values
+
+    def at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The numbers of the positions `[...]`."""
+        wanted = np.asarray(positions, np.int64)
+        check_positions(wanted, self._count)
+        return place(self._steps, wanted) if self._values is None else self.all[wanted]
+
+    def few(self, positions: Sequence[int]) -> list[int]:
+        """The numbers of a list of positions; fastest for the handful that a process owns."""
+        if self._values is not None or len(positions) > self._FEW:
+            return self.at(positions).tolist()
+        for position in positions:
+            if not 0 <= position < self._count:
+                raise GridError(f"device position {position} is outside 0..{self._count - 1}")
+        return [place(self._steps, int(position)) for position in positions]
+
+
+def check_positions(positions: npt.NDArray[np.int64], count: int) -> None:
+    """Raises a `GridError` if a position lies outside `0 .. count - 1`."""
+    if not positions.size:
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= count:
+        raise GridError(f"device position {low if low < 0 else high} is outside 0..{count - 1}")

@@ -1,0 +1,479 @@
+"""HLO tile assignments: which device holds which tile, as XLA says it, and their text."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import ShardingTextError, TilingError
+from xlashard.geometry import strides
+from xlashard.geometry.mesh import MeshGrid
+from xlashard.geometry.spec import Spec, validate_spec
+
+type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
+type Subgroup = Literal["manual", "unreduced", "replicated"]
+
+_SUBGROUPS: tuple[Subgroup, ...] = ("manual", "unreduced", "replicated")
+"""Kinds of sub-groups, in the order in which XLA writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileAssignment:
+    """One HLO sharding. Make it with a class method: they check, and write one normal form.
+
+    The normal form is XLA's: size-1 sub-groups are gone, equal kinds of sub-groups are one, in the
+    order manual, unreduced, replicated; an iota is as short as it can be; a single sub-group that
+    spans everything is said by its kind alone.
+
+    Attributes:
+        kind: What it is; the other attributes are empty unless the kind needs them.
+        dims: For `tiled`: tiles per array dimension, then one size per sub-group.
+        reshape_dims: For a tiled iota: the shape that `0 .. devices - 1` is given.
+        transpose_perm: For a tiled iota: how that shape is transposed before it becomes `dims`.
+        devices: For `tiled` with a list: the devices in row-major order of `dims`.
+            For `maximal`: the one device.
+        subgroups: For `tiled`: what the trailing `dims` mean.
+        elements: For `tuple`: one assignment per element.
+    """
+
+    kind: Kind
+    dims: tuple[int, ...] = ()
+    reshape_dims: tuple[int, ...] = ()
+    transpose_perm: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    subgroups: tuple[Subgroup, ...] = ()
+    elements: tuple["TileAssignment", ...] = ()
+
+    @classmethod
+    def replicated(cls) -> "TileAssignment":
+        """Every device holds everything."""
+        return cls("replicated")
+
+    @classmethod
+    def manual(cls) -> "TileAssignment":
+        """The program itself handles the partitioning; XLA keeps its hands off."""
+        return cls("manual")
+
+    @classmethod
+    def unreduced(cls) -> "TileAssignment":
+        """Every device holds a partial sum of everything."""
+        return cls("unreduced")
+
+    @classmethod
+    def unknown(cls) -> "TileAssignment":
+        """Nothing is said."""
+        return cls("unknown")
+
+    @classmethod
+    def maximal(cls, device: int) -> "TileAssignment":
+        """One device holds everything, the others nothing."""
+        if device < 0:
+            raise TilingError(f"a maximal sharding needs a device from 0 on, got {device}")
+        return cls("maximal", devices=(int(device),))
+
+    @classmethod
+    def tuple_of(cls, elements: Iterable["TileAssignment"]) -> "TileAssignment":
+        """One assignment per element of a tuple; tuples don't nest.
+
+        Raises:
+            TilingError: An element is itself a tuple.
+        """
+        elements = tuple(elements)
+        for i, element in enumerate(elements):
+            if element.kind == "tuple":
+                raise TilingError(f"element {i} of a tuple sharding is itself a tuple")
+        return cls("tuple", elements=elements)
+
+    @classmethod
+    def iota(
+        cls,
+        dims: Sequence[int],
+        reshape_dims: Sequence[int] = (),
+        transpose_perm: Sequence[int] = (),
+        subgroups: Sequence[str] = (),
+    ) -> "TileAssignment":
+        """A V2 assignment: `arange(n).reshape(reshape_dims).transpose(perm).reshape(dims)`.
+
+        Args:
+            dims: Tiles per array dimension, then one size per sub-group.
+            reshape_dims: Empty means one dimension of all devices.
+            transpose_perm: Empty means no transposition.
+            subgroups: What the trailing `dims` mean: `manual`, `unreduced` or `replicated`.
+
+        Raises:
+            TilingError: The parts don't fit each other.
+        """
+        dims = _checked_dims(dims)
+        kinds = _checked_subgroups(subgroups, dims)
+        steps = _iota_steps(dims, tuple(reshape_dims), tuple(transpose_perm))
+        order = _subgroup_order(dims, kinds)
+        if order != tuple(range(len(dims))):
+            groups = strides.split(steps, dims)
+            if groups is None:
+                # Old and new order of the sub-groups share no radix; only a list can say it.
+                return cls.listed(dims, strides.place_all(steps).tolist(), kinds)
+            steps = tuple(step for i in order for step in groups[i])
+        dims, kinds = _merged_subgroups(dims, kinds)
+        if whole := _whole(dims, kinds):
+            return cls(whole)
+        steps = strides.merge(steps)
+        falling = strides.by_stride(steps)
+        if len(falling) < 2:
+            return cls("tiled", dims, (math.prod(dims),), (0,), subgroups=kinds)
+        reshaped = tuple(steps[i][0] for i in falling)
+        perm = tuple(falling.index(i) for i in range(len(falling)))
+        return cls("tiled", dims, reshaped, perm, subgroups=kinds)
+
+    @classmethod
+    def listed(
+        cls, dims: Sequence[int], devices: Sequence[int], subgroups: Sequence[str] = ()
+    ) -> "TileAssignment":
+        """A V1 assignment: every device written down, in row-major order of `dims`.
+
+        Raises:
+            TilingError: The devices are no permutation of `0 .. n - 1`, or don't fit `dims`.
+        """
+        dims = _checked_dims(dims)
+        kinds = _checked_subgroups(subgroups, dims)
+        count = math.prod(dims)
+        array = np.asarray(devices, dtype=np.int64)
+        if array.size != count:
+            raise TilingError(f"{array.size} devices are listed for tile dims {dims} of {count}")
+        if not np.array_equal(np.sort(array, axis=None), np.arange(count)):
+            raise TilingError(f"the listed devices are no permutation of 0..{count - 1}")
+        array = array.reshape(dims).transpose(_subgroup_order(dims, kinds))
+        dims, kinds = _merged_subgroups(dims, kinds)
+        if whole := _whole(dims, kinds):
+            return cls(whole)
+        array = array.reshape(dims)
+        if kinds and kinds[-1] == "replicated":
+            array = np.sort(array, axis=-1)
+        return cls("tiled", dims, devices=tuple(array.reshape(-1).tolist()), subgroups=kinds)
+
+    @classmethod
+    def from_spec(
+        cls,
+        grid: MeshGrid,
+        spec: Spec,
+        ndim: int,
+        *,
+        manual: Iterable[str] = (),
+        unreduced: Iterable[str] = (),
+    ) -> "TileAssignment":
+        """The V2 assignment that a spec means on a mesh, in XLA's shortest text.
+
+        Args:
+            grid: The mesh.
+            spec: The spec; unconstrained dimensions count as uncut.
+            ndim: Rank of the array.
+            manual: Mesh axes that the program handles itself.
+            unreduced: Mesh axes over which the devices hold partial sums.
+
+        Raises:
+            GeometryError: The spec doesn't fit the mesh or the rank.
+        """
+        validate_spec(spec, grid)
+        manual, unreduced = _special_axes(grid, spec, manual, unreduced)
+        sizes = grid.shape
+        dims = [math.prod(sizes[a] for a in axes or ()) for axes in spec.for_rank(ndim)]
+        taken = {*spec.axes, *manual, *unreduced}
+        rest = tuple(a for a in grid.axis_names if a not in taken)
+        groups: dict[Subgroup, tuple[str, ...]] = {
+            "manual": manual,
+            "unreduced": unreduced,
+            "replicated": rest,
+        }
+        if math.prod(dims) == 1 and not manual and not unreduced:
+            return cls.replicated()
+        order = (*spec.axes, *manual, *unreduced, *rest)
+        return cls.iota(
+            (*dims, *(math.prod(sizes[a] for a in axes) for axes in groups.values())),
+            grid.axis_sizes,
+            tuple(grid.axis_names.index(a) for a in order),
+            tuple(groups),
+        )
+
+    @classmethod
+    def parse_text(cls, text: str) -> "TileAssignment":
+        """Reads the text of an HLO sharding; `metadata={...}` is skipped.
+
+        Raises:
+            ShardingTextError: The text is no sharding that this class can say.
+            TilingError: Its numbers don't fit each other.
+
+        Example:
+            >>> TileAssignment.parse_text("{devices=[2,2]<=[2,2]T(1,0)}").dims
+            (2, 2)
+        """
+        reader = _Reader(text)
+        found = _read_sharding(reader, nested=False)
+        reader.end()
+        return found
+
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices, where the assignment says it: only a tiled one does."""
+        return math.prod(self.dims) if self.kind == "tiled" else None
+
+    @property
+    def ndim(self) -> int | None:
+        """Rank of the arrays it fits; `None` where it fits every rank."""
+        return len(self.dims) - len(self.subgroups) if self.kind == "tiled" else None
+
+    @property
+    def tile_dims(self) -> tuple[int, ...]:
+        """Tiles per array dimension, without the sub-groups."""
+        return self.dims[: len(self.dims) - len(self.subgroups)]
+
+    @property
+    def is_iota(self) -> bool:
+        """Whether it is said by a formula, not by a list of devices."""
+        return bool(self.reshape_dims)
+
+    def steps(self) -> strides.Steps:
+        """For a tiled iota: the digits that give the device at each place of `dims`."""
+        return _iota_steps(self.dims, self.reshape_dims, self.transpose_perm)
+
+    def device_array(self) -> npt.NDArray[np.int64]:
+        """For `tiled`: the devices as an array of shape `dims`.
+
+        Raises:
+            TilingError: It is of another kind.
+        """
+        if self.kind != "tiled":
+            raise TilingError(f"a {self.kind} sharding has no tiles")
+        flat = strides.place_all(self.steps()) if self.is_iota else np.array(self.devices)
+        return flat.reshape(self.dims)
+
+    def to_text(self) -> str:
+        """The text of the HLO sharding, as XLA prints it."""
+        match self.kind:
+            case "tuple":
+                return f"{{{', '.join(e.to_text() for e in self.elements)}}}"
+            case "maximal":
+                return f"{{maximal device={self.devices[0]}}}"
+            case "tiled":
+                return f"{{devices=[{_joined(self.dims)}]{self._order()}{self._groups()}}}"
+            case _:
+                return f"{{{self.kind}}}"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _order(self) -> str:
+        if not self.is_iota:
+            return _joined(self.devices)
+        turned = f"T({_joined(self.transpose_perm)})" if len(self.transpose_perm) > 1 else ""
+        return f"<=[{_joined(self.reshape_dims)}]{turned}"
+
+    def _groups(self) -> str:
+        if not self.subgroups:
+            return ""
+        if self.subgroups == ("replicated",):
+            return " last_tile_dim_replicate"
+        return f" last_tile_dims={{{', '.join(self.subgroups)}}}"
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
+    checked = tuple(int(d) for d in dims)
+    if not checked or min(checked) < 1:
+        raise TilingError(f"tile dims must be one or more counts from 1 on, got {list(checked)}")
+    return checked
+
+
+def _checked_subgroups(kinds: Sequence[str], dims: tuple[int, ...]) -> tuple[Subgroup, ...]:
+    known = {kind: kind for kind in _SUBGROUPS}
+    for kind in kinds:
+        if kind not in known:
+            raise TilingError(f"unknown kind of sub-group {kind!r}; known: {', '.join(known)}")
+    if len(kinds) > len(dims):
+        raise TilingError(f"{len(kinds)} sub-groups for {len(dims)} tile dims {dims}")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _iota_steps(
+    dims: tuple[int, ...], reshape_dims: tuple[int, ...], perm: tuple[int, ...]
+) -> strides.Steps:
+    count = math.prod(dims)
+    reshape_dims = reshape_dims or (count,)
+    perm = perm or tuple(range(len(reshape_dims)))
+    if math.prod(reshape_dims) != count or min(reshape_dims) < 1:
+        raise TilingError(
+            f"reshape dims {list(reshape_dims)} hold {math.prod(reshape_dims)} devices, "
+            f"tile dims {list(dims)} hold {count}"
+        )
+    if sorted(perm) != list(range(len(reshape_dims))):
+        raise TilingError(f"{perm} is no order of the {len(reshape_dims)} reshape dims")
+    device_strides = strides.row_major(reshape_dims)
+    return tuple((reshape_dims[p], device_strides[p]) for p in perm)
+
+
+def _subgroup_order(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> tuple[int, ...]:
+    tiles = len(dims) - len(kinds)
+    turned = sorted(range(len(kinds)), key=lambda i: _SUBGROUPS.index(kinds[i]))
+    return (*range(tiles), *(tiles + i for i in turned))
+
+
+def _merged_subgroups(
+    dims: tuple[int, ...], kinds: tuple[Subgroup, ...]
+) -> tuple[tuple[int, ...], tuple[Subgroup, ...]]:
+    tiles = len(dims) - len(kinds)
+    sizes = {
+        kind: math.prod(d for d, k in zip(dims[tiles:], kinds, strict=True) if k == kind)
+        for kind in _SUBGROUPS
+    }
+    present = {kind: size for kind, size in sizes.items() if size > 1}
+    return (*dims[:tiles], *present.values()), tuple(present)
+
+
+def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | None:
+    """The kind of the one sub-group of all devices, where there is such a one."""
+    return kinds[0] if len(kinds) == 1 and dims[-1] == math.prod(dims) else None
+
+
+def _special_axes(
+    grid: MeshGrid, spec: Spec, manual: Iterable[str], unreduced: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The two sets of axes in the mesh's order, checked like the axes of a further dimension."""
+    manual, unreduced = set(manual), set(unreduced)
+    validate_spec(Spec((*spec.dims, tuple(sorted(manual)), tuple(sorted(unreduced)))), grid)
+    return (
+        tuple(a for a in grid.axis_names if a in manual),
+        tuple(a for a in grid.axis_names if a in unreduced),
+    )
+
+
+class _Reader:
+    """A cursor over the text of a sharding."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.offset = 0
+
+    def take(self, pattern: str) -> str | None:
+        """The match of `pattern` after any blanks, or `None`, leaving the cursor there."""
+        match = re.compile(rf"\s*({pattern})").match(self.text, self.offset)
+        if match is None:
+            return None
+        self.offset = match.end()
+        return match[1]
+
+    def expect(self, pattern: str, what: str) -> str:
+        """Like `take`, but a text without it is an error."""
+        found = self.take(pattern)
+        if found is None:
+            self.fail(f"expected {what}")
+        return found
+
+    def numbers(self, what: str) -> tuple[int, ...]:
+        """Numbers with commas between them; none at all is fine."""
+        first = self.take(r"\d{1,18}\b")
+        found = [] if first is None else [int(first)]
+        while found and self.take(","):
+            found.append(int(self.expect(r"\d{1,18}\b", f"another number of {what}")))
+        return tuple(found)
+
+    def end(self) -> None:
+        """Nothing but blanks may be left."""
+        if self.text[self.offset :].strip():
+            self.fail("expected the end of the text")
+
+    def fail(self, message: str) -> NoReturn:
+        rest = self.text[self.offset :].strip()
+        at = f"at {rest[:30]!r}" if rest else "at its end"
+        shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
+        raise ShardingTextError(
+            f"{message} {at} of the HLO sharding {shown!r} (character {self.offset})",
+            text=self.text,
+            offset=self.offset,
+        )
+
+
+def _read_sharding(reader: _Reader, *, nested: bool) -> TileAssignment:
+    reader.expect(r"\{", "'{'")
+    if reader.take(r"(?=\{|\})") is not None:
+        if nested:
+            reader.fail("expected a sharding, not a tuple within a tuple,")
+        return _read_tuple(reader)
+    word = reader.expect(
+        r"(?:replicated|manual|unreduced|unknown|maximal|devices)\b",
+        "replicated, manual, unreduced, unknown, maximal or devices=[...]",
+    )
+    match word:
+        case "devices":
+            found = _read_tiled(reader)
+        case "maximal":
+            reader.expect(r"device\s*=", "'device='")
+            found = TileAssignment.maximal(int(reader.expect(r"\d{1,18}\b", "a device number")))
+        case _:
+            found = _NAMED[word]()
+    if reader.take(r"metadata\s*=\s*(?=\{)") is not None:
+        _skip_braces(reader)
+    reader.expect(r"\}", "'}'")
+    return found
+
+
+_NAMED = {
+    "replicated": TileAssignment.replicated,
+    "manual": TileAssignment.manual,
+    "unreduced": TileAssignment.unreduced,
+    "unknown": TileAssignment.unknown,
+}
+
+
+def _read_tuple(reader: _Reader) -> TileAssignment:
+    elements: list[TileAssignment] = []
+    while reader.take(r"\}") is None:
+        if elements:
+            reader.expect(",", "',' or '}'")
+        elements.append(_read_sharding(reader, nested=True))
+    return TileAssignment.tuple_of(elements)
+
+
+def _read_tiled(reader: _Reader) -> TileAssignment:
+    reader.expect(r"=\s*\[", "'=['")
+    dims = reader.numbers("tile dims")
+    reader.expect(r"\]", "']'")
+    if reader.take("<=") is None:
+        devices = reader.numbers("devices")
+        if not devices:
+            reader.fail("expected '<=[...]' or a list of devices")
+        return TileAssignment.listed(dims, devices, _read_subgroups(reader))
+    reader.expect(r"\[", "'['")
+    reshape_dims = reader.numbers("reshape dims")
+    reader.expect(r"\]", "']'")
+    perm: tuple[int, ...] = ()
+    if reader.take(r"T\s*\(") is not None:
+        perm = reader.numbers("the transposition")
+        reader.expect(r"\)", "')'")
+    return TileAssignment.iota(dims, reshape_dims, perm, _read_subgroups(reader))
+
+
+def _read_subgroups(reader: _Reader) -> tuple[str, ...]:
+    if reader.take(r"last_tile_dim_replicate\b") is not None:
+        return ("replicated",)
+    if reader.take(r"last_tile_dims\s*=\s*\{") is None:
+        return ()
+    kinds: list[str] = []
+    while reader.take(r"\}") is None:
+        if kinds:
+            reader.expect(",", "',' or '}'")
+        kinds.append(reader.expect(rf"(?:{'|'.join(_SUBGROUPS)})\b", " or ".join(_SUBGROUPS)))
+    return tuple(kinds)
+
+
+def _skip_braces(reader: _Reader) -> None:
+    depth = 0
+    while True:
+        token = reader.expect(r'[{}]|"(?:[^"\\]|\\.)*"|[^{}"]+', "'}' after metadata")
+        depth += (token == "{") - (token == "}")
+        if depth == 0:
+            return

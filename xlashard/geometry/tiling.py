@@ -1,0 +1,412 @@
+"""Which device holds which tile of an array: the one copy of the index maths.
+
+A `Tiling` knows devices only as positions `0 .. n - 1` in device-assignment order. Tiles are
+numbered row-major; a `Tiling` maps each position to a tile number by a few strided steps (or, for
+a placement that no steps can say, by a list), and everything asked of it is worked out from those
+for just the positions asked about.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import product
+from operator import itemgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import DivisibilityError, RankError, TilingError
+from xlashard.geometry import strides
+from xlashard.geometry.mesh import MeshGrid
+from xlashard.geometry.spec import Spec, divisibility_text, validate_spec
+from xlashard.geometry.tile_assignment import TileAssignment
+
+type Index = tuple[slice, ...]
+"""One slice per dimension of the global array."""
+
+_WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How device positions tile arrays of one rank. Make it with a class method.
+
+    The attributes are a normal form: two tilings are equal exactly when every position holds the
+    same tile in both.
+
+    Attributes:
+        counts: Tiles per array dimension.
+        num_devices: Number of device positions.
+        steps: Digits of a position, major to minor, that add up to its tile number; empty where
+            `listed` is not.
+        listed: The tile number of each position, where no steps give it.
+    """
+
+    counts: tuple[int, ...]
+    num_devices: int
+    steps: strides.Steps = ()
+    listed: tuple[int, ...] = ()
+
+    @classmethod
+    def from_spec(cls, grid: MeshGrid, spec: Spec, ndim: int) -> "Tiling":
+        """The tiling that a spec means on a mesh; unconstrained dimensions count as uncut.
+
+        Raises:
+            GeometryError: The spec doesn't fit the mesh or the rank.
+        """
+        validate_spec(spec, grid)
+        sizes = grid.shape
+        dims = spec.for_rank(ndim)
+        tile_strides = dict.fromkeys(grid.axis_names, 0)
+        stride = 1
+        for axes in reversed(dims):
+            for axis in reversed(axes or ()):
+                tile_strides[axis] = stride
+                stride *= sizes[axis]
+        return cls(
+            tuple(math.prod(sizes[a] for a in axes or ()) for axes in dims),
+            grid.size,
+            strides.merge([(size, tile_strides[axis]) for axis, size in sizes.items()]),
+        )
+
+    @classmethod
+    def replicated(cls, num_devices: int, ndim: int) -> "Tiling":
+        """Every device holds the whole array."""
+        if num_devices < 1:
+            raise TilingError(f"a tiling needs at least one device, got {num_devices}")
+        return cls((1,) * ndim, num_devices, strides.merge([(num_devices, 0)]))
+
+    @classmethod
+    def from_tile_assignment(
+        cls, assignment: TileAssignment, ndim: int, num_devices: int | None = None
+    ) -> "Tiling":
+        """The tiling that an HLO sharding means; partial sums count as copies.
+
+        Args:
+            assignment: The sharding.
+            ndim: Rank of the array.
+            num_devices: Number of devices; needed where the assignment doesn't say it.
+
+        Raises:
+            TilingError: The kind has no tiles (manual, unknown, tuple, a maximal one among several
+                devices), or the number of devices is missing or disagrees.
+            RankError: The assignment is for another rank.
+        """
+        if assignment.kind != "tiled":
+            return _from_untiled(assignment, ndim, num_devices)
+        if "manual" in assignment.subgroups:
+            raise TilingError(f"{assignment} leaves a sub-group of devices to the program")
+        if assignment.ndim != ndim:
+            raise RankError(
+                f"{assignment} tiles {assignment.ndim} dimensions, the array has {ndim}",
+                ndim=ndim,
+                needed=assignment.ndim or 0,
+            )
+        count = math.prod(assignment.dims)
+        if num_devices not in (None, count):
+            raise TilingError(f"{assignment} is for {count} devices, not {num_devices}")
+        tiles = math.prod(assignment.tile_dims)
+        steps = _assignment_steps(assignment, tiles) if assignment.is_iota else None
+        if steps is not None:
+            return cls(assignment.tile_dims, count, steps)
+        order = assignment.device_array().reshape(-1)
+        tile_of = np.empty(count, np.int64)
+        tile_of[order] = np.arange(count) // (count // tiles)
+        return cls._from_tile_ids(assignment.tile_dims, tile_of)
+
+    @classmethod
+    def from_indices(cls, shape: Sequence[int], indices: Sequence[Sequence[slice]]) -> "Tiling":
+        """The tiling behind a list of indices, one per device position.
+
+        A dimension of size 0 has only one index, so it counts as uncut.
+
+        Args:
+            shape: Global shape, in elements.
+            indices: Per position one slice per dimension; missing trailing ones are whole.
+
+        Raises:
+            TilingError: The indices are not equal tiles that cover the array, each held by equally
+                many devices.
+        """
+        if not len(indices):
+            raise TilingError("no indices: a tiling needs at least one device")
+        bounds = np.array(
+            [_bounds(position, shape, index) for position, index in enumerate(indices)],
+            dtype=np.int64,
+        ).reshape(len(indices), len(shape), 2)
+        counts: list[int] = []
+        tile_of = np.zeros(len(indices), np.int64)
+        for dim, size in enumerate(shape):
+            coordinates, count = _equal_cuts(dim, size, bounds[:, dim])
+            tile_of = tile_of * count + coordinates
+            counts.append(count)
+        if math.prod(counts) > len(indices):
+            raise TilingError(
+                f"{len(indices)} devices can't cover the {math.prod(counts)} tiles {tuple(counts)} "
+                f"that shape {tuple(shape)} is cut into"
+            )
+        held = np.bincount(tile_of, minlength=math.prod(counts))
+        if held.min() != held.max():
+            raise TilingError(_uneven_copies(held, counts))
+        return cls._from_tile_ids(tuple(counts), tile_of)
+
+    @classmethod
+    def _from_tile_ids(cls, counts: tuple[int, ...], tile_of: npt.NDArray[np.int64]) -> "Tiling":
+        steps = strides.find(tile_of)
+        if steps is None:
+            return cls(counts, tile_of.size, listed=tuple(tile_of.tolist()))
+        return cls(counts, tile_of.size, steps)
+
+    @property
+    def ndim(self) -> int:
+        """Rank of the arrays that it tiles."""
+        return len(self.counts)
+
+    @cached_property
+    def num_tiles(self) -> int:
+        """Number of distinct tiles."""
+        return math.prod(self.counts)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many devices hold each tile."""
+        return self.num_devices // self.num_tiles
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self.num_tiles == 1
+
+    def same_tiles(self, other: "Tiling") -> bool:
+        """Whether every device position holds the same tile in both."""
+        return self == other
+
+    def shard_shape(self, shape: Sequence[int], *, uneven: bool = False) -> tuple[int, ...]:
+        """Shape of one tile, in elements.
+
+        Args:
+            shape: Global shape.
+            uneven: Allow dimensions that don't divide; then this is the shape of the biggest tile.
+
+        Raises:
+            RankError: The shape has another rank.
+            DivisibilityError: A dimension doesn't divide, and `uneven` is not set.
+        """
+        if len(shape) != len(self.counts):
+            raise RankError(
+                f"shape {tuple(shape)} has rank {len(shape)}, the tiling is for rank {self.ndim}",
+                ndim=len(shape),
+                needed=self.ndim,
+            )
+        if uneven:
+            return tuple([-(-n // c) for n, c in zip(shape, self.counts, strict=True)])
+        for dim, count in enumerate(self.counts):
+            if count > 1 and shape[dim] % count:
+                text = divisibility_text(dim, shape, count)
+                raise DivisibilityError(text, dim=dim, tiles=count, shape=shape)
+        return tuple([n // c for n, c in zip(shape, self.counts, strict=True)])
+
+    def tile_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Tile numbers, row-major over `counts`.
+
+        Args:
+            positions: Device positions `[...]`; all of them, in order, if not given.
+
+        Returns:
+            `[...]`.
+
+        Raises:
+            GridError: A position is outside `0 .. num_devices - 1`.
+        """
+        return self._tiles.all if positions is None else self._tiles.at(positions)
+
+    def replica_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Which copy of its tile each device holds: 0 for the first position with it, and so on.
+
+        Args:
+            positions: Device positions `[...]`; all of them, in order, if not given.
+
+        Returns:
+            `[...]`.
+
+        Raises:
+            GridError: A position is outside `0 .. num_devices - 1`.
+        """
+        return self._copies.all if positions is None else self._copies.at(positions)
+
+    def indices(
+        self,
+        shape: Sequence[int],
+        positions: Sequence[int] | None = None,
+        *,
+        uneven: bool = False,
+    ) -> list[Index]:
+        """Which slice of the global array each device holds.
+
+        A dimension in one tile is `slice(None)`; the others have start and stop, also where they
+        are empty.
+
+        Args:
+            shape: Global shape, in elements.
+            positions: Device positions; all of them, in order, if not given.
+            uneven: Allow dimensions that don't divide; then the last tiles are smaller or empty.
+
+        Returns:
+            One tuple of slices per position. Positions with the same tile may share it.
+
+        Raises:
+            RankError: The shape has another rank.
+            DivisibilityError: A dimension doesn't divide, and `uneven` is not set.
+            GridError: A position is outside `0 .. num_devices - 1`.
+        """
+        extents = self.shard_shape(shape, uneven=uneven)
+        if positions is None:
+            columns = [
+                [_WHOLE] if count == 1 else _cuts(range(count), extent, size)
+                for count, extent, size in zip(self.counts, extents, shape, strict=True)
+            ]
+            return self._spread_tiles(list(product(*columns)))
+        tile_ids = self._tiles.few(positions)
+        columns = []
+        for count, extent, size in zip(
+            reversed(self.counts), reversed(extents), reversed(shape), strict=True
+        ):
+            if count == 1:
+                columns.append([_WHOLE] * len(tile_ids))
+                continue
+            columns.append(_cuts([t % count for t in tile_ids], extent, size))
+            tile_ids = [t // count for t in tile_ids]
+        return list(zip(*reversed(columns), strict=True)) if columns else [()] * len(tile_ids)
+
+    def to_tile_assignment(self) -> TileAssignment:
+        """The HLO sharding that says this: an iota where there is one, otherwise a list."""
+        if self.is_replicated:
+            return TileAssignment.replicated()
+        dims = (*self.counts, self.num_replicas)
+        if self.listed:
+            order = np.argsort(self._tiles.all, kind="stable")
+            return TileAssignment.listed(dims, order.tolist(), ("replicated",))
+        sizes = tuple(size for size, _ in self.steps)
+        return TileAssignment.iota(dims, sizes, strides.by_stride(self.steps), ("replicated",))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.counts, self.num_devices, self.steps, self.listed))
+
+    @cached_property
+    def _tiles(self) -> strides.Numbering:
+        listed = np.array(self.listed, np.int64) if self.listed else None
+        return strides.Numbering(self.num_devices, self.steps, listed)
+
+    @cached_property
+    def _copies(self) -> strides.Numbering:
+        if not self.listed:
+            return strides.Numbering(self.num_devices, strides.copies(self.steps))
+        copies = np.empty(self.num_devices, np.int64)
+        order = np.argsort(self._tiles.all, kind="stable")
+        copies[order] = np.arange(self.num_devices) % self.num_replicas
+        return strides.Numbering(self.num_devices, (), copies)
+
+    @cached_property
+    def _spread_tiles(self) -> Callable[[list[Index]], list[Index]]:
+        """Turns the list of tiles into the list of what each position holds."""
+        if self.is_replicated:
+            return lambda tiles: tiles * self.num_devices
+        ids = self._tiles.all.tolist()
+        if ids == list(range(self.num_tiles)):
+            return lambda tiles: tiles
+        pick = itemgetter(*ids)
+        return lambda tiles: list(pick(tiles))
+
+
+def _cuts(coordinates: Sequence[int], extent: int, size: int) -> list[slice]:
+    """Slices of a dimension that is cut into tiles of `extent`, the last ones maybe short."""
+    if extent == 0 or size % extent == 0:
+        return [slice(c * extent, (c + 1) * extent) for c in coordinates]
+    return [slice(min(c * extent, size), min((c + 1) * extent, size)) for c in coordinates]
+
+
+def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None) -> Tiling:
+    match assignment.kind:
+        case "replicated" | "unreduced" if num_devices is not None:
+            return Tiling.replicated(num_devices, ndim)
+        case "replicated" | "unreduced":
+            raise TilingError(f"{assignment} does not say for how many devices; give num_devices")
+        case "maximal" if num_devices == 1 and assignment.devices == (0,):
+            return Tiling.replicated(1, ndim)
+        case "maximal":
+            raise TilingError(
+                f"{assignment} gives the other devices nothing, which equal tiles can't say"
+            )
+        case kind:
+            raise TilingError(f"a {kind} sharding does not say which device holds what")
+
+
+def _assignment_steps(assignment: TileAssignment, tiles: int) -> strides.Steps | None:
+    """Steps from device to tile, or `None` where the iota's digits lie across the two."""
+    count = math.prod(assignment.dims)
+    parts = strides.split(assignment.steps(), (tiles, count // tiles))
+    if parts is None:
+        return None
+    tile_digits, copy_digits = parts
+    tile_strides = strides.row_major([size for size, _ in tile_digits])
+    digits = [
+        (device_stride, size, tile_stride)
+        for (size, device_stride), tile_stride in zip(tile_digits, tile_strides, strict=True)
+    ]
+    digits += [(device_stride, size, 0) for size, device_stride in copy_digits]
+    return strides.merge([(size, tile) for _, size, tile in sorted(digits, reverse=True)])
+
+
+def _bounds(position: int, shape: Sequence[int], index: Sequence[slice]) -> list[tuple[int, int]]:
+    """Start and stop per dimension of one device's index."""
+    if not isinstance(index, tuple | list) or len(index) > len(shape):
+        raise TilingError(
+            f"the index {index!r} of device {position} is not a tuple of at most "
+            f"{len(shape)} slices, one per dimension of shape {tuple(shape)}"
+        )
+    bounds: list[tuple[int, int]] = []
+    for dim, size in enumerate(shape):
+        cut = index[dim] if dim < len(index) else _WHOLE
+        if not isinstance(cut, slice) or cut.step not in (None, 1):
+            raise TilingError(
+                f"the index of device {position} has {cut!r} for dimension {dim}; "
+                "tiles need a slice of step 1"
+            )
+        start, stop, _ = cut.indices(size)
+        bounds.append((start, max(start, stop)))
+    return bounds
+
+
+def _equal_cuts(
+    dim: int, size: int, bounds: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Tile coordinate of every device along one dimension, and the number of tiles there."""
+    if size == 0:
+        return np.zeros(len(bounds), np.int64), 1
+    starts, extents = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
+    extent = int(extents[0])
+    odd = np.flatnonzero((extents != extent) | (starts % max(extent, 1) != 0))
+    if extent == 0 or size % extent or odd.size:
+        shown = sorted({(int(a), int(b)) for a, b in bounds[[0, *odd[:1]]]})
+        raise TilingError(
+            f"dimension {dim} of size {size} is not cut into equal tiles: devices hold "
+            f"{' and '.join(f'{a}..{b}' for a, b in shown)} of it"
+        )
+    return starts // extent, size // extent
+
+
+def _uneven_copies(held: npt.NDArray[np.int64], counts: Sequence[int]) -> str:
+    least, most = int(held.argmin()), int(held.argmax())
+    at = [tuple(int(c) for c in np.unravel_index(t, counts)) for t in (least, most)]
+    return (
+        f"the tiles {tuple(counts)} are not held by equally many devices: tile {at[0]} by "
+        f"{held[least]}, tile {at[1]} by {held[most]}"
+    )
