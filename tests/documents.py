@@ -1,0 +1,80 @@
+"""Finds the code blocks of Markdown files and makes programs of them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+OPENING = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<info>[^`]*)$")
+NO_RUN = re.compile(r"^python\s+no-run\s*:\s*\S+")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a Markdown file.
+
+    Attributes:
+        info: What stands behind the opening fence: `python`, `sh`, `python no-run: why`.
+        first_line: Number of the block's first line of code in the file, from 1.
+        code: The lines, without the indent of the fence.
+    """
+
+    info: str
+    first_line: int
+    code: tuple[str, ...]
+
+    @property
+    def language(self) -> str:
+        return self.info.partition(" ")[0]
+
+    @property
+    def runs(self) -> bool:
+        """Whether this is Python to run; only `no-run` with a reason exempts it."""
+        return self.language == "python" and not NO_RUN.match(self.info)
+
+
+def read_blocks(text: str) -> list[Block]:
+    """All fenced blocks of a Markdown text, in order.
+
+    Raises:
+        ValueError: A fence is never closed.
+    """
+    return list(_blocks(iter(enumerate(text.splitlines(), start=1))))
+
+
+def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[Block]:
+    for number, line in lines:
+        opening = OPENING.match(line)
+        if not opening:
+            continue
+        indent, fence = opening["indent"], opening["fence"]
+        code: list[str] = []
+        for _, inner in lines:
+            if inner.strip() == fence:
+                break
+            code.append(inner.removeprefix(indent))
+        else:
+            raise ValueError(f"the code block that line {number} opens is never closed")
+        yield Block(opening["info"].strip(), number + 1, tuple(code))
+
+
+def program(text: str) -> str:
+    """One program of all Python blocks, each line under the number it has in the file."""
+    lines: list[str] = []
+    for block in read_blocks(text):
+        if block.runs:
+            lines += [""] * (block.first_line - 1 - len(lines))
+            lines += block.code
+    return "\n".join(lines) + "\n"
+
+
+def local_links(text: str) -> list[str]:
+    """Targets of the links that point into the project, without their anchors."""
+    targets = [match["target"].partition("#")[0] for match in LINK.finditer(text)]
+    return [target for target in targets if target and "://" not in target]
+
+
+def markdown_files(root: Path) -> list[Path]:
+    """The project's documents, those of `docs/` last."""
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]

@@ -1,0 +1,142 @@
+"""Every Python block of the documents runs, every link leads somewhere, every example is true."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import local_links, markdown_files, program, read_blocks
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
+# The program arrives on stdin, so that the document itself stands in the traceback.
+RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
+
+
+def run(name: str, source: str) -> subprocess.CompletedProcess[str]:
+    """Runs one document's program in a process of its own, so that no document needs another."""
+    return subprocess.run(
+        [sys.executable, "-c", RUN, name],
+        input=source,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def modules_with_examples() -> list[str]:
+    names = []
+    for path in sorted((ROOT / "xlashard").rglob("*.py")):
+        if ">>>" in path.read_text(encoding="utf-8"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def test_the_documents_were_found() -> None:
+    assert "README.md" in DOCUMENTS
+    assert any(name.startswith("docs/") for name in DOCUMENTS)
+
+
+def with_python(names: list[str]) -> list[str]:
+    return [name for name in names if program((ROOT / name).read_text(encoding="utf-8")).strip()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", with_python(DOCUMENTS))
+def test_python_blocks_run(name: str) -> None:
+    done = run(name, program((ROOT / name).read_text(encoding="utf-8")))
+    assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    path = ROOT / name
+    lost = [
+        target
+        for target in local_links(path.read_text(encoding="utf-8"))
+        if not (path.parent / target).exists()
+    ]
+    assert not lost, f"{name} links to {lost}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_make_targets_exist(name: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    used = re.findall(r"^ *make +([a-z-]+)\b", (ROOT / name).read_text(), flags=re.MULTILINE)
+    assert set(used) <= set(targets)
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_docstring_examples(name: str) -> None:
+    module = importlib.import_module(name)
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    result = doctest.testmod(module, optionflags=flags)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+SAMPLE = """# Title
+
+```python
+x = 1
+```
+
+1. In a list:
+
+   ```python
+   y = x + 1
+   ```
+
+```python no-run: needs a TPU
+raise SystemExit("ran")
+```
+
+```python no-run
+z = 1
+```
+
+```sh
+make test
+```
+
+See [the guide](docs/guide.md#start), [JAX](https://example.org) and [above](#title).
+"""
+
+
+def test_blocks_keep_their_line_numbers() -> None:
+    lines = program(SAMPLE).splitlines()
+    assert lines[3] == "x = 1"
+    assert lines[9] == "y = x + 1"
+    assert [line for line in lines if line] == ["x = 1", "y = x + 1", "z = 1"]
+
+
+def test_only_a_reason_keeps_a_block_from_running() -> None:
+    runs = {block.info: block.runs for block in read_blocks(SAMPLE)}
+    assert runs == {
+        "python": True,
+        "python no-run: needs a TPU": False,
+        "python no-run": True,
+        "sh": False,
+    }
+
+
+def test_an_open_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2 opens is never closed"):
+        read_blocks("text\n```python\nx = 1\n")
+
+
+def test_links_outside_the_project_are_left_alone() -> None:
+    assert local_links(SAMPLE) == ["docs/guide.md"]
+
+
+def test_a_failing_block_is_told_with_its_place() -> None:
+    done = run("sample.md", program("text\n\n```python\nx = 1\nassert x == 2\n```\n"))
+    assert done.returncode == 1
+    assert 'File "sample.md", line 5' in done.stderr

@@ -1,0 +1,121 @@
+"""The files around the package agree with each other and with the package."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jax
+import pytest
+
+from xlashard._jax import versions
+from xlashard._version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def lower_bounds(requirements: list[str]) -> dict[str, str]:
+    """Distribution to the version behind its `>=`."""
+    found = {}
+    for requirement in requirements:
+        match = re.match(r"([A-Za-z0-9_.-]+)(?:\[\w+\])?[>=]=([0-9.]+)", requirement)
+        assert match, f"{requirement!r} has no lower bound"
+        found[match[1]] = match[2]
+    return found
+
+
+def same_release(one: str, other: str) -> bool:
+    """Whether the versions are equal but for zeros at the end."""
+    parts = [[int(part) for part in version.split(".")] for version in (one, other)]
+    width = max(map(len, parts))
+    first, second = (part + [0] * (width - len(part)) for part in parts)
+    return first == second
+
+
+def test_every_requirement_has_a_lower_bound() -> None:
+    for requirements in (PROJECT["project"]["dependencies"], *EXTRAS.values()):
+        assert lower_bounds(requirements)
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert pinned.pop("jaxlib") == pinned["jax"]
+    flax = [entry for entry in EXTRAS["dev"] if entry.startswith("flax")]
+    bounds = lower_bounds([*PROJECT["project"]["dependencies"], *EXTRAS["train"], *flax])
+    assert set(pinned) == set(bounds)
+    for name, version in pinned.items():
+        assert same_release(version, bounds[name]), name
+
+
+def test_the_tpu_extra_supports_the_same_jax() -> None:
+    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
+    (tpu,) = EXTRAS["tpu"]
+    assert tpu == core.replace("jax", "jax[tpu]")
+
+
+@pytest.mark.slow
+def test_find_python_gives_one_that_suits() -> None:
+    done = subprocess.run(
+        [str(ROOT / ".ci" / "find-python"), "3.12"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    version = subprocess.run(
+        [done.stdout.strip(), "-c", "import sys; print(sys.version_info >= (3, 12))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert version.stdout.strip() == "True"
+
+
+def test_find_python_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [str(ROOT / ".ci" / "find-python"), "3.99"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 1
+    assert "xlashard needs Python 3.99 or newer" in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_version_is_written_once() -> None:
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "xlashard/_version.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest
+    assert newest[1] in ("Unreleased", __version__)
+
+
+def test_there_are_eight_emulated_devices() -> None:
+    if os.environ["JAX_PLATFORMS"] == "cpu":
+        assert jax.device_count() == 8
+    assert jax.default_backend() == jax.devices()[0].platform
+
+
+@pytest.mark.slow
+def test_the_tests_refuse_a_jax_that_came_too_early(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text("import jax\n", encoding="utf-8")
+    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
+    arguments = ["-p", "early", "-p", "no:xdist", "tests/test_project.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{command}raise SystemExit(pytest.main({arguments!r}))"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert "JAX was imported before tests/conftest.py" in done.stdout + done.stderr
+
+
+def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> None:
+    (core,) = [e for e in PROJECT["project"]["dependencies"] if e.startswith("jax")]
+    window = re.fullmatch(r"jax>=([0-9.]+),<([0-9.]+)", core)
+    assert window
+    versions.check_supported(f"{window[1]}.0")
+    with pytest.raises(ImportError, match=f"<{window[2]}"):
+        versions.check_supported(f"{window[2]}.0")
