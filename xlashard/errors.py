@@ -11,6 +11,20 @@ from collections.abc import Sequence
 class XlashardError:
     """Marks an exception as raised by this project; always mixed into a built-in exception."""
 
+    args: tuple[object, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The attributes are keyword arguments, which an exception's own pickling would lose.
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(
+    cls: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
+) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class GeometryError(XlashardError, ValueError):
     """A mesh, spec, tiling or shape that does not fit."""

@@ -8,10 +8,12 @@ from xlashard.geometry.assignment import (
     unflatten_array,
     unflatten_superdims,
 )
+from xlashard.geometry.cuts import Index
 from xlashard.geometry.mesh import Box, MeshGrid
+from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
 from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
-from xlashard.geometry.tiling import Index, Tiling
+from xlashard.geometry.tiling import Tiling
 
 __all__ = [
     "UNCONSTRAINED",
@@ -19,11 +21,14 @@ __all__ = [
     "DimAxes",
     "Index",
     "MeshGrid",
+    "Piece",
+    "ReshardPlan",
     "Spec",
     "TileAssignment",
     "Tiling",
     "explode_superdims",
     "parse_spec",
+    "reshard_plan",
     "spec_from_tile_assignment",
     "spec_from_tiling",
     "strides_for_sizes",

@@ -121,9 +121,7 @@ class MeshGrid:
         filled = np.zeros(sizes, dtype=bool)
         filled[tuple((coords - low).T)] = True
         missing = np.argwhere(~filled)[0] + low
-        at = ", ".join(
-            f"{n!r}={c}" for n, c in zip(self.axis_names, missing.tolist(), strict=True)
-        )
+        at = ", ".join(f"{n!r}={c}" for n, c in zip(self.axis_names, missing.tolist(), strict=True))
         span = ", ".join(
             f"{n!r} {a}..{a + s - 1}"
             for n, a, s in zip(self.axis_names, low.tolist(), sizes.tolist(), strict=True)

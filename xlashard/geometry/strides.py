@@ -158,7 +158,8 @@ class Numbering:
         """The numbers of the positions `[...]`."""
         wanted = np.asarray(positions, np.int64)
         check_positions(wanted, self._count)
-        return place(self._steps, wanted) if self._values is None else self.all[wanted]
+        placed = place(self._steps, wanted) if self._values is None else self.all[wanted]
+        return np.asarray(placed)
 
     def few(self, positions: Sequence[int]) -> list[int]:
         """The numbers of a list of positions; fastest for the handful that a process owns."""

@@ -1,21 +1,17 @@
 """HLO tile assignments: which device holds which tile, as XLA says it, and their text."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import ShardingTextError, TilingError
+from xlashard.errors import TilingError
 from xlashard.geometry import strides
+from xlashard.geometry.hlo_text import Kind, ShardingText, Subgroup, read_sharding
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, validate_spec
-
-type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
-type Subgroup = Literal["manual", "unreduced", "replicated"]
 
 _SUBGROUPS: tuple[Subgroup, ...] = ("manual", "unreduced", "replicated")
 """Kinds of sub-groups, in the order in which XLA writes them."""
@@ -209,10 +205,21 @@ class TileAssignment:
             >>> TileAssignment.parse_text("{devices=[2,2]<=[2,2]T(1,0)}").dims
             (2, 2)
         """
-        reader = _Reader(text)
-        found = _read_sharding(reader, nested=False)
-        reader.end()
-        return found
+        return cls._from_text(read_sharding(text))
+
+    @classmethod
+    def _from_text(cls, found: ShardingText) -> "TileAssignment":
+        match found.kind:
+            case "tuple":
+                return cls.tuple_of(map(cls._from_text, found.elements))
+            case "maximal":
+                return cls.maximal(found.devices[0])
+            case "tiled" if found.devices:
+                return cls.listed(found.dims, found.devices, found.subgroups)
+            case "tiled":
+                return cls.iota(found.dims, found.reshape_dims, found.perm, found.subgroups)
+            case kind:
+                return cls(kind)
 
     @property
     def num_devices(self) -> int | None:
@@ -290,7 +297,7 @@ def _checked_dims(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _checked_subgroups(kinds: Sequence[str], dims: tuple[int, ...]) -> tuple[Subgroup, ...]:
-    known = {kind: kind for kind in _SUBGROUPS}
+    known: dict[str, Subgroup] = {kind: kind for kind in _SUBGROUPS}
     for kind in kinds:
         if kind not in known:
             raise TilingError(f"unknown kind of sub-group {kind!r}; known: {', '.join(known)}")
@@ -326,11 +333,11 @@ def _merged_subgroups(
     dims: tuple[int, ...], kinds: tuple[Subgroup, ...]
 ) -> tuple[tuple[int, ...], tuple[Subgroup, ...]]:
     tiles = len(dims) - len(kinds)
-    sizes = {
+    sizes: dict[Subgroup, int] = {
         kind: math.prod(d for d, k in zip(dims[tiles:], kinds, strict=True) if k == kind)
         for kind in _SUBGROUPS
     }
-    present = {kind: size for kind, size in sizes.items() if size > 1}
+    present: dict[Subgroup, int] = {kind: size for kind, size in sizes.items() if size > 1}
     return (*dims[:tiles], *present.values()), tuple(present)
 
 
@@ -349,131 +356,3 @@ def _special_axes(
         tuple(a for a in grid.axis_names if a in manual),
         tuple(a for a in grid.axis_names if a in unreduced),
     )
-
-
-class _Reader:
-    """A cursor over the text of a sharding."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.offset = 0
-
-    def take(self, pattern: str) -> str | None:
-        """The match of `pattern` after any blanks, or `None`, leaving the cursor there."""
-        match = re.compile(rf"\s*({pattern})").match(self.text, self.offset)
-        if match is None:
-            return None
-        self.offset = match.end()
-        return match[1]
-
-    def expect(self, pattern: str, what: str) -> str:
-        """Like `take`, but a text without it is an error."""
-        found = self.take(pattern)
-        if found is None:
-            self.fail(f"expected {what}")
-        return found
-
-    def numbers(self, what: str) -> tuple[int, ...]:
-        """Numbers with commas between them; none at all is fine."""
-        first = self.take(r"\d{1,18}\b")
-        found = [] if first is None else [int(first)]
-        while found and self.take(","):
-            found.append(int(self.expect(r"\d{1,18}\b", f"another number of {what}")))
-        return tuple(found)
-
-    def end(self) -> None:
-        """Nothing but blanks may be left."""
-        if self.text[self.offset :].strip():
-            self.fail("expected the end of the text")
-
-    def fail(self, message: str) -> NoReturn:
-        rest = self.text[self.offset :].strip()
-        at = f"at {rest[:30]!r}" if rest else "at its end"
-        shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
-        raise ShardingTextError(
-            f"{message} {at} of the HLO sharding {shown!r} (character {self.offset})",
-            text=self.text,
-            offset=self.offset,
-        )
-
-
-def _read_sharding(reader: _Reader, *, nested: bool) -> TileAssignment:
-    reader.expect(r"\{", "'{'")
-    if reader.take(r"(?=\{|\})") is not None:
-        if nested:
-            reader.fail("expected a sharding, not a tuple within a tuple,")
-        return _read_tuple(reader)
-    word = reader.expect(
-        r"(?:replicated|manual|unreduced|unknown|maximal|devices)\b",
-        "replicated, manual, unreduced, unknown, maximal or devices=[...]",
-    )
-    match word:
-        case "devices":
-            found = _read_tiled(reader)
-        case "maximal":
-            reader.expect(r"device\s*=", "'device='")
-            found = TileAssignment.maximal(int(reader.expect(r"\d{1,18}\b", "a device number")))
-        case _:
-            found = _NAMED[word]()
-    if reader.take(r"metadata\s*=\s*(?=\{)") is not None:
-        _skip_braces(reader)
-    reader.expect(r"\}", "'}'")
-    return found
-
-
-_NAMED = {
-    "replicated": TileAssignment.replicated,
-    "manual": TileAssignment.manual,
-    "unreduced": TileAssignment.unreduced,
-    "unknown": TileAssignment.unknown,
-}
-
-
-def _read_tuple(reader: _Reader) -> TileAssignment:
-    elements: list[TileAssignment] = []
-    while reader.take(r"\}") is None:
-        if elements:
-            reader.expect(",", "',' or '}'")
-        elements.append(_read_sharding(reader, nested=True))
-    return TileAssignment.tuple_of(elements)
-
-
-def _read_tiled(reader: _Reader) -> TileAssignment:
-    reader.expect(r"=\s*\[", "'=['")
-    dims = reader.numbers("tile dims")
-    reader.expect(r"\]", "']'")
-    if reader.take("<=") is None:
-        devices = reader.numbers("devices")
-        if not devices:
-            reader.fail("expected '<=[...]' or a list of devices")
-        return TileAssignment.listed(dims, devices, _read_subgroups(reader))
-    reader.expect(r"\[", "'['")
-    reshape_dims = reader.numbers("reshape dims")
-    reader.expect(r"\]", "']'")
-    perm: tuple[int, ...] = ()
-    if reader.take(r"T\s*\(") is not None:
-        perm = reader.numbers("the transposition")
-        reader.expect(r"\)", "')'")
-    return TileAssignment.iota(dims, reshape_dims, perm, _read_subgroups(reader))
-
-
-def _read_subgroups(reader: _Reader) -> tuple[str, ...]:
-    if reader.take(r"last_tile_dim_replicate\b") is not None:
-        return ("replicated",)
-    if reader.take(r"last_tile_dims\s*=\s*\{") is None:
-        return ()
-    kinds: list[str] = []
-    while reader.take(r"\}") is None:
-        if kinds:
-            reader.expect(",", "',' or '}'")
-        kinds.append(reader.expect(rf"(?:{'|'.join(_SUBGROUPS)})\b", " or ".join(_SUBGROUPS)))
-    return tuple(kinds)
-
-
-def _skip_braces(reader: _Reader) -> None:
-    depth = 0
-    while True:
-        token = reader.expect(r'[{}]|"(?:[^"\\]|\\.)*"|[^{}"]+', "'}' after metadata")
-        depth += (token == "{") - (token == "}")
-        if depth == 0:
-            return

@@ -18,12 +18,10 @@ import numpy.typing as npt
 
 from xlashard.errors import DivisibilityError, RankError, TilingError
 from xlashard.geometry import strides
+from xlashard.geometry.cuts import Index, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, divisibility_text, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
-
-type Index = tuple[slice, ...]
-"""One slice per dimension of the global array."""
 
 _WHOLE = slice(None)
 
@@ -129,27 +127,7 @@ class Tiling:
             TilingError: The indices are not equal tiles that cover the array, each held by equally
                 many devices.
         """
-        if not len(indices):
-            raise TilingError("no indices: a tiling needs at least one device")
-        bounds = np.array(
-            [_bounds(position, shape, index) for position, index in enumerate(indices)],
-            dtype=np.int64,
-        ).reshape(len(indices), len(shape), 2)
-        counts: list[int] = []
-        tile_of = np.zeros(len(indices), np.int64)
-        for dim, size in enumerate(shape):
-            coordinates, count = _equal_cuts(dim, size, bounds[:, dim])
-            tile_of = tile_of * count + coordinates
-            counts.append(count)
-        if math.prod(counts) > len(indices):
-            raise TilingError(
-                f"{len(indices)} devices can't cover the {math.prod(counts)} tiles {tuple(counts)} "
-                f"that shape {tuple(shape)} is cut into"
-            )
-        held = np.bincount(tile_of, minlength=math.prod(counts))
-        if held.min() != held.max():
-            raise TilingError(_uneven_copies(held, counts))
-        return cls._from_tile_ids(tuple(counts), tile_of)
+        return cls._from_tile_ids(*tiles_of_indices(shape, indices))
 
     @classmethod
     def _from_tile_ids(cls, counts: tuple[int, ...], tile_of: npt.NDArray[np.int64]) -> "Tiling":
@@ -234,6 +212,42 @@ class Tiling:
             GridError: A position is outside `0 .. num_devices - 1`.
         """
         return self._copies.all if positions is None else self._copies.at(positions)
+
+    def coordinates(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Tile coordinates.
+
+        Args:
+            positions: Device positions `[...]`; all of them, in order, if not given.
+
+        Returns:
+            `[..., dims]`.
+
+        Raises:
+            GridError: A position is outside `0 .. num_devices - 1`.
+        """
+        tiles = self.tile_ids(positions)
+        coordinates = np.empty((*tiles.shape, self.ndim), np.int64)
+        for dim in reversed(range(self.ndim)):
+            coordinates[..., dim] = tiles % self.counts[dim]
+            tiles = tiles // self.counts[dim]
+        return coordinates
+
+    def holders(self, tile: int) -> list[int]:
+        """The positions that hold a tile, in order of their replica ids.
+
+        Raises:
+            TilingError: There is no such tile.
+        """
+        if not 0 <= tile < self.num_tiles:
+            raise TilingError(f"tile {tile} is outside 0..{self.num_tiles - 1}")
+        if self.listed:
+            return np.flatnonzero(self._tiles.all == tile).tolist()
+        held = [0]
+        position_strides = strides.row_major([size for size, _ in self.steps])
+        for (size, stride), by in zip(self.steps, position_strides, strict=True):
+            digits = [tile // stride % size] if stride else range(size)
+            held = [position + digit * by for position in held for digit in digits]
+        return held
 
     def indices(
         self,
@@ -363,50 +377,3 @@ def _assignment_steps(assignment: TileAssignment, tiles: int) -> strides.Steps |
     ]
     digits += [(device_stride, size, 0) for size, device_stride in copy_digits]
     return strides.merge([(size, tile) for _, size, tile in sorted(digits, reverse=True)])
-
-
-def _bounds(position: int, shape: Sequence[int], index: Sequence[slice]) -> list[tuple[int, int]]:
-    """Start and stop per dimension of one device's index."""
-    if not isinstance(index, tuple | list) or len(index) > len(shape):
-        raise TilingError(
-            f"the index {index!r} of device {position} is not a tuple of at most "
-            f"{len(shape)} slices, one per dimension of shape {tuple(shape)}"
-        )
-    bounds: list[tuple[int, int]] = []
-    for dim, size in enumerate(shape):
-        cut = index[dim] if dim < len(index) else _WHOLE
-        if not isinstance(cut, slice) or cut.step not in (None, 1):
-            raise TilingError(
-                f"the index of device {position} has {cut!r} for dimension {dim}; "
-                "tiles need a slice of step 1"
-            )
-        start, stop, _ = cut.indices(size)
-        bounds.append((start, max(start, stop)))
-    return bounds
-
-
-def _equal_cuts(
-    dim: int, size: int, bounds: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], int]:
-    """Tile coordinate of every device along one dimension, and the number of tiles there."""
-    if size == 0:
-        return np.zeros(len(bounds), np.int64), 1
-    starts, extents = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
-    extent = int(extents[0])
-    odd = np.flatnonzero((extents != extent) | (starts % max(extent, 1) != 0))
-    if extent == 0 or size % extent or odd.size:
-        shown = sorted({(int(a), int(b)) for a, b in bounds[[0, *odd[:1]]]})
-        raise TilingError(
-            f"dimension {dim} of size {size} is not cut into equal tiles: devices hold "
-            f"{' and '.join(f'{a}..{b}' for a, b in shown)} of it"
-        )
-    return starts // extent, size // extent
-
-
-def _uneven_copies(held: npt.NDArray[np.int64], counts: Sequence[int]) -> str:
-    least, most = int(held.argmin()), int(held.argmax())
-    at = [tuple(int(c) for c in np.unravel_index(t, counts)) for t in (least, most)]
-    return (
-        f"the tiles {tuple(counts)} are not held by equally many devices: tile {at[0]} by "
-        f"{held[least]}, tile {at[1]} by {held[most]}"
-    )

@@ -1,0 +1,182 @@
+"""The syntax of HLO shardings, read into its plain parts."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NoReturn, get_args
+
+from xlashard.errors import ShardingTextError
+
+type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
+type Subgroup = Literal["manual", "unreduced", "replicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingText:
+    """What one sharding's text says, word by word; nothing is checked but the syntax.
+
+    Attributes:
+        kind: What it is.
+        dims: Tile dims.
+        reshape_dims: Of an iota.
+        perm: Of an iota.
+        devices: Listed ones, or the one of a maximal sharding.
+        subgroups: Kinds of the trailing dims.
+        elements: Of a tuple.
+    """
+
+    kind: Kind
+    dims: tuple[int, ...] = ()
+    reshape_dims: tuple[int, ...] = ()
+    perm: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    subgroups: tuple[str, ...] = ()
+    elements: tuple["ShardingText", ...] = ()
+
+
+def read_sharding(text: str) -> ShardingText:
+    """Reads the text of an HLO sharding; `metadata={...}` is skipped.
+
+    Raises:
+        ShardingTextError: The text is not in that syntax.
+    """
+    reader = _Reader(text)
+    found = _sharding(reader, nested=False)
+    reader.end()
+    return found
+
+
+_NUMBER = r"\d{1,18}\b"
+"""Enough for any count of devices, and never too long for `int`."""
+
+
+class _Reader:
+    """A cursor over the text of a sharding."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.offset = 0
+
+    def take(self, pattern: str) -> str | None:
+        """The match of `pattern` after any blanks, or `None`, leaving the cursor there."""
+        match = re.compile(rf"\s*({pattern})").match(self.text, self.offset)
+        if match is None:
+            return None
+        self.offset = match.end()
+        return match[1]
+
+    def expect(self, pattern: str, what: str) -> str:
+        """Like `take`, but a text without it is an error."""
+        found = self.take(pattern)
+        if found is None:
+            self.fail(f"expected {what}")
+        return found
+
+    def numbers(self, what: str) -> tuple[int, ...]:
+        """Numbers with commas between them; none at all is fine."""
+        first = self.take(_NUMBER)
+        found = [] if first is None else [int(first)]
+        while found and self.take(","):
+            found.append(self.number(f"another number of {what}"))
+        return tuple(found)
+
+    def number(self, what: str) -> int:
+        """One number from 0 on."""
+        return int(self.expect(_NUMBER, what))
+
+    def end(self) -> None:
+        """Nothing but blanks may be left."""
+        if self.text[self.offset :].strip():
+            self.fail("expected the end of the text")
+
+    def fail(self, message: str) -> NoReturn:
+        rest = self.text[self.offset :].strip()
+        at = f"at {rest[:30]!r}" if rest else "at its end"
+        shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
+        raise ShardingTextError(
+            f"{message} {at} of the HLO sharding {shown!r} (character {self.offset})",
+            text=self.text,
+            offset=self.offset,
+        )
+
+
+_WORDS: dict[str, Kind] = {
+    "replicated": "replicated",
+    "manual": "manual",
+    "unreduced": "unreduced",
+    "unknown": "unknown",
+}
+
+
+def _sharding(reader: _Reader, *, nested: bool) -> ShardingText:
+    reader.expect(r"\{", "'{'")
+    if reader.take(r"(?=\{|\})") is not None:
+        if nested:
+            reader.fail("expected a sharding, not a tuple within a tuple,")
+        return _tuple(reader)
+    word = reader.expect(
+        rf"(?:{'|'.join(_WORDS)}|maximal|devices)\b",
+        f"{', '.join(_WORDS)}, maximal or devices=[...]",
+    )
+    match word:
+        case "devices":
+            found = _tiled(reader)
+        case "maximal":
+            reader.expect(r"device\s*=", "'device='")
+            found = ShardingText("maximal", devices=(reader.number("a device number"),))
+        case _:
+            found = ShardingText(_WORDS[word])
+    if reader.take(r"metadata\s*=\s*(?=\{)") is not None:
+        _skip_braces(reader)
+    reader.expect(r"\}", "'}'")
+    return found
+
+
+def _tuple(reader: _Reader) -> ShardingText:
+    elements: list[ShardingText] = []
+    while reader.take(r"\}") is None:
+        if elements:
+            reader.expect(",", "',' or '}'")
+        elements.append(_sharding(reader, nested=True))
+    return ShardingText("tuple", elements=tuple(elements))
+
+
+def _tiled(reader: _Reader) -> ShardingText:
+    reader.expect(r"=\s*\[", "'=['")
+    dims = reader.numbers("tile dims")
+    reader.expect(r"\]", "']'")
+    if reader.take("<=") is None:
+        devices = reader.numbers("devices")
+        if not devices:
+            reader.fail("expected '<=[...]' or a list of devices")
+        return ShardingText("tiled", dims, devices=devices, subgroups=_subgroups(reader))
+    reader.expect(r"\[", "'['")
+    reshape_dims = reader.numbers("reshape dims")
+    reader.expect(r"\]", "']'")
+    perm: tuple[int, ...] = ()
+    if reader.take(r"T\s*\(") is not None:
+        perm = reader.numbers("the transposition")
+        reader.expect(r"\)", "')'")
+    return ShardingText("tiled", dims, reshape_dims, perm, subgroups=_subgroups(reader))
+
+
+def _subgroups(reader: _Reader) -> tuple[str, ...]:
+    if reader.take(r"last_tile_dim_replicate\b") is not None:
+        return ("replicated",)
+    if reader.take(r"last_tile_dims\s*=\s*\{") is None:
+        return ()
+    known = get_args(Subgroup.__value__)
+    kinds: list[str] = []
+    while reader.take(r"\}") is None:
+        if kinds:
+            reader.expect(",", "',' or '}'")
+        kinds.append(reader.expect(rf"(?:{'|'.join(known)})\b", " or ".join(known)))
+    return tuple(kinds)
+
+
+def _skip_braces(reader: _Reader) -> None:
+    depth = 0
+    while True:
+        token = reader.expect(r'[{}]|"(?:[^"\\]|\\.)*"|[^{}"]+', "'}' after metadata")
+        depth += (token == "{") - (token == "}")
+        if depth == 0:
+            return

@@ -1,0 +1,272 @@
+"""What has to move, and between which devices, when an array changes its tiling."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import TilingError
+from xlashard.geometry.cuts import Index
+from xlashard.geometry.tiling import Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One block that a destination device takes from one source device.
+
+    Attributes:
+        destination: Id of the device that takes it.
+        source: Id of the device that has it; the same one where nothing has to move.
+        destination_index: Where it goes in the destination's shard.
+        source_index: Where it lies in the source's shard.
+        nbytes: Its size, in bytes.
+    """
+
+    destination: int
+    source: int
+    destination_index: Index
+    source_index: Index
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """Blocks that turn shards of one tiling into shards of another. Made by `reshard_plan`.
+
+    Nothing is worked out before it is asked for: `pieces_for` costs one device's own pieces, the
+    two totals a few array operations, and only `pieces` and `bytes_by_pair` walk through all
+    devices. Each device takes what it holds already from itself; for the rest, the devices that
+    hold a copy take turns.
+
+    Attributes:
+        shape: Global shape, in elements.
+        itemsize: Size of an element, in bytes.
+        src: Tiling of the shards that are there.
+        src_devices: Device id per position of `src`.
+        dst: Tiling of the shards that are wanted.
+        dst_devices: Device id per position of `dst`.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    src: Tiling
+    src_devices: tuple[int, ...]
+    dst: Tiling
+    dst_devices: tuple[int, ...]
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All pieces, in the order of `dst_devices` and then of the places in the shard."""
+        return tuple(piece for device in self.dst_devices for piece in self.pieces_for(device))
+
+    def pieces_for(self, device: int) -> list[Piece]:
+        """The pieces that make up one destination device's shard, in row-major order.
+
+        Raises:
+            TilingError: The device is not among `dst_devices`.
+        """
+        position = self._dst_positions.get(device)
+        if position is None:
+            raise TilingError(f"device {device} is not a destination of this plan")
+        coordinates = self.dst.coordinates([position])
+        starts, stops = (edge[0].tolist() for edge in _edges(self.dst, self.shape, coordinates))
+        extents = self.src.shard_shape(self.shape, uneven=True)
+        blocks = product(*map(_blocks, starts, stops, extents))
+        return [self._piece(device, position, starts, block) for block in blocks]
+
+    @property
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
+        """Bytes that move, per `(source, destination)` pair of different devices."""
+        moved: dict[tuple[int, int], int] = {}
+        for piece in self.pieces:
+            if piece.source != piece.destination:
+                pair = (piece.source, piece.destination)
+                moved[pair] = moved.get(pair, 0) + piece.nbytes
+        return moved
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that go from one device to another."""
+        wanted = math.prod(self.shape) * self.dst.num_replicas * self.itemsize
+        return wanted - self.bytes_kept
+
+    @cached_property
+    def bytes_kept(self) -> int:
+        """Bytes of the destination shards that lie on their device already."""
+        shared = [d for d in self.dst_devices if d in self._src_positions]
+        src = self.src.coordinates([self._src_positions[d] for d in shared])
+        dst = self.dst.coordinates([self._dst_positions[d] for d in shared])
+        src_starts, src_stops = _edges(self.src, self.shape, src)
+        dst_starts, dst_stops = _edges(self.dst, self.shape, dst)
+        common = np.minimum(src_stops, dst_stops) - np.maximum(src_starts, dst_starts)
+        return int(np.maximum(common, 0).prod(axis=-1).sum()) * self.itemsize
+
+    def __getstate__(self) -> dict[str, object]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _src_positions(self) -> dict[int, int]:
+        return {device: position for position, device in enumerate(self.src_devices)}
+
+    @cached_property
+    def _dst_positions(self) -> dict[int, int]:
+        return {device: position for position, device in enumerate(self.dst_devices)}
+
+    @cached_property
+    def _routes(self) -> dict[int, "_Route"]:
+        return {}
+
+    def _piece(
+        self, device: int, position: int, starts: Sequence[int], blocks: Sequence["_Block"]
+    ) -> Piece:
+        tile = 0
+        for count, block in zip(self.src.counts, blocks, strict=True):
+            tile = tile * count + block.coordinate
+        return Piece(
+            device,
+            self._source(tile, device, position),
+            tuple(slice(b.start - a, b.stop - a) for a, b in zip(starts, blocks, strict=True)),
+            tuple(slice(b.start - b.origin, b.stop - b.origin) for b in blocks),
+            math.prod(b.stop - b.start for b in blocks) * self.itemsize,
+        )
+
+    def _source(self, tile: int, device: int, position: int) -> int:
+        """The device that gives (a part of) a source tile to a destination device."""
+        route = self._routes.get(tile)
+        if route is None:
+            route = self._routes[tile] = self._route(tile)
+        if device in route.holders:
+            return device
+        turn = route.taker(self.dst, position)
+        turn -= bisect_left(route.own_takers, turn)
+        return route.order[turn % len(route.order)]
+
+    def _route(self, tile: int) -> "_Route":
+        order = tuple(self.src_devices[p] for p in self.src.holders(tile))
+        coordinates = self.src.coordinates(self.src.holders(tile)[:1])
+        starts, stops = (e[0].tolist() for e in _edges(self.src, self.shape, coordinates))
+        extents = self.dst.shard_shape(self.shape, uneven=True)
+        low = tuple(a // k for a, k in zip(starts, extents, strict=True))
+        high = tuple((b - 1) // k for b, k in zip(stops, extents, strict=True))
+        route = _Route(order, frozenset(order), low, high, ())
+        own = (self._dst_positions.get(device) for device in order)
+        takers = (route.taker(self.dst, position) for position in own if position is not None)
+        return replace(route, own_takers=tuple(sorted(t for t in takers if t >= 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Who holds a source tile and which destination tiles want a part of it.
+
+    Attributes:
+        order: Devices that hold it, in turn.
+        holders: The same, as a set.
+        low: First coordinates of the destination tiles.
+        high: Last coordinates of the destination tiles.
+        own_takers: The turns, sorted, that fall on holders: they take from themselves.
+    """
+
+    order: tuple[int, ...]
+    holders: frozenset[int]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    own_takers: tuple[int, ...]
+
+    def taker(self, dst: Tiling, position: int) -> int:
+        """The destination position's number among all that want a part; -1 if it wants none."""
+        turn = 0
+        coordinates = dst.coordinates([position])[0].tolist()
+        for low, coordinate, high in zip(self.low, coordinates, self.high, strict=True):
+            if not low <= coordinate <= high:
+                return -1
+            turn = turn * (high - low + 1) + coordinate - low
+        return turn * dst.num_replicas + int(dst.replica_ids([position])[0])
+
+
+class _Block(NamedTuple):
+    """A stretch of one dimension that lies in one source tile.
+
+    Attributes:
+        coordinate: The source tile's coordinate.
+        origin: Where the source tile starts in the global dimension.
+        start: Where the stretch starts in the global dimension.
+        stop: Where it stops.
+    """
+
+    coordinate: int
+    origin: int
+    start: int
+    stop: int
+
+
+def _blocks(start: int, stop: int, extent: int) -> list[_Block]:
+    """Cuts `start .. stop` at the borders of source tiles of `extent`."""
+    if start == stop:
+        return []
+    return [
+        _Block(c, c * extent, max(start, c * extent), min(stop, (c + 1) * extent))
+        for c in range(start // extent, (stop - 1) // extent + 1)
+    ]
+
+
+def _edges(
+    tiling: Tiling, shape: Sequence[int], coordinates: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Starts and stops `[..., dims]` of the tiles at coordinates `[..., dims]`."""
+    extents = np.array(tiling.shard_shape(shape, uneven=True), np.int64)
+    sizes = np.array(shape, np.int64)
+    starts = np.minimum(coordinates * extents, sizes)
+    return starts, np.minimum(starts + extents, sizes)
+
+
+def reshard_plan(
+    shape: Sequence[int],
+    itemsize: int,
+    src: Tiling,
+    src_devices: Sequence[int],
+    dst: Tiling,
+    dst_devices: Sequence[int],
+) -> ReshardPlan:
+    """Plans how shards of one tiling become shards of another, on the same or other devices.
+
+    Dimensions that don't divide are cut as XLA does it, with smaller or empty last tiles.
+
+    Args:
+        shape: Global shape, in elements.
+        itemsize: Size of an element, in bytes.
+        src: Tiling of the shards that are there.
+        src_devices: Device id per position of `src`.
+        dst: Tiling of the shards that are wanted.
+        dst_devices: Device id per position of `dst`.
+
+    Raises:
+        RankError: A tiling is for another rank.
+        TilingError: The devices don't fit their tiling, or one repeats.
+
+    Example:
+        >>> whole = Tiling.replicated(1, 1)
+        >>> plan = reshard_plan((6,), 4, whole, [0], Tiling.replicated(2, 1), [0, 1])
+        >>> plan.bytes_kept, plan.bytes_by_pair
+        (24, {(0, 1): 24})
+    """
+    plan = ReshardPlan(
+        tuple(int(n) for n in shape), itemsize, src, tuple(src_devices), dst, tuple(dst_devices)
+    )
+    for what, tiling, devices in (
+        ("source", src, plan.src_devices),
+        ("destination", dst, plan.dst_devices),
+    ):
+        tiling.shard_shape(plan.shape, uneven=True)
+        if len(devices) != tiling.num_devices:
+            raise TilingError(
+                f"{len(devices)} {what} devices for a tiling of {tiling.num_devices} positions"
+            )
+        if len(set(devices)) != len(devices):
+            raise TilingError(f"a {what} device repeats in {list(devices)}")
+    return plan
