@@ -74,7 +74,8 @@ def test_make_targets_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_docstring_examples(name: str) -> None:
+def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     module = importlib.import_module(name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     result = doctest.testmod(module, optionflags=flags)
