@@ -275,23 +275,22 @@ class Tiling:
             GridError: A position is outside `0 .. num_devices - 1`.
         """
         extents = self.shard_shape(shape, uneven=uneven)
+        limits = shape if uneven else (None,) * len(extents)
+        dims = list(zip(self.counts, extents, limits, strict=True))
         if positions is None:
-            columns = [
-                [_WHOLE] if count == 1 else _cuts(range(count), extent, size)
-                for count, extent, size in zip(self.counts, extents, shape, strict=True)
-            ]
-            return self._spread_tiles(list(product(*columns)))
-        tile_ids = self._tiles.few(positions)
-        columns = []
-        for count, extent, size in zip(
-            reversed(self.counts), reversed(extents), reversed(shape), strict=True
-        ):
+            cuts = [[_WHOLE] if n == 1 else _cuts(range(n), size, end) for n, size, end in dims]
+            return self._spread_tiles(list(product(*cuts)))
+        tiles = self._tiles.few(positions)
+        if not dims:
+            return [()] * len(tiles)
+        columns: list[list[slice]] = []
+        for count, extent, limit in reversed(dims):
             if count == 1:
-                columns.append([_WHOLE] * len(tile_ids))
+                columns.append([_WHOLE] * len(tiles))
                 continue
-            columns.append(_cuts([t % count for t in tile_ids], extent, size))
-            tile_ids = [t // count for t in tile_ids]
-        return list(zip(*reversed(columns), strict=True)) if columns else [()] * len(tile_ids)
+            columns.append(_cuts([tile % count for tile in tiles], extent, limit))
+            tiles = [tile // count for tile in tiles]
+        return list(zip(*reversed(columns), strict=True))
 
     def to_tile_assignment(self) -> TileAssignment:
         """The HLO sharding that says this: an iota where there is one, otherwise a list."""
@@ -340,11 +339,11 @@ class Tiling:
         return lambda tiles: list(pick(tiles))
 
 
-def _cuts(coordinates: Sequence[int], extent: int, size: int) -> list[slice]:
-    """Slices of a dimension that is cut into tiles of `extent`, the last ones maybe short."""
-    if extent == 0 or size % extent == 0:
+def _cuts(coordinates: Sequence[int], extent: int, limit: int | None) -> list[slice]:
+    """Slices of a dimension that is cut into tiles of `extent`, the last ones short at `limit`."""
+    if limit is None:
         return [slice(c * extent, (c + 1) * extent) for c in coordinates]
-    return [slice(min(c * extent, size), min((c + 1) * extent, size)) for c in coordinates]
+    return [slice(min(c * extent, limit), min((c + 1) * extent, limit)) for c in coordinates]
 
 
 def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None) -> Tiling:

@@ -1,0 +1,96 @@
+"""The index maths once more, as slowly and plainly as it can be said: loops over all devices."""
+
+import itertools
+from collections.abc import Iterator
+
+from xlashard.geometry import MeshGrid, Spec
+
+NAMES = ("x", "y", "z")
+
+
+def small_grids(most: int = 16, axes: int = 3, biggest: int = 4) -> list[MeshGrid]:
+    """Every mesh of up to `axes` axes of sizes `1..biggest` and up to `most` devices."""
+    return [
+        MeshGrid(NAMES[:count], sizes)
+        for count in range(1, axes + 1)
+        for sizes in itertools.product(range(1, biggest + 1), repeat=count)
+        if product(sizes) <= most
+    ]
+
+
+def grid_id(grid: MeshGrid) -> str:
+    """A short name for a test's parameter."""
+    return "x".join(map(str, grid.axis_sizes))
+
+
+def all_specs(grid: MeshGrid, ndim: int) -> Iterator[Spec]:
+    """Every spec for arrays of rank `ndim`: each set of axes, in each order, in each dims."""
+    for count in range(len(grid.axis_names) + 1 if ndim else 1):
+        for order in itertools.permutations(grid.axis_names, count):
+            for where in itertools.combinations_with_replacement(range(ndim), count):
+                dims: list[tuple[str, ...]] = [()] * ndim
+                for axis, dim in zip(order, where, strict=True):
+                    dims[dim] += (axis,)
+                yield Spec(tuple(dims))
+
+
+def product(numbers) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+def coordinates_of(grid: MeshGrid, position: int) -> dict[str, int]:
+    """A device's mesh coordinates, by counting through the mesh until it is reached."""
+    ranges = [range(size) for size in grid.axis_sizes]
+    for i, coordinates in enumerate(itertools.product(*ranges)):
+        if i == position:
+            return dict(zip(grid.axis_names, coordinates, strict=True))
+    raise AssertionError(position)
+
+
+def tiles_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> list[tuple[int, ...]]:
+    """Tile coordinates of every device."""
+    tiles = []
+    for position in range(grid.size):
+        at = coordinates_of(grid, position)
+        tile = []
+        for dim in range(ndim):
+            coordinate = 0
+            for axis in (spec.dims[dim] or ()) if dim < len(spec.dims) else ():
+                coordinate = coordinate * grid.shape[axis] + at[axis]
+            tile.append(coordinate)
+        tiles.append(tuple(tile))
+    return tiles
+
+
+def counts_of_spec(grid: MeshGrid, spec: Spec, ndim: int) -> tuple[int, ...]:
+    """Tiles per dimension."""
+    return tuple(
+        product(grid.shape[axis] for axis in (spec.dims[dim] or ())) if dim < len(spec.dims) else 1
+        for dim in range(ndim)
+    )
+
+
+def replicas_of_tiles(tiles: list[tuple[int, ...]]) -> list[int]:
+    """How many earlier devices hold the same tile."""
+    return [tiles[:i].count(tile) for i, tile in enumerate(tiles)]
+
+
+def indices_of_tiles(
+    shape: tuple[int, ...], counts: tuple[int, ...], tiles: list[tuple[int, ...]]
+) -> list[tuple[slice, ...]]:
+    """Slices of every device; the last tiles of a dimension that doesn't divide are shorter."""
+    indices = []
+    for tile in tiles:
+        index = []
+        for size, count, coordinate in zip(shape, counts, tile, strict=True):
+            extent = 0
+            while extent * count < size:
+                extent += 1
+            elements = list(range(size))[coordinate * extent : (coordinate + 1) * extent]
+            start = elements[0] if elements else min(coordinate * extent, size)
+            index.append(slice(None) if count == 1 else slice(start, start + len(elements)))
+        indices.append(tuple(index))
+    return indices

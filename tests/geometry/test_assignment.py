@@ -1,0 +1,180 @@
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.geometry import oracle
+from tests.geometry.oracle import all_specs, grid_id, small_grids
+from xlashard.errors import TilingError
+from xlashard.geometry import (
+    MeshGrid,
+    Spec,
+    TileAssignment,
+    Tiling,
+    explode_superdims,
+    spec_from_tile_assignment,
+    strides_for_sizes,
+    unflatten_array,
+    unflatten_superdims,
+)
+
+GRID = MeshGrid(("x", "y"), (2, 4))
+
+
+def without_unit_axes(grid, spec):
+    """The spec as it comes back: an axis of one device cuts nothing."""
+    dims = (tuple(a for a in axes if grid.shape[a] > 1) for axes in spec.dims)
+    return Spec(tuple(dims))
+
+
+@pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
+def test_every_spec_of_every_small_mesh_comes_back(grid):
+    rng = random.Random(grid_id(grid))
+    for ndim in range(4):
+        for spec in all_specs(grid, ndim):
+            expected = without_unit_axes(grid, spec)
+            iota = TileAssignment.from_spec(grid, spec, ndim)
+            assert spec_from_tile_assignment(grid, iota) == expected
+            if iota.kind != "tiled":
+                continue
+            devices = iota.device_array()
+            listed = TileAssignment.listed(iota.dims, devices.reshape(-1), iota.subgroups)
+            assert not listed.is_iota
+            assert spec_from_tile_assignment(grid, listed) == expected
+            if not iota.subgroups:
+                continue
+            # Within its group of copies each device may stand anywhere.
+            rows = [
+                rng.sample(row, len(row)) for row in devices.reshape(-1, iota.dims[-1]).tolist()
+            ]
+            shuffled = TileAssignment.listed(iota.dims, sum(rows, []), iota.subgroups)
+            assert spec_from_tile_assignment(grid, shuffled) == expected
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(small_grids(most=8)), st.data())
+def test_a_spec_is_found_exactly_where_there_is_one(grid, data):
+    cuts = [
+        (a, b)
+        for a in range(1, grid.size + 1)
+        for b in range(1, grid.size + 1)
+        if grid.size % (a * b) == 0
+    ]
+    dims = data.draw(st.sampled_from(cuts))
+    dims = (*dims, grid.size // (dims[0] * dims[1]))
+    if data.draw(st.booleans()):
+        devices = data.draw(st.permutations(range(grid.size)))
+    else:
+        sizes = data.draw(st.permutations(grid.axis_sizes))
+        perm = data.draw(st.permutations(range(len(sizes))))
+        devices = np.arange(grid.size).reshape(sizes).transpose(perm).reshape(-1).tolist()
+    assignment = TileAssignment.listed(dims, devices, ("replicated",))
+    wanted = [None] * grid.size
+    for i, device in enumerate(devices):
+        wanted[device] = (i // dims[2] // dims[1], i // dims[2] % dims[1])
+    says_it = {
+        without_unit_axes(grid, spec)
+        for spec in all_specs(grid, 2)
+        if oracle.counts_of_spec(grid, spec, 2) == dims[:2]
+        and oracle.tiles_of_spec(grid, spec, 2) == wanted
+    }
+    if not says_it:
+        with pytest.raises(TilingError, match="mesh"):
+            spec_from_tile_assignment(grid, assignment)
+        return
+    assert {spec_from_tile_assignment(grid, assignment)} == says_it
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{devices=[8]<=[4,2]T(1,0)}", "part of a mesh axis"),
+        ("{devices=[4,2]<=[8]}", "'y' of size 4 would be needed for dimension 1 and another one"),
+        ("{devices=[2,4]<=[2,2,2]T(2,0,1)}", "part of a mesh axis.*'x'=2, 'y'=4"),
+        ("{devices=[8]7,6,5,4,3,2,1,0}", "in no order that the mesh"),
+        ("{devices=[4]<=[4]}", "for 4 devices, not 8"),
+        ("{{replicated}}", "each of its elements"),
+        ("{unreduced}", "partial sums"),
+        ("{devices=[2,4]<=[8] last_tile_dims={unreduced}}", "partial sums"),
+        ("{devices=[2,4]<=[8] last_tile_dims={manual}}", "sub-group"),
+        ("{manual}", "manual"),
+        ("{maximal device=0}", "gives the other devices nothing"),
+    ],
+)
+def test_assignments_that_no_spec_says(text, words):
+    with pytest.raises(TilingError, match=words):
+        spec_from_tile_assignment(GRID, TileAssignment.parse_text(text))
+
+
+def test_one_device_has_one_spec():
+    grid = MeshGrid(("x",), (1,))
+    for text in ("{replicated}", "{maximal device=0}", "{devices=[1,1]<=[1]}", "{devices=[1]0}"):
+        assert spec_from_tile_assignment(grid, TileAssignment.parse_text(text)) == Spec()
+
+
+def test_another_mesh_of_the_same_devices_gives_its_own_spec():
+    assignment = TileAssignment.from_spec(GRID, Spec((("x",),)), 1)
+    finer = MeshGrid(("a", "b", "c"), (2, 2, 2))
+    assert spec_from_tile_assignment(finer, assignment) == Spec((("a",),))
+    whole = TileAssignment.from_spec(GRID, Spec((("x", "y"),)), 1)
+    assert spec_from_tile_assignment(finer, whole) == Spec((("a", "b", "c"),))
+
+
+def test_strides_of_sizes():
+    assert strides_for_sizes([2, 3, 4]).tolist() == [12, 4, 1]
+    assert strides_for_sizes(np.array([5])).tolist() == [1]
+    assert strides_for_sizes([]).tolist() == []
+
+
+@pytest.mark.parametrize("grid", small_grids(most=24, biggest=4), ids=grid_id)
+def test_the_order_of_axes_is_read_from_devices(grid):
+    for order in itertools.permutations(grid.axis_names):
+        mesh = np.arange(grid.size).reshape(grid.axis_sizes)
+        assignment = mesh.transpose([grid.axis_names.index(a) for a in order]).reshape(-1)
+        expected = [axis for axis in order if grid.shape[axis] > 1]
+        assert unflatten_array(grid.shape, assignment) == expected
+
+        digits = unflatten_superdims(assignment)
+        rebuilt = np.zeros(1, int)
+        for size, stride in reversed(digits):
+            rebuilt = (rebuilt[:, None] + np.arange(size) * stride).reshape(-1)
+        assert rebuilt.tolist() == assignment.tolist()
+        exploded = explode_superdims(grid.axis_sizes, digits)
+        assert exploded == [
+            (grid.shape[axis], int(strides_for_sizes(grid.axis_sizes)[grid.axis_names.index(axis)]))
+            for axis in expected
+        ]
+
+
+def test_digits_as_they_are_written():
+    assert unflatten_superdims(np.arange(12)) == [(12, 1)]
+    assert unflatten_superdims([0, 3, 1, 4, 2, 5]) == [(2, 3), (3, 1)]
+    assert unflatten_superdims([0]) == []
+    assert explode_superdims([2, 3], [(6, 1)]) == [(2, 3), (3, 1)]
+    assert explode_superdims([2, 1, 3], [(2, 3), (3, 1)]) == [(3, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("assignment", [[], [1, 0], [0, 2, 1], [0, 1, 3, 2], [0, 2, 3, 1]])
+def test_devices_in_no_transposed_order(assignment):
+    with pytest.raises(TilingError, match="no order"):
+        unflatten_superdims(assignment)
+
+
+def test_digits_across_axes():
+    with pytest.raises(TilingError, match="not whole axes of the mesh"):
+        explode_superdims([2, 4], [(2, 1), (4, 2)])
+    with pytest.raises(TilingError, match="not whole axes of the mesh"):
+        explode_superdims([4, 2], [(2, 3)])
+    with pytest.raises(TilingError, match="3 devices are assigned"):
+        unflatten_array({"x": 2, "y": 2}, [0, 1, 2])
+
+
+def test_a_pod_is_read_back_without_counting_it():
+    grid = MeshGrid(("x", "y", "z"), (2**20, 2**10, 2**20))
+    spec = Spec((("z",), (), ("x",)))
+    assignment = TileAssignment.from_spec(grid, spec, 3)
+    assert spec_from_tile_assignment(grid, TileAssignment.parse_text(str(assignment))) == spec
+    assert Tiling.from_tile_assignment(assignment, 3).num_replicas == 2**10

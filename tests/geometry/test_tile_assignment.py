@@ -1,0 +1,237 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.geometry.oracle import all_specs, grid_id, small_grids
+from xlashard.errors import GeometryError, ShardingTextError, TilingError, UnknownAxisError
+from xlashard.geometry import MeshGrid, Spec, TileAssignment, parse_spec
+
+GRID = MeshGrid(("x", "y", "z"), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("entries", "ndim", "text"),
+    [
+        ([], 2, "{replicated}"),
+        (["x"], 1, "{devices=[2,4]<=[8] last_tile_dim_replicate}"),
+        (["y"], 1, "{devices=[2,4]<=[2,2,2]T(1,0,2) last_tile_dim_replicate}"),
+        (["z"], 2, "{devices=[2,1,4]<=[4,2]T(1,0) last_tile_dim_replicate}"),
+        ([None, ("x", "z")], 2, "{devices=[1,4,2]<=[2,2,2]T(0,2,1) last_tile_dim_replicate}"),
+        ([("z", "x"), "y"], 2, "{devices=[4,2]<=[4,2]T(1,0)}"),
+        ([("x", "y", "z")], 1, "{devices=[8]<=[8]}"),
+    ],
+)
+def test_text_of_specs(entries, ndim, text):
+    assert TileAssignment.from_spec(GRID, parse_spec(entries), ndim).to_text() == text
+
+
+def test_axes_that_the_program_handles_and_partial_sums():
+    def text(entries, **special):
+        return str(TileAssignment.from_spec(GRID, parse_spec(entries), 1, **special))
+
+    assert text([], manual=["x", "y", "z"]) == "{manual}"
+    assert text([], unreduced=["x", "y", "z"]) == "{unreduced}"
+    assert text(["x"], manual="y") == "{devices=[2,2,2]<=[8] last_tile_dims={manual, replicated}}"
+    assert text(["y"], manual=["z"], unreduced=["x"]) == (
+        "{devices=[2,2,2]<=[2,4]T(1,0) last_tile_dims={manual, unreduced}}"
+    )
+    assert text([], manual=["z", "x"]) == (
+        "{devices=[1,4,2]<=[2,2,2]T(0,2,1) last_tile_dims={manual, replicated}}"
+    )
+    with pytest.raises(GeometryError, match="'y' is used"):
+        text(["y"], manual=["y"])
+    with pytest.raises(UnknownAxisError, match="'w'"):
+        text(["y"], unreduced=["w"])
+
+
+@pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
+def test_every_spec_survives_its_text_and_says_the_transposed_mesh(grid):
+    for spec in all_specs(grid, 2):
+        assignment = TileAssignment.from_spec(grid, spec, 2)
+        assert TileAssignment.parse_text(assignment.to_text()) == assignment
+        if assignment.kind == "replicated":
+            continue
+        order = [*spec.axes, *(a for a in grid.axis_names if a not in spec.axes)]
+        mesh = np.arange(grid.size).reshape(grid.axis_sizes)
+        turned = mesh.transpose([grid.axis_names.index(a) for a in order])
+        assert assignment.device_array().reshape(-1).tolist() == turned.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{replicated}",
+        "{manual}",
+        "{unreduced}",
+        "{unknown}",
+        "{maximal device=3}",
+        "{devices=[2,2]0,2,1,3}",
+        "{devices=[2,1,2]2,3,0,1 last_tile_dim_replicate}",
+        "{devices=[2,2,2]<=[8] last_tile_dims={unreduced, replicated}}",
+        "{devices=[1,1]<=[1]}",
+        "{}",
+        "{{replicated}}",
+        "{{maximal device=0}, {devices=[2,2]<=[2,2]T(1,0)}, {manual}}",
+    ],
+)
+def test_texts_that_are_as_short_as_can_be_come_back_as_they_were(text):
+    assignment = TileAssignment.parse_text(text)
+    assert assignment.to_text() == str(assignment) == text
+    assert TileAssignment.parse_text(f"  {text}\n") == assignment
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("{ replicated }", "{replicated}"),
+        ("{devices=[2,2] <= [2,2] T(0,1)}", "{devices=[2,2]<=[4]}"),
+        ("{devices=[2,2]0, 2, 1, 3}", "{devices=[2,2]0,2,1,3}"),
+        ("{devices=[2,2]<=[2,1,2]T(2,1,0)}", "{devices=[2,2]<=[2,2]T(1,0)}"),
+        ("{devices=[1,4]3,2,1,0 last_tile_dim_replicate}", "{replicated}"),
+        ("{devices=[2,1]<=[2] last_tile_dim_replicate}", "{devices=[2]<=[2]}"),
+        ("{devices=[2]<=[2] last_tile_dims={}}", "{devices=[2]<=[2]}"),
+        ('{devices=[2]<=[2] metadata={op_name="a}\\"{" source={x}}}', "{devices=[2]<=[2]}"),
+        ("{{replicated},{manual metadata={}}}", "{{replicated}, {manual}}"),
+        (
+            "{devices=[1,2,2,2]<=[8] last_tile_dims={replicated, manual}}",
+            "{devices=[1,2,2,2]<=[2,2,2]T(0,2,1) last_tile_dims={manual, replicated}}",
+        ),
+        (
+            "{devices=[2,2,2,2]<=[16] last_tile_dims={manual, replicated, manual}}",
+            "{devices=[2,4,2]<=[4,2,2]T(0,2,1) last_tile_dims={manual, replicated}}",
+        ),
+    ],
+)
+def test_longer_texts_are_read_into_the_short_form(text, short):
+    assert TileAssignment.parse_text(text).to_text() == short
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected '{' at its end"),
+        ("replicated", "expected '{' at 'replicated'"),
+        ("{replicated", "expected '}' at its end"),
+        ("{replicated} x", "expected the end of the text at 'x'"),
+        ("{replicate}", "expected replicated, manual"),
+        ("{mesh[x=2], [{x}]}", "devices="),
+        ("{replicated shard_as 3}", "expected '}' at 'shard_as"),
+        ("{maximal}", "'device='"),
+        ("{maximal device=x}", "device number"),
+        ("{devices}", r"'=\['"),
+        ("{devices=[2,]<=[2]}", "another number of tile dims"),
+        ("{devices=[2]}", "'<=.*or a list of devices"),
+        ("{devices=[2]<=2}", r"'\['"),
+        ("{devices=[2]<=[2]T(0}", r"'\)'"),
+        ("{devices=[2]<=[2] last_tile_dims={maximal}}", "manual or unreduced or replicated"),
+        ("{devices=[2]<=[2] last_tile_dims={manual replicated}}", "',' or '}'"),
+        ("{{replicated} {manual}}", "',' or '}'"),
+        ("{{replicated}, {{manual}}}", "tuple within a tuple"),
+        ("{replicated metadata={a}", "'}' at its end"),
+        ("{replicated metadata={a", "'}' after metadata"),
+        ("{devices=[9999999999999999999]<=[1]}", "']'"),
+    ],
+)
+def test_text_in_another_syntax(text, words):
+    with pytest.raises(ShardingTextError, match=words) as caught:
+        TileAssignment.parse_text(text)
+    assert caught.value.text == text
+    assert 0 <= caught.value.offset <= len(text)
+
+
+def test_long_text_is_not_shown_in_full():
+    text = "{devices=[9]" + "1," * 5000 + "}"
+    with pytest.raises(ShardingTextError) as caught:
+        TileAssignment.parse_text(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{devices=[4]0,1}", "2 devices are listed"),
+        ("{devices=[4]0,1,1,3}", r"no permutation of 0\.\.3"),
+        ("{devices=[4]1,2,3,4}", r"no permutation of 0\.\.3"),
+        ("{devices=[]0}", "one or more counts"),
+        ("{devices=[2,0]<=[2]}", "from 1 on"),
+        ("{devices=[2]<=[4]}", "hold 4 devices"),
+        ("{devices=[2,2]<=[2,2]T(0,0)}", "no order of the 2"),
+        ("{devices=[2,2]<=[2,2]T(0)}", "no order of the 2"),
+        ("{devices=[2]<=[2] last_tile_dims={manual, replicated}}", "2 sub-groups for 1 tile dims"),
+    ],
+)
+def test_numbers_that_do_not_fit(text, words):
+    with pytest.raises(TilingError, match=words):
+        TileAssignment.parse_text(text)
+
+
+def test_constructors_check():
+    with pytest.raises(TilingError, match="got -1"):
+        TileAssignment.maximal(-1)
+    with pytest.raises(TilingError, match="element 1"):
+        TileAssignment.tuple_of([TileAssignment.manual(), TileAssignment.tuple_of([])])
+    with pytest.raises(TilingError, match="unknown kind of sub-group 'maximal'"):
+        TileAssignment.iota((2, 2), subgroups=["maximal"])
+    with pytest.raises(TilingError, match="manual sharding has no tiles"):
+        TileAssignment.manual().device_array()
+
+
+def test_what_an_assignment_says_of_itself():
+    tiled = TileAssignment.parse_text("{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
+    assert (tiled.num_devices, tiled.ndim, tiled.tile_dims, tiled.is_iota) == (8, 2, (2, 1), True)
+    listed = TileAssignment.listed((2, 2), [0, 2, 1, 3])
+    assert (listed.num_devices, listed.ndim, listed.is_iota) == (4, 2, False)
+    assert listed.device_array().tolist() == [[0, 2], [1, 3]]
+    whole = TileAssignment.replicated()
+    assert (whole.num_devices, whole.ndim, whole.tile_dims) == (None, None, ())
+
+
+words = st.sampled_from(
+    [*"{}[]()=<,T ", "<=", "devices=", "replicated", "maximal device=", "manual", "metadata=",
+     "last_tile_dims=", "last_tile_dim_replicate", "0", "1", "2", "4", "2,2", "0,1", '"', "\\"]
+)  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(words, max_size=12).map("".join))
+@example("{" * 5000)
+def test_no_text_does_worse_than_a_clear_error(text):
+    try:
+        assignment = TileAssignment.parse_text(text)
+    except GeometryError as error:
+        assert str(error)
+    else:
+        assert TileAssignment.parse_text(assignment.to_text()) == assignment
+
+
+def test_reordered_subgroups_without_a_common_radix_become_a_list():
+    # Sub-groups of 2 and 3 devices, out of digits 3 and 2: no digits serve both orders.
+    moved = TileAssignment.iota((1, 3, 2, 2), (2, 6), (1, 0), ("replicated", "manual"))
+    assert moved.device_array().shape == (1, 3, 2, 2)
+    clash = TileAssignment.iota((2, 3), (2, 3), (1, 0), ("replicated", "manual"))
+    expected = np.arange(6).reshape(2, 3).T.reshape(2, 3).T
+    assert not clash.is_iota
+    assert clash.subgroups == ("manual", "replicated")
+    assert clash.device_array().tolist() == np.sort(expected, axis=-1).tolist()
+
+
+def test_specs_of_any_rank_are_padded():
+    for ndim in range(1, 5):
+        assignment = TileAssignment.from_spec(GRID, Spec((("x", "y"),)), ndim)
+        assert assignment.tile_dims == (4,) + (1,) * (ndim - 1)
+    assert TileAssignment.from_spec(GRID, Spec(), 0) == TileAssignment.replicated()
+
+
+def test_subgroup_orders_mean_the_same_devices():
+    """Whatever order the sub-groups are written in, each device keeps its tile and its kind."""
+    for order in itertools.permutations(["manual", "unreduced", "replicated"]):
+        dims = {"manual": 2, "unreduced": 3, "replicated": 4}
+        sizes = (2, *(dims[kind] for kind in order))
+        array = np.arange(48).reshape(sizes)
+        canonical = array.transpose(0, *(1 + order.index(kind) for kind in dims))
+        assignment = TileAssignment.iota(sizes, subgroups=order)
+        assert assignment.dims == (2, 2, 3, 4)
+        assert assignment.device_array().tolist() == canonical.tolist()

@@ -1,0 +1,268 @@
+import itertools
+import pickle
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry import oracle
+from tests.geometry.oracle import all_specs, grid_id, small_grids
+from xlashard.errors import DivisibilityError, GeometryError, GridError, RankError, TilingError
+from xlashard.geometry import UNCONSTRAINED, MeshGrid, Spec, TileAssignment, Tiling, parse_spec
+
+GRID = MeshGrid(("x", "y"), (2, 4))
+
+
+def check_against_oracle(tiling, tiles, counts, shape):
+    """Everything that a tiling says of all devices, and the same of any selection of them."""
+    n = len(tiles)
+    assert tiling.counts == counts
+    assert tiling.num_devices == n
+    assert tiling.is_replicated == (len(set(tiles)) == 1)
+    assert tiling.num_tiles * tiling.num_replicas == n
+    replicas = oracle.replicas_of_tiles(tiles)
+    assert tiling.replica_ids().tolist() == replicas
+    assert tiling.coordinates().tolist() == [list(tile) for tile in tiles]
+    ids = tiling.tile_ids().tolist()
+    everything = [tuple(c) for c in itertools.product(*map(range, counts))]
+    assert [everything[i] for i in ids] == tiles
+    for tile in set(ids):
+        assert tiling.holders(tile) == [p for p in range(n) if ids[p] == tile]
+
+    expected = oracle.indices_of_tiles(shape, counts, tiles)
+    assert tiling.indices(shape, uneven=True) == expected
+    if all(size % count == 0 for size, count in zip(shape, counts, strict=True)):
+        assert tiling.indices(shape) == expected
+        local = tiling.shard_shape(shape)
+        for index in expected:
+            assert np.empty(shape, np.int8)[index].shape == local
+    else:
+        with pytest.raises(DivisibilityError):
+            tiling.indices(shape)
+
+    some = [n - 1, 0, n // 2, n // 2]
+    assert tiling.indices(shape, some, uneven=True) == [expected[p] for p in some]
+    assert tiling.tile_ids(some).tolist() == [ids[p] for p in some]
+    assert tiling.replica_ids(np.array([some])).tolist() == [[replicas[p] for p in some]]
+    assert tiling.replica_ids(n - 1).item() == replicas[n - 1]
+    assert tiling.coordinates([]).shape == (0, len(counts))
+    many = [p % n for p in range(100)]
+    assert tiling.indices(shape, many, uneven=True) == [expected[p] for p in many]
+    assert tiling.indices(shape, [], uneven=True) == []
+
+
+@pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
+def test_every_spec_of_every_small_mesh(grid):
+    rng = random.Random(grid_id(grid))
+    for ndim in range(4):
+        for spec in all_specs(grid, ndim):
+            counts = oracle.counts_of_spec(grid, spec, ndim)
+            tiles = oracle.tiles_of_spec(grid, spec, ndim)
+            tiling = Tiling.from_spec(grid, spec, ndim)
+            even = tuple(count * rng.randint(0, 2) for count in counts)
+            any_shape = tuple(rng.randint(0, 9) for _ in counts)
+            check_against_oracle(tiling, tiles, counts, even)
+            check_against_oracle(tiling, tiles, counts, any_shape)
+
+
+@pytest.mark.parametrize("grid", small_grids(), ids=grid_id)
+def test_every_tiling_survives_its_tile_assignment_and_its_indices(grid):
+    for spec in all_specs(grid, 2):
+        tiling = Tiling.from_spec(grid, spec, 2)
+        assignment = tiling.to_tile_assignment()
+        assert assignment == TileAssignment.from_spec(grid, spec, 2)
+        assert Tiling.from_tile_assignment(assignment, 2, grid.size) == tiling
+        shape = tuple(count * 3 for count in tiling.counts)
+        assert Tiling.from_indices(shape, tiling.indices(shape)) == tiling
+
+
+@st.composite
+def placements(draw):
+    """Any placement of equal tiles on devices in any order."""
+    counts = draw(st.sampled_from([(), (1,), (2,), (3,), (2, 2), (2, 3), (4, 1), (1, 2, 2)]))
+    copies = draw(st.integers(1, 4))
+    tiles = list(itertools.product(*map(range, counts))) * copies
+    return counts, draw(st.permutations(tiles))
+
+
+@given(placements(), st.data())
+def test_devices_in_any_order(placement, data):
+    counts, tiles = placement
+    shape = tuple(data.draw(st.integers(1, 3)) * count for count in counts)
+    tiling = Tiling.from_indices(shape, oracle.indices_of_tiles(shape, counts, tiles))
+    check_against_oracle(tiling, tiles, counts, shape)
+
+    assignment = tiling.to_tile_assignment()
+    assert Tiling.from_tile_assignment(assignment, len(counts), len(tiles)) == tiling
+    twin = pickle.loads(pickle.dumps(tiling))
+    assert twin == tiling
+    assert hash(twin) == hash(tiling)
+    check_against_oracle(twin, tiles, counts, shape)
+
+
+@given(placements(), placements())
+def test_equal_means_the_same_tile_on_every_device(one, other):
+    def build(counts, tiles):
+        shape = tuple(counts)
+        return Tiling.from_indices(shape, oracle.indices_of_tiles(shape, counts, tiles))
+
+    same = one[0] == other[0] and one[1] == other[1]
+    assert build(*one).same_tiles(build(*other)) == same
+
+
+@given(st.data())
+def test_iota_and_list_that_say_the_same_are_equal(data):
+    sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    perm = data.draw(st.permutations(range(len(sizes))))
+    total = int(np.prod(sizes))
+    first = data.draw(st.sampled_from([d for d in range(1, total + 1) if total % d == 0]))
+    dims = (first, total // first)
+    kinds = data.draw(st.sampled_from([(), ("replicated",), ("unreduced",)]))
+    devices = np.arange(total).reshape(sizes).transpose(perm).reshape(-1)
+    iota = TileAssignment.iota(dims, sizes, perm, kinds)
+    listed = TileAssignment.listed(dims, devices.tolist(), kinds)
+    ndim = 2 - len(kinds)
+    tilings = [Tiling.from_tile_assignment(ta, ndim, total) for ta in (iota, listed)]
+    assert tilings[0] == tilings[1]
+    tile_of = {int(d): divmod(i, dims[1]) for i, d in enumerate(devices)}
+    tiles = [tile_of[d][:ndim] for d in range(total)]
+    check_against_oracle(tilings[0], tiles, dims[:ndim], tuple(d * 2 for d in dims[:ndim]))
+
+
+def test_a_pod_is_never_counted_for_a_few_of_its_devices():
+    grid = MeshGrid(("x", "y", "z"), (2**20, 2**10, 2**20))
+    tiling = Tiling.from_spec(grid, parse_spec([("z", "x"), None]), 2)
+    shape = (2**43, 5)
+    last = grid.size - 1
+    assert tiling.indices(shape, [0, 1, last]) == [
+        (slice(0, 8), slice(None)),
+        (slice(2**23, 2**23 + 8), slice(None)),
+        (slice(2**43 - 8, 2**43), slice(None)),
+    ]
+    assert tiling.replica_ids([0, 1, last, 2**20]).tolist() == [0, 0, 2**10 - 1, 1]
+    assert tiling.to_tile_assignment().to_text() == (
+        "{devices=[1099511627776,1,1024]<=[1073741824,1048576]T(1,0) last_tile_dim_replicate}"
+    )
+    assert tiling.holders(3)[:2] == [3 * 2**30, 3 * 2**30 + 2**20]
+
+
+def test_unconstrained_dims_count_as_uncut():
+    free = Tiling.from_spec(GRID, parse_spec([UNCONSTRAINED, "x"]), 2)
+    assert free == Tiling.from_spec(GRID, parse_spec([None, "x"]), 2)
+
+
+def test_replicated():
+    tiling = Tiling.replicated(8, 2)
+    assert tiling == Tiling.from_spec(GRID, Spec(), 2)
+    assert tiling.is_replicated
+    assert tiling.indices((3, 5)) == [(slice(None), slice(None))] * 8
+    assert Tiling.replicated(3, 0).indices(()) == [()] * 3
+    with pytest.raises(TilingError, match="got 0"):
+        Tiling.replicated(0, 2)
+
+
+def test_zero_sizes_are_cut_into_empty_tiles():
+    tiling = Tiling.from_spec(GRID, parse_spec(["x", "y"]), 2)
+    assert tiling.shard_shape((0, 8)) == (0, 2)
+    assert tiling.indices((0, 8), [5]) == [(slice(0, 0), slice(2, 4))]
+
+
+def test_uneven_sizes_fill_the_first_tiles():
+    tiling = Tiling.from_spec(GRID, parse_spec(["y"]), 1)
+    assert tiling.shard_shape((5,), uneven=True) == (2,)
+    assert tiling.indices((5,), [0, 1, 2, 3], uneven=True) == [
+        (slice(0, 2),),
+        (slice(2, 4),),
+        (slice(4, 5),),
+        (slice(5, 5),),
+    ]
+
+
+def test_arrays_are_read_only():
+    tiling = Tiling.from_spec(GRID, parse_spec(["y"]), 1)
+    with pytest.raises(ValueError, match="read-only"):
+        tiling.tile_ids()[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        tiling.replica_ids()[0] = 1
+
+
+def test_what_does_not_fit():
+    tiling = Tiling.from_spec(GRID, parse_spec(["x", "y"]), 2)
+    with pytest.raises(RankError, match=r"\(8,\) has rank 1, the tiling is for rank 2"):
+        tiling.indices((8,))
+    with pytest.raises(DivisibilityError, match=r"dimension 1 of shape \(2, 6\).*4 tiles") as e:
+        tiling.shard_shape((2, 6))
+    assert (e.value.dim, e.value.tiles) == (1, 4)
+    for ask in (tiling.tile_ids, tiling.replica_ids, lambda p: tiling.indices((2, 4), p)):
+        for wrong in ([8], [0, -1]):
+            with pytest.raises(GridError, match=r"outside 0\.\.7"):
+                ask(wrong)
+    with pytest.raises(TilingError, match=r"outside 0\.\.7"):
+        tiling.holders(8)
+    with pytest.raises(RankError):
+        Tiling.from_spec(GRID, parse_spec(["x", "y"]), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "ndim", "devices", "words"),
+    [
+        ("{replicated}", 1, None, "for how many devices"),
+        ("{maximal device=1}", 1, 4, "gives the other devices nothing"),
+        ("{manual}", 1, 4, "manual sharding"),
+        ("{unknown}", 1, 4, "unknown sharding"),
+        ("{{replicated}}", 1, 4, "tuple sharding"),
+        ("{devices=[2,2]<=[4] last_tile_dims={manual}}", 1, 4, "sub-group"),
+        ("{devices=[2,2]<=[4]}", 1, 4, "tiles 2 dimensions, the array has 1"),
+        ("{devices=[2,2]<=[4]}", 2, 8, "for 4 devices, not 8"),
+    ],
+)
+def test_assignments_that_are_no_tiling(text, ndim, devices, words):
+    with pytest.raises(GeometryError, match=words):
+        Tiling.from_tile_assignment(TileAssignment.parse_text(text), ndim, devices)
+
+
+def test_assignments_that_leave_everything_everywhere():
+    whole = Tiling.replicated(4, 1)
+    for text in ("{replicated}", "{unreduced}"):
+        assert Tiling.from_tile_assignment(TileAssignment.parse_text(text), 1, 4) == whole
+    single = TileAssignment.maximal(0)
+    assert Tiling.from_tile_assignment(single, 3, 1) == Tiling.replicated(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "indices", "words"),
+    [
+        ((4,), [], "at least one device"),
+        ((4,), [(slice(0, 3),), (slice(3, 4),)], r"0\.\.3 and 3\.\.4"),
+        ((4,), [(slice(0, 2),), (slice(1, 3),)], r"0\.\.2 and 1\.\.3"),
+        ((5,), [(slice(0, 2),), (slice(2, 4),)], "size 5 is not cut into equal tiles"),
+        ((4,), [(slice(0, 0),)], "not cut into equal tiles"),
+        ((4,), [(slice(0, 2),), (slice(0, 2),)], r"tile \(1,\) by 0|by 0, tile"),
+        ((4,), [(slice(0, 2),), (slice(2, 4),), (slice(2, 4),)], "by 1, tile"),
+        ((4,), [(slice(0, 1),)], "1 devices can't cover the 4 tiles"),
+        ((10**12, 10**12), [(slice(0, 1), slice(0, 1))] * 3, "can't cover"),
+        ((4,), [(slice(0, 4, 2),)], "step 1"),
+        ((4,), [(0,)], "device 0 has 0 for dimension 0"),
+        ((4,), [(slice(None), slice(None))], "not a tuple of at most 1"),
+        ((4,), [None], "not a tuple"),
+    ],
+)
+def test_indices_that_are_no_tiling(shape, indices, words):
+    with pytest.raises(TilingError, match=words):
+        Tiling.from_indices(shape, indices)
+
+
+def test_indices_may_be_written_in_several_ways():
+    expected = Tiling.from_spec(MeshGrid(("x",), (2,)), parse_spec([None, "x"]), 3)
+    indices = [
+        (slice(None), slice(None, -2), slice(0, 9)),
+        [slice(0, 3), slice(2, 4, 1)],
+    ]
+    assert Tiling.from_indices((3, 4, 5), indices) == expected
+
+
+def test_a_zero_size_counts_as_uncut_in_indices():
+    indices = [(slice(0, 0), slice(0, 1)), (slice(None), slice(1, 2))]
+    assert Tiling.from_indices((0, 2), indices).counts == (1, 2)
