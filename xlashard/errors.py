@@ -184,3 +184,11 @@ class MeshError(XlashardError, RuntimeError):
 
 class CompileError(XlashardError, RuntimeError):
     """A module that can't be compiled as asked."""
+
+
+class DonationError(XlashardError, ValueError):
+    """A donated argument whose buffers no result can take over, where that was forbidden."""
+
+
+class DonationWarning(UserWarning):
+    """A donated argument whose buffers no result can take over."""

@@ -1,0 +1,40 @@
+"""What jaxlib can say of a module or of a compiled program."""
+
+from typing import Any
+
+from jax._src.lib import xla_client as xc
+
+from xlashard._jax import modules
+
+
+def compiled_text(executable: Any) -> str:
+    """The optimised HLO."""
+    return "\n\n".join(m.to_string() for m in executable.hlo_modules())
+
+
+def compiled_cost(executable: Any) -> dict[str, float]:
+    """XLA's estimates for the optimised program: FLOP, bytes accessed, ..."""
+    found = executable.cost_analysis()
+    return dict(found[0] if isinstance(found, list | tuple) else found)
+
+
+def compiled_memory(executable: Any) -> Any:
+    """Bytes per device: arguments, results, aliases, temporaries, code."""
+    return executable.get_compiled_memory_stats()
+
+
+def lowered_cost(client: Any, module: Any) -> dict[str, float]:
+    """XLA's estimates for the module as it is, before optimisation."""
+    return dict(xc._xla.hlo_module_cost_analysis(client, _hlo(module)))
+
+
+def hlo_text(module: Any) -> str:
+    """The module as HLO text."""
+    return _hlo(module).to_string()
+
+
+def _hlo(module: Any) -> Any:
+    computation = xc._xla.mlir.mlir_module_to_xla_computation(
+        modules.to_bytecode(module), use_tuple_args=False, return_tuple=False
+    )
+    return computation.as_hlo_module()

@@ -1,0 +1,189 @@
+"""The PJRT client: compile a module, run it, hold its buffers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compiler, core, dispatch, sharding_impls, xla_bridge
+from jax._src.interpreters import pxla
+from jax._src.layout import Layout
+
+from xlashard._jax import modules
+from xlashard._jax.shardings import Device, device_list, hlo_text
+
+type Executable = Any
+type Handle = jax.Array
+
+
+def client_of(device: Device) -> Any:
+    """The PJRT client that a device belongs to."""
+    return xla_bridge.get_device_backend(device)
+
+
+def platform_of(device: Device) -> str:
+    """The platform by which lowering rules are looked up: `"cpu"`, `"tpu"`, `"cuda"`."""
+    client = client_of(device)
+    return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
+
+
+def default_device() -> Device:
+    """Where a program runs that nothing ties to a device."""
+    return pxla.get_default_device()
+
+
+def devices_of(backend: str) -> list[Device]:
+    """This process's devices of a platform."""
+    return xla_bridge.get_backend(backend).local_devices()
+
+
+def compile_module(
+    module: modules.Module,
+    devices: Sequence[Device],
+    free: tuple[Sequence[bool], Sequence[bool]],
+    options: Sequence[tuple[str, Any]],
+    host_callbacks: Sequence[Any] = (),
+) -> Executable:
+    """Compiles through JAX's persistent cache, where one is configured.
+
+    Args:
+        module: The annotated module.
+        devices: The device assignment.
+        free: For each argument and for each result, whether the partitioner may choose.
+        options: Options of the compiler, by name.
+        host_callbacks: From the lowering.
+    """
+    client = client_of(devices[0])
+    grid = np.empty((1, len(devices)), dtype=object)
+    grid[0, :] = devices
+    compile_options = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=grid,
+        env_options_overrides=dict(options),
+        detailed_logging=compiler.use_detailed_logging(module),
+        backend=client,
+    )
+    build = compile_options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = list(free[0])
+    build.allow_spmd_sharding_propagation_to_output = list(free[1])
+    compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
+        len(free[0]), client.platform
+    )
+    return compiler.compile_or_get_cached(
+        client, module, grid[0], compile_options, list(host_callbacks), device_list(devices), None
+    )
+
+
+def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
+    """What makes a buffer handle of one result's buffers; `sharding` is JAX's own."""
+    return pxla.global_aval_to_result_handler(aval, sharding, committed)
+
+
+def physical_sharding(aval: Any, sharding: Any) -> Any:
+    """JAX's sharding of the buffers behind a value."""
+    if aval is core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return sharding
+    return sharding_impls.physical_sharding(aval, sharding)
+
+
+def reported_shardings(executable: Executable, of: str, count: int) -> list[Any] | None:
+    """What the partitioner chose, as `OpSharding`s, or None where it does not say.
+
+    Args:
+        executable: The compiled program.
+        of: `"parameters"` or `"outputs"`.
+        count: How many there are.
+    """
+    if of == "parameters":
+        found = executable.get_parameter_shardings()
+    else:
+        found = executable.get_output_shardings()
+    if not found:
+        return None
+    found = list(found)
+    if len(found) == 1 and count > 1:
+        # XLA puts one sharding in place of a tuple of equal ones.
+        found = found * count
+    return found if len(found) == count else None
+
+
+def sharding_texts(found: Sequence[Any]) -> list[str]:
+    """`OpSharding`s in the HLO syntax."""
+    return [hlo_text(s) for s in found]
+
+
+def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
+    """The memory of each result."""
+    try:
+        kinds = list(executable.get_output_memory_kinds()[0])
+    except Exception:  # not every PJRT plugin answers
+        return [None] * count
+    return kinds if len(kinds) == count else [None] * count
+
+
+def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
+    """The layouts of parameters and results, or None where the plugin does not say."""
+    try:
+        parameters = executable.get_parameter_layouts()
+        outputs = executable.get_output_layouts()
+    except Exception:  # not every PJRT plugin answers
+        return None
+    read = Layout.from_pjrt_layout
+    return [read(x) for x in parameters], [read(x) for x in outputs]
+
+
+def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Sequence[Any]) -> Any:
+    """Layouts with None where they are the default, as argument placement wants them."""
+    return pxla.get_dispatch_layouts(layouts, shardings, avals)
+
+
+def run(executable: Executable, handles: Sequence[Handle], handlers: Sequence[Any]) -> list[Handle]:
+    """Runs a program without effects: handles in, handles out."""
+    results = executable.execute_sharded(handles)
+    if dispatch.needs_check_special():
+        results = results.consume_with_handlers(
+            [h.pre_wrap(lambda bufs: _check_special("pjit", bufs)) for h in handlers]
+        )
+        return results
+    return results.consume_with_handlers(handlers)
+
+
+def _check_special(name: str, buffers: Any) -> Any:
+    return dispatch.check_special_array(name, buffers)
+
+
+def run_with_tokens(
+    executable: Executable,
+    handles: Sequence[Handle],
+    handlers: Sequence[Any],
+    ordered_effects: Sequence[Any],
+) -> list[Handle]:
+    """Runs a program with effects, in order with those that ran before."""
+    devices = executable.local_devices()
+    runtime = dispatch.runtime_tokens
+    tokens = [runtime.get_token_input(e, devices)._buf for e in ordered_effects]
+    results = executable.execute_sharded([*tokens, *handles], with_tokens=True)
+    token_buffers = results.consume_with_handlers(
+        [lambda xs: xs] * len(ordered_effects), strict=False
+    )
+    sharded = results.consume_token()
+    for i, device in enumerate(devices):
+        runtime.set_output_runtime_token(device, sharded.get_token(i))
+    for effect, buffers in zip(ordered_effects, token_buffers, strict=True):
+        runtime.set_token_result(effect, core.Token(_joined_token(buffers)))
+    return results.consume_with_handlers(handlers)
+
+
+def _joined_token(buffers: Sequence[Any]) -> Any:
+    if len(buffers) == 1:
+        return buffers[0]
+    devices = [b.sharding._device_assignment[0] for b in buffers]
+    mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("token",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("token"))
+    return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
+
+
+def checks_results() -> bool:
+    """True if results are to be looked through for NaN or Inf (`jax_debug_nans`, ..._infs)."""
+    return dispatch.needs_check_special()

@@ -1,0 +1,110 @@
+"""jaxlib's C++ dispatcher, and how it unwraps arguments and wraps results.
+
+The dispatcher flattens arguments by its own registry of pytree nodes, in which an `Array` is a node
+with one child: its buffer handle. A repeat call therefore enters Python once, to wrap the results.
+They stand in the result tree as ONE node over all handles (`_Outputs`), since a call into Python
+per result would cost more than the wrapping itself.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from jax._src import tree_util
+from jax._src.interpreters import pxla
+from jax._src.lib import _jax
+
+type Handle = Any
+type TreeDef = Any
+
+
+class _Output:
+    """Stands for a result that is a single array."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+
+class _Outputs:
+    """Stands for a result tree: all its handles, and the tree to hang them in."""
+
+    __slots__ = ("handles", "treedef")
+
+    def __init__(self, handles: Sequence[Handle], treedef: TreeDef) -> None:
+        self.handles = handles
+        self.treedef = treedef
+
+
+def register_nodes(
+    array_type: type,
+    handle_field: str,
+    wrap: Callable[[Handle], Any],
+    wrap_tree: Callable[[TreeDef, Sequence[Handle]], Any],
+) -> None:
+    """Teaches the dispatcher to unwrap and to wrap an array type."""
+    registry = tree_util.dispatch_registry
+    registry.register_dataclass_node(array_type, [handle_field], [])
+    registry.register_node(
+        _Output, lambda out: ((out.handle,), None), lambda _, handles: wrap(handles[0])
+    )
+    registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrap_tree)
+
+
+_LEAF = tree_util.tree_structure(0)
+
+
+class FastPath(NamedTuple):
+    """What a repeat call needs: jaxlib reads these fields by name."""
+
+    xla_executable: Any
+    out_pytree_def: Any
+    in_shardings: Sequence[Any]
+    out_shardings: Sequence[Any]
+    out_avals: Sequence[Any]
+    out_committed: Sequence[bool]
+    kept_var_bitvec: Sequence[bool]
+    in_device_local_layouts: Sequence[Any]
+    const_args: Sequence[Any]
+
+
+def output_tree(treedef: TreeDef, handles: Sequence[Handle]) -> TreeDef:
+    """The dispatcher's tree of a result, from the user's tree of it."""
+    out = _Output(handles[0]) if treedef == _LEAF else _Outputs(tuple(handles), treedef)
+    return tree_util.dispatch_registry.flatten(out, None)[1]
+
+
+def new_dispatcher(
+    name: str,
+    fun: Callable[..., Any] | None,
+    cache_miss: Callable[..., tuple[Any, FastPath | None, bool]],
+    static: tuple[Sequence[int], Sequence[str]],
+    key: Hashable,
+) -> Any:
+    """A callable that goes to `cache_miss` for arguments it has not seen.
+
+    Args:
+        name: For profiles.
+        fun: Called as it is under `jax.disable_jit`.
+        cache_miss: Takes the call's arguments; gives its result, the fast path for the next such
+            call (or None), and False.
+        static: The positions and names of static arguments.
+        key: Identifies the dispatcher to jaxlib.
+    """
+    argnums, argnames = static
+    return _jax.pjit(
+        name,
+        fun,
+        cache_miss,
+        list(argnums),
+        list(argnames),
+        key,
+        tree_util.dispatch_registry,
+        pxla.cc_shard_arg,
+    )
+
+
+def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:
+    """Buffer handles of values under shardings; what is already so is taken as it is."""
+    semantics = [_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
+    return pxla.shard_args(shardings, layouts, semantics, values)

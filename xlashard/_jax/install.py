@@ -1,0 +1,54 @@
+"""Everything that this project registers with JAX, in one list."""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from jax._src import core, dtypes
+from jax._src.interpreters import mlir, pxla
+
+from xlashard._jax import dispatch
+
+_installed: list[type] = []
+
+
+def install(
+    array_type: type,
+    wrap: Callable[[Any], Any],
+    wrap_tree: Callable[[Any, Sequence[Any]], Any],
+) -> None:
+    """Makes JAX take an array type for what it is. Doing it again changes nothing.
+
+    Args:
+        array_type: The class; its instances hold their buffer handle in `_handle`.
+        wrap: From a handle to an instance.
+        wrap_tree: From a tree and its handles to the tree of instances.
+    """
+    if array_type in _installed:
+        return
+    handle_of = attrgetter("_handle")
+
+    def aval_of(x: Any) -> Any:
+        handle = x._handle
+        return core.pytype_aval_mappings[type(handle)](handle)
+
+    def shard_arg(
+        xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], semantics: Sequence[Any]
+    ) -> Sequence[Any]:
+        return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
+
+    def constant(x: Any, *args: Any) -> Any:
+        handle = x._handle
+        return mlir.get_constant_handler(type(handle))(handle, *args)
+
+    # Its abstract value, wherever JAX looks at an argument or a closed-over value.
+    core.pytype_aval_mappings[array_type] = aval_of
+    # Operators of JAX take the handle itself.
+    dtypes.register_canonicalize_value_handler(array_type, handle_of)
+    # Placement of arguments of JAX's own compiled functions.
+    pxla.shard_arg_handlers[array_type] = shard_arg
+    # Closed-over values of traced functions.
+    mlir.register_constant_handler(array_type, constant)
+    # jaxlib's dispatcher: arguments in, results out.
+    dispatch.register_nodes(array_type, "_handle", wrap, wrap_tree)
+    _installed.append(array_type)

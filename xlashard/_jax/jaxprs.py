@@ -1,0 +1,97 @@
+"""Reading and rebuilding jaxprs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core
+from jax._src.interpreters import partial_eval as pe
+
+type Jaxpr = Any
+
+Literal = core.Literal
+
+
+def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+    """Makes some of the values that a jaxpr closes over its first arguments.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        chosen: For each closed-over value whether it becomes an argument.
+
+    Returns:
+        The new jaxpr, and the values that are arguments now.
+    """
+    if not any(chosen):
+        return jaxpr, []
+    moved = [v for v, c in zip(jaxpr.constvars, chosen, strict=True) if c]
+    left = [v for v, c in zip(jaxpr.constvars, chosen, strict=True) if not c]
+    values = [v for v, c in zip(jaxpr.consts, chosen, strict=True) if c]
+    kept = [v for v, c in zip(jaxpr.consts, chosen, strict=True) if not c]
+    invars = [*moved, *jaxpr.invars]
+    debug = jaxpr.debug_info
+    names = debug.safe_arg_names(len(jaxpr.invars))
+    debug = debug._replace(arg_names=(*("",) * len(moved), *names))
+    effects = pe.make_jaxpr_effects(left, invars, jaxpr.outvars, jaxpr.eqns)
+    return (
+        jaxpr.replace(
+            constvars=left, invars=invars, effects=effects, debug_info=debug, consts=kept
+        ),
+        values,
+    )
+
+
+def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """Removes what no result and no effect needs.
+
+    Returns:
+        The smaller jaxpr, and for each argument whether it is still there.
+    """
+    smaller, _, kept = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
+    return smaller, tuple(kept)
+
+
+def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
+    """A function of flat arguments that evaluates a closed jaxpr."""
+    return core.jaxpr_as_fun(jaxpr)
+
+
+def from_function(
+    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str
+) -> Jaxpr:
+    """The closed jaxpr of a function of flat arguments."""
+
+    def named(*args: Any) -> Sequence[Any]:
+        return fun(*args)
+
+    named.__name__ = named.__qualname__ = name
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return jax.make_jaxpr(named)(*specs)
+
+
+def boundary(
+    jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
+) -> tuple[list[Any], list[Any]]:
+    """What a primitive of one value says of the arguments and of the results of a jaxpr.
+
+    Returns:
+        For each argument the parameter of the equation of `primitive` that reads it first, and for
+        each result that of the equation which makes it; None where there is no such equation.
+    """
+    reads: dict[Any, Any] = {}
+    makes: dict[Any, Any] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is not primitive:
+            continue
+        (source,), (target,) = eqn.invars, eqn.outvars
+        if not isinstance(source, Literal):
+            reads.setdefault(source, eqn.params[parameter])
+        makes[target] = eqn.params[parameter]
+    ins = [reads.get(v) for v in jaxpr.invars]
+    outs = [None if isinstance(v, Literal) else makes.get(v) for v in jaxpr.outvars]
+    return ins, outs
+
+
+def has_effects(jaxpr: Jaxpr) -> bool:
+    """True if running the jaxpr does more than give results."""
+    return bool(jaxpr.effects)

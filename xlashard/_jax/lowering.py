@@ -1,0 +1,159 @@
+"""JAX's lowering rules: from a jaxpr to the body of a StableHLO module."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax._src import config, core, effects as effects_lib, sharding_impls
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir, passmanager
+
+from xlashard._jax.shardings import AbstractMesh, Device, JaxNamedSharding, JaxSharding
+from xlashard._jax.tracing import Jaxpr, needs_devices
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredBody:
+    """A module with an unannotated `@main`, and what must live as long as its program.
+
+    Attributes:
+        module: The module; `@main` takes the tokens of `ordered_effects`, then the arguments.
+        main: The `func.func @main` operation.
+        ordered_effects: Effects whose tokens come first among arguments and results.
+        has_effects: True if the program must be run with tokens.
+        keepalives: Python objects that the module points to.
+        host_callbacks: Callbacks that the compiler is handed.
+    """
+
+    module: Any
+    main: Any
+    ordered_effects: tuple[Any, ...]
+    has_effects: bool
+    keepalives: tuple[Any, ...]
+    host_callbacks: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class LoweringTarget:
+    """Where a body is going to run.
+
+    Attributes:
+        platform: `"cpu"`, `"tpu"`, `"cuda"`, ...
+        client: The PJRT client, or None to lower without one.
+        devices: The device assignment.
+        shardings: The shardings in play, for primitives that need to know the mesh.
+    """
+
+    platform: str
+    client: Any
+    devices: tuple[Device, ...]
+    shardings: tuple[JaxSharding, ...] = ()
+
+
+def lower_body(jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget) -> LoweredBody:
+    """Lowers a closed jaxpr into the `@main` of a fresh module, without annotations."""
+    unlowerable = effects_lib.lowerable_effects.filter_not_in(jaxpr.effects)
+    if unlowerable:
+        raise ValueError(f"a program can't carry these effects: {unlowerable}")
+    ordered = tuple(effects_lib.ordered_effects.filter_in(jaxpr.effects))
+    unordered = tuple(effects_lib.ordered_effects.filter_not_in(jaxpr.effects))
+    if len(to.devices) > 1:
+        single = effects_lib.shardable_ordered_effects.filter_not_in(ordered)
+        if single:
+            raise ValueError(
+                f"these ordered effects run on one device only, not on {len(to.devices)}: {single}"
+            )
+    bound = to.devices if needs_devices(jaxpr) else None
+    context = mlir.ModuleContext(
+        platforms=(to.platform,),
+        backend=to.client,
+        axis_context=sharding_impls.ShardingContext(
+            len(to.devices), bound, _abstract_mesh(to.shardings) if bound else None
+        ),
+        keepalives=[],
+        # The first channel is the collectives'.
+        channel_iterator=itertools.count(mlir.COLLECTIVE_CHANNEL_ID + 1),
+        host_callbacks=[],
+        lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
+        pallas_collective_id_mapping=(
+            mlir.CollectiveIdMapping.from_jaxpr(jaxpr) if to.platform == "tpu" else None
+        ),
+    )
+    with context.context, ir.Location.unknown(context.context):
+        main = mlir.lower_jaxpr_to_fun(
+            context,
+            name,
+            jaxpr,
+            ordered,
+            num_const_args=0,
+            main_function=True,
+            in_avals=list(jaxpr.in_avals),
+            out_avals=list(jaxpr.out_avals),
+            arg_names=list(arg_names),
+        )
+    return LoweredBody(
+        module=context.module,
+        main=main,
+        ordered_effects=ordered,
+        has_effects=bool(ordered or unordered or context.host_callbacks),
+        keepalives=tuple(context.keepalives),
+        host_callbacks=tuple(context.host_callbacks),
+    )
+
+
+def _abstract_mesh(shardings: Sequence[JaxSharding]) -> AbstractMesh | None:
+    meshes = {s.mesh.abstract_mesh for s in shardings if isinstance(s, JaxNamedSharding)}
+    if len(meshes) > 1:
+        raise ValueError(
+            f"a primitive inside needs to know the mesh, but the shardings name {len(meshes)}: "
+            + ", ".join(map(str, meshes))
+        )
+    return next(iter(meshes), None)
+
+
+def uses_shardy() -> bool:
+    """Which partitioner JAX's own rules write for; ours follow."""
+    return config.use_shardy_partitioner.value
+
+
+def lift_meshes(module: Any) -> None:
+    """Gives each mesh that stands inside an annotation one `sdy.mesh` symbol."""
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(
+            module.operation
+        )
+
+
+def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
+    """The operation that pins the sharding of a value inside a body.
+
+    Args:
+        ctx: The context of a lowering rule.
+        x: The value.
+        text: The attribute: of Shardy, or the HLO sharding.
+        open_dims: Dimensions left to the partitioner (HLO form; in Shardy's the text says it).
+    """
+    if uses_shardy():
+        from_text = ir.Attribute.parse(text)
+        return mlir.dialects.sdy.sharding_constraint(x, from_text)
+    config_text = f"unspecified_dims=[{','.join(map(str, open_dims))}]" if open_dims else ""
+    op = mlir.custom_call(
+        "Sharding",
+        result_types=[x.type],
+        operands=[x],
+        backend_config=config_text,
+        api_version=1,
+    )
+    op.attributes["mhlo.sharding"] = ir.StringAttr.get(text)
+    return op.result
+
+
+def register_lowering(primitive: Any, rule: Any) -> None:
+    """Sets the lowering rule of a primitive, for every platform."""
+    mlir.register_lowering(primitive, rule)
+
+
+def dtype_name(aval: Any) -> str:
+    """`float32[8,16]`, as a jaxpr prints it."""
+    return aval.str_short() if isinstance(aval, core.ShapedArray) else str(aval)

@@ -1,0 +1,107 @@
+"""JAX's sharding classes and the HLO shardings behind them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src.layout import AutoLayout, Format, Layout
+from jax._src.lib import xla_client as xc
+from jax._src.mesh import AbstractMesh, Mesh
+from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue
+
+type Device = jax.Device
+
+JaxSharding = jax.sharding.Sharding
+JaxNamedSharding = jax.sharding.NamedSharding
+JaxSingleDeviceSharding = jax.sharding.SingleDeviceSharding
+JaxGSPMDSharding = GSPMDSharding
+HloSharding = xc.HloSharding
+OpSharding = xc.OpSharding
+HANDLE_TYPE = xc.ArrayImpl
+"""The class of JAX's concrete arrays, in which buffer handles come."""
+
+__all__ = [
+    "HANDLE_TYPE",
+    "UNSPECIFIED",
+    "AbstractMesh",
+    "AutoLayout",
+    "Device",
+    "Format",
+    "HloSharding",
+    "JaxGSPMDSharding",
+    "JaxNamedSharding",
+    "JaxSharding",
+    "JaxSingleDeviceSharding",
+    "Layout",
+    "Mesh",
+    "OpSharding",
+    "UnspecifiedValue",
+    "default_memory_kind",
+    "device_assignment",
+    "device_list",
+    "hlo_from_text",
+    "hlo_text",
+    "jax_hlo_sharding",
+    "layout_text",
+    "with_interface",
+]
+
+
+def with_interface[T](interface: type[T], jax_class: type) -> type[T]:
+    """A base class that is both: our interface first, then one of JAX's sharding classes.
+
+    The oldest supported jaxlib refuses to create such a class with two bases at once, though it
+    has nothing against one that gets its first base afterwards.
+    """
+    joined: Any = type(jax_class)(
+        jax_class.__name__, (jax_class,), {"__module__": interface.__module__}
+    )
+    joined.__bases__ = (interface, jax_class)
+    return joined
+
+
+def device_assignment(sharding: JaxSharding) -> tuple[Device, ...]:
+    """The devices of a sharding in the order in which tiles are dealt to them."""
+    return tuple(sharding._device_assignment)
+
+
+def device_list(devices: Sequence[Device]) -> xc.DeviceList:
+    """JAX's hashable list of devices, shared between executables and shardings."""
+    return xc.DeviceList(tuple(devices))
+
+
+def hlo_from_text(text: str) -> HloSharding:
+    """Reads the HLO syntax, `{devices=[2,4]<=[8]}`."""
+    return HloSharding.from_string(text)
+
+
+def hlo_text(sharding: Any) -> str:
+    """Writes an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
+    if isinstance(sharding, OpSharding):
+        sharding = HloSharding.from_proto(sharding)
+    if not sharding.tuple_elements():
+        # The partitioner may answer in the mesh form (V3); the tile form says the same.
+        sharding = HloSharding.v3_to_v2_sharding(sharding)
+    return sharding.to_string()
+
+
+def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> HloSharding:
+    """The HLO sharding of a sharding class that only JAX knows."""
+    return sharding._to_xla_hlo_sharding(ndim)
+
+
+def layout_text(layout: Any, dtype: Any) -> str | None:
+    """A layout as a module writes it; None for the default one."""
+    if layout is None:
+        return None
+    if isinstance(layout, type(AutoLayout)):
+        return "auto"
+    return str(layout._to_xla_layout(dtype))
+
+
+def default_memory_kind(device: Device) -> str | None:
+    """The memory that a device's arrays live in unless somebody asks for another."""
+    try:
+        return device.default_memory().kind
+    except Exception:  # not every PJRT plugin has memories
+        return None

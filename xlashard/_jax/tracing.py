@@ -1,0 +1,167 @@
+"""From a Python function to its jaxpr, and what may be read off one."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax._src import core, dispatch, mesh as mesh_lib, pjit as jax_pjit, sharding_impls
+
+from xlashard._jax.shardings import JaxSharding, Mesh
+
+type Jaxpr = Any
+type TreeDef = Any
+
+Tracer = core.Tracer
+
+
+@dataclass(frozen=True, eq=False)
+class TracedFunction:
+    """A function after tracing.
+
+    Attributes:
+        name: The function's name.
+        jaxpr: Its closed jaxpr.
+        in_avals: The abstract values of its dynamic arguments.
+        in_tree: The tree of `(args, kwargs)`, static ones taken out.
+        out_tree: The tree of its result.
+        arg_names: A path for each dynamic argument (`state['params']['w']`).
+        result_paths: A path for each result.
+        consts: Tracers that it closes over; they go in front of the arguments.
+    """
+
+    name: str
+    jaxpr: Jaxpr
+    in_avals: tuple[Any, ...]
+    in_tree: TreeDef
+    out_tree: TreeDef
+    arg_names: tuple[str, ...]
+    result_paths: tuple[str, ...]
+    consts: tuple[Any, ...]
+
+
+class FunctionTracer:
+    """Traces one function, and remembers what it has traced while the function lives.
+
+    Args:
+        fun: The function.
+        static_argnums: Positions of static arguments.
+        static_argnames: Names of static arguments.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        static_argnums: int | Sequence[int] | None,
+        static_argnames: str | Sequence[str] | None,
+    ) -> None:
+        self._jitted = jax.jit(
+            fun, static_argnums=static_argnums, static_argnames=static_argnames
+        )
+        self._fun = fun
+        self._info = self._jitted._jit_info
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """Positions of static arguments, names resolved by the function's signature."""
+        return self._info.static_argnums
+
+    @property
+    def static_argnames(self) -> tuple[str, ...]:
+        """Names of static arguments, positions resolved by the function's signature."""
+        return self._info.static_argnames
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None
+    ) -> tuple[TracedFunction, list[Any]]:
+        """Traces for the shapes of a call's arguments, under a mesh.
+
+        Returns:
+            The traced function, and the call's dynamic arguments as a flat list.
+        """
+        with use_mesh(mesh):
+            params, flat = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
+        jaxpr = params.params["jaxpr"]
+        debug = jaxpr.debug_info
+        traced = TracedFunction(
+            name=params.params["name"],
+            jaxpr=jaxpr,
+            in_avals=tuple(params.in_avals),
+            in_tree=params.in_tree,
+            out_tree=params.out_tree,
+            arg_names=tuple(params.arg_names),
+            result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
+            consts=tuple(params.consts),
+        )
+        return traced, list(flat)[len(traced.consts) :]
+
+    def forget(self) -> None:
+        """Drops what was traced."""
+        self._jitted.clear_cache()
+
+
+def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """Lets the traced function see a mesh, as `jax.set_mesh` would."""
+    stack = ExitStack()
+    if mesh is not None:
+        stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
+        stack.enter_context(mesh_lib.use_abstract_mesh(mesh.abstract_mesh))
+    return stack
+
+
+def mesh_in_force() -> Mesh | None:
+    """The mesh of `with mesh:` or of `jax.set_mesh`, whichever is in force here."""
+    legacy = mesh_lib.thread_resources.env.physical_mesh
+    if not legacy.empty:
+        return legacy
+    concrete = mesh_lib.get_concrete_mesh()
+    return None if concrete is None or concrete.empty else concrete
+
+
+def is_top_level() -> bool:
+    """True where no transformation and no trace is under way."""
+    return core.trace_state_clean()
+
+
+def abstractify(value: object) -> Any:
+    """The abstract value of an argument.
+
+    Raises:
+        TypeError: If it is nothing that JAX computes with.
+    """
+    return core.shaped_abstractify(value)
+
+
+def physical_aval(aval: Any) -> Any:
+    """The aval of the buffers behind an aval: keys become the integers that hold them."""
+    return core.physical_aval(aval)
+
+
+def is_extended(aval: Any) -> bool:
+    """True for values whose buffers have another shape than they (PRNG keys)."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def is_token(aval: Any) -> bool:
+    """True for the ordering tokens of effects."""
+    return aval is core.abstract_token
+
+
+def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
+    """The concrete shardings that JAX's own primitives inside a jaxpr carry."""
+    found = dispatch.get_intermediate_shardings(jaxpr)
+    return [s for s, _ in found if isinstance(s, JaxSharding)]
+
+
+def needs_devices(jaxpr: Jaxpr) -> bool:
+    """True if a primitive inside can't be lowered without knowing the devices."""
+    return dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
+
+
+def equations(jaxpr: Jaxpr) -> list[Any]:
+    """The equations of a jaxpr and of all jaxprs inside it."""
+    found = list(jaxpr.eqns)
+    for inner in core.subjaxprs(jaxpr):
+        found.extend(equations(inner))
+    return found

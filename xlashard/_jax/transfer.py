@@ -1,0 +1,130 @@
+"""Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client as xc
+
+type Handle = Any
+type Aval = Any
+type Device = jax.Device
+type JaxSharding = jax.sharding.Sharding
+
+HandleType: Any = xc.ArrayImpl
+"""The class of buffer handles."""
+
+Tracer = core.Tracer
+
+# Zero-copy buffers of the CPU client must start at such an address.
+_ALIGNMENT = 64
+
+
+@lru_cache(maxsize=4096)
+def make_aval(
+    shape: tuple[int, ...], dtype: Any, sharding: JaxSharding, weak_type: bool = False
+) -> Aval:
+    """The abstract value of an array that lies so: a mesh with explicit axes shows in it."""
+    aval = core.ShapedArray(shape, dtype, weak_type=weak_type)
+    return core.update_aval_with_sharding(aval, sharding)
+
+
+def aval_of(x: Any) -> Aval:
+    """The abstract value of anything that JAX takes for an array.
+
+    Raises:
+        TypeError: If JAX doesn't.
+    """
+    return core.typeof(x)
+
+
+def default_device() -> Device:
+    """Where uncommitted values go."""
+    return pxla.get_default_device()
+
+
+def split(handle: Handle) -> Sequence[Handle]:
+    """One handle per addressable device, in the order of the device assignment; shares memory."""
+    return handle._arrays
+
+
+def assemble(
+    aval: Aval, sharding: JaxSharding, buffers: Sequence[Handle], *, committed: bool = True
+) -> Handle:
+    """One handle over single-device ones, which must stand in the order of the device assignment.
+
+    Nothing is checked or moved; shares memory.
+    """
+    return HandleType(aval, sharding, list(buffers), committed=committed, _skip_checks=True)
+
+
+def put(
+    aval: Aval,
+    sharding: JaxSharding,
+    pieces: Sequence[Any],
+    devices: Sequence[Device],
+    *,
+    committed: bool = True,
+    alias: bool = False,
+) -> Handle:
+    """Puts one piece on each device, all in one call, and makes one handle of them.
+
+    Args:
+        aval: Of the whole.
+        sharding: JAX's; its memory kind says which memory of the devices.
+        pieces: NumPy arrays or single-device handles.
+        devices: This process's devices of the sharding, in its order.
+        committed: Whether computations must stay on these devices.
+        alias: Allows the buffers to be the host memory itself, which then must never change.
+            Otherwise host memory is free for other use on return.
+    """
+    semantics = xc.HostBufferSemantics
+    kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
+    return xc.batched_device_put(
+        aval, sharding, list(pieces), list(devices), committed, False, kept
+    )
+
+
+def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:
+    """The same shards, in the same order, on the devices and in the memory of another sharding.
+
+    Args:
+        handle: The source.
+        sharding: With as many devices as the source has.
+        fresh: Copies also what is there already; otherwise that is shared.
+    """
+    semantics = xc.ArrayCopySemantics
+    how = semantics.ALWAYS_COPY if fresh else semantics.REUSE_INPUT
+    devices = sharding._internal_device_list
+    return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
+
+
+def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
+    """The value of a single-device or replicated handle, and whether it is a copy of its own.
+
+    Where it isn't (a CPU's memory), it is a window on the buffer and keeps that alive.
+    """
+    return handle._single_device_array_to_np_array_did_copy()
+
+
+def start_host_copy(handle: Handle) -> None:
+    """Starts the transfer of a single-device handle to the host."""
+    handle._copy_single_device_array_to_host_async()
+
+
+def shareable(device: Device) -> bool:
+    """Whether the device's memory is the host's, so that several may use one block of it."""
+    return device.platform == "cpu"
+
+
+def aligned_copy(value: np.ndarray) -> np.ndarray:
+    """A contiguous copy that a CPU device can take as its buffer without copying it again."""
+    block = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    out = block[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    out[...] = value
+    return out

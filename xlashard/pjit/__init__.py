@@ -1,0 +1,21 @@
+"""pjit: functions of arrays as programs over many devices."""
+
+from xlashard.pjit.api import jit, pjit
+from xlashard.pjit.constraint import with_sharding_constraint
+from xlashard.pjit.prepare import PROGRAMS
+from xlashard.pjit.resources import AUTO, UNSPECIFIED
+from xlashard.pjit.stages import Compiled, Lowered, Traced
+from xlashard.pjit.step import BoundStep
+
+__all__ = [
+    "AUTO",
+    "PROGRAMS",
+    "UNSPECIFIED",
+    "BoundStep",
+    "Compiled",
+    "Lowered",
+    "Traced",
+    "jit",
+    "pjit",
+    "with_sharding_constraint",
+]

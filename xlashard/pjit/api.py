@@ -1,0 +1,126 @@
+"""`pjit`: a Python function as one program over many devices."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xlashard._jax import dispatch
+from xlashard.pjit.function import Function
+from xlashard.pjit.options import DonationMode, check_callable, index_tuple, name_tuple, read_options
+from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
+
+def pjit(
+    fun: Callable[..., Any],
+    in_shardings: Any = UNSPECIFIED,
+    out_shardings: Any = UNSPECIFIED,
+    static_argnums: int | Sequence[int] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    *,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+    donation: DonationMode = "warn",
+    in_axis_resources: Any = UNSPECIFIED,
+    out_axis_resources: Any = UNSPECIFIED,
+) -> Any:
+    """Compiles a function into one program that runs over many devices.
+
+    Args:
+        fun: A function of pytrees of arrays.
+        in_shardings: Where the arguments go: a prefix of the tuple of arguments whose leaves are
+            None (replicated), a PartitionSpec on the mesh in force at the call, a Sharding, or
+            `UNSPECIFIED` (stay where they are).
+        out_shardings: Where the results go, as a prefix of the result; what is unspecified stays
+            where the partitioner puts it.
+        static_argnums: Positions of arguments that are part of the program; hashable.
+        donate_argnums: Positions of arguments whose buffers the results may take over.
+        static_argnames: Names of arguments that are part of the program.
+        donate_argnames: Names of arguments whose buffers the results may take over.
+        keep_unused: Keep arguments that no result needs.
+        device: Run on this one device.
+        backend: Run on this platform.
+        inline: Inside another program, leave no function of its own.
+        compiler_options: Options of XLA.
+        donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
+        in_axis_resources: An older name of `in_shardings`.
+        out_axis_resources: An older name of `out_shardings`.
+
+    Returns:
+        A function of the same arguments, with `lower`, `trace`, `eval_shape` and `clear_cache`.
+
+    Raises:
+        ArgumentError: If an option is of the wrong kind.
+        ResourceError: If a sharding is none, or (at the call) does not fit its argument.
+        DeviceMismatchError: At the call, if its arguments live on different devices.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> double = pjit(lambda x: x * 2, out_shardings=jax.sharding.PartitionSpec("data"))
+        >>> with mesh:
+        ...     print(double(np.arange(4)))
+        [0 2 4 6]
+    """
+    check_callable(fun)
+    options = read_options(
+        _either(in_shardings, in_axis_resources),
+        _either(out_shardings, out_axis_resources),
+        (donate_argnums, donate_argnames),
+        (device, backend),
+        {
+            "keep_unused": keep_unused,
+            "inline": inline,
+            "compiler_options": compiler_options,
+            "donation": donation,
+        },
+    )
+    static = (
+        index_tuple(static_argnums, "static_argnums") if static_argnums is not None else None,
+        name_tuple(static_argnames, "static_argnames") if static_argnames is not None else None,
+    )
+    return _dispatched(Function(fun, options, static))
+
+
+jit = pjit
+
+
+def _either(new: Any, old: Any) -> Any:
+    return old if new is UNSPECIFIED else new
+
+
+def _dispatched(function: Function) -> Any:
+    """The C++ callable over a function; its methods are attributes of the instance."""
+    tracer = function.tracer
+    call = dispatch.new_dispatcher(
+        function.name,
+        function.fun,
+        function.miss,
+        (tracer.static_argnums, tracer.static_argnames),
+        function.name,
+    )
+    functools.update_wrapper(call, function.fun)
+
+    def lower(*args: Any, **kwargs: Any) -> Lowered:
+        return lower_call(function, args, kwargs)
+
+    def trace(*args: Any, **kwargs: Any) -> Traced:
+        return trace_call(function, args, kwargs)
+
+    def eval_shape(*args: Any, **kwargs: Any) -> Any:
+        return trace_call(function, args, kwargs).out_info
+
+    def clear_cache() -> None:
+        call._clear_cache()
+        function.clear_cache()
+
+    call.lower = lower
+    call.trace = trace
+    call.eval_shape = eval_shape
+    call.clear_cache = clear_cache
+    call._function = function
+    return call

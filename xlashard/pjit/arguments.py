@@ -1,0 +1,116 @@
+"""The arguments of one call: where each is, and whether it is bound to that place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.lowering import dtype_name
+from xlashard._jax.tracing import Tracer, abstractify
+from xlashard.array import Array
+from xlashard.errors import ArgumentError, DeletedError, ShardingError
+from xlashard.sharding import XLACompatibleSharding, from_jax
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One dynamic argument, by what decides the program.
+
+    Attributes:
+        path: As a person would write it: `state['params']['w']`.
+        aval: Its abstract value.
+        sharding: Where it is now, or None for a value of the host.
+        committed: Whether it is bound to its devices.
+    """
+
+    path: str
+    aval: Any
+    sharding: XLACompatibleSharding | None
+    committed: bool
+
+    def describe(self) -> str:
+        """`state['w'] (float32[8,16])`."""
+        return f"{self.path} ({dtype_name(self.aval)})"
+
+
+def describe_arguments(
+    values: Sequence[Any], paths: Sequence[str], avals: Sequence[Any]
+) -> tuple[Argument, ...]:
+    """What decides the program, of each value of a call.
+
+    Raises:
+        DeletedError: If a value's buffers are gone.
+    """
+    return tuple(
+        _describe(value, path, aval)
+        for value, path, aval in zip(values, paths, avals, strict=True)
+    )
+
+
+def _describe(value: Any, path: str, aval: Any) -> Argument:
+    handle = value._handle if isinstance(value, Array) else value
+    if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
+        given = getattr(value, "sharding", None)
+        if isinstance(value, jax.ShapeDtypeStruct) and given is not None:
+            return Argument(path, aval, _compatible(given, path), True)
+        return Argument(path, aval, None, False)
+    if handle.is_deleted():
+        raise DeletedError(_deleted_text(value, path, aval))
+    return Argument(path, aval, _compatible(handle.sharding, path), bool(handle._committed))
+
+
+def _deleted_text(value: Any, path: str, aval: Any) -> str:
+    by = getattr(value, "_deleted_by", None) if isinstance(value, Array) else None
+    how = f"was donated to {by}" if by else "was deleted or donated"
+    return (
+        f"{path} ({dtype_name(aval)}) {how}, so its buffers are deleted: use what that call "
+        "returned, or leave the argument out of donate_argnums"
+    )
+
+
+def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
+    try:
+        own = from_jax(sharding)
+    except ShardingError as error:
+        raise ShardingError(f"{path}: {error}") from None
+    if not isinstance(own, XLACompatibleSharding):
+        raise ShardingError(
+            f"{path} has a {type(own).__name__}, which fits arrays of one shape only: place it with "
+            "device_put under a NamedSharding or GSPMDSharding first"
+        )
+    return own
+
+
+def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
+    """Refuses arguments that are nothing JAX computes with, before it is traced.
+
+    Raises:
+        ArgumentError: With the path of the first such argument.
+    """
+    for value, path in zip(values, paths, strict=True):
+        if isinstance(value, Array | jax.Array | np.ndarray):
+            continue
+        try:
+            abstractify(value)
+        except OverflowError:
+            raise ArgumentError(
+                f"{path} is the int {value}, which does not fit the default integer type: pass "
+                "np.int64(...) with jax_enable_x64, or a float"
+            ) from None
+        except TypeError:
+            raise ArgumentError(_not_an_array(value, path)) from None
+
+
+def _not_an_array(value: Any, path: str) -> str:
+    name = path.split("[")[0].split(".")[0]
+    said = f"{path} is {_short(value)} ({type(value).__name__}), which is no array: "
+    return said + (
+        f"pass an array, or mark the argument static: pjit(f, static_argnames=({name!r},))"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

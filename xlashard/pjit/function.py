@@ -1,0 +1,225 @@
+"""One pjit-ed function: from a call's arguments to a program, and its results."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard._jax import compiling, context, tracing
+from xlashard._jax.jaxprs import as_function
+from xlashard._jax.shardings import Device
+from xlashard.array import Array, wrap_tree
+from xlashard.array.handles import is_handle, wrap_result
+from xlashard.errors import ArgumentError
+from xlashard.pjit.arguments import Argument, check_values, describe_arguments
+from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.parameters import Parameters
+from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
+from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
+from xlashard.pjit.resources import Resource, expand, to_sharding
+from xlashard.pjit.resolve import Wanted, resolve
+from xlashard.pjit.run import fast_path, mark_donated, run_prepared
+from xlashard.sharding import Mesh, Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call, as far as it is known before anything is placed.
+
+    Attributes:
+        traced: The function, traced for its arguments.
+        values: The dynamic arguments, flat.
+        mesh: The mesh in force, or None.
+        in_shardings: For each argument what was said of it; None for nothing.
+        out_shardings: For each result what was said of it; None for nothing.
+        layouts: The layouts that were asked for, of arguments and of results.
+        donated: For each argument whether its buffers may be reused.
+    """
+
+    traced: tracing.TracedFunction
+    values: tuple[Any, ...]
+    mesh: Mesh | None
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+
+
+class Function:
+    """What stands behind a pjit-ed function.
+
+    Args:
+        fun: The Python function.
+        options: The checked options.
+        static: Positions and names of static arguments.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], options: PjitOptions, static: tuple[Any, Any]
+    ) -> None:
+        self.fun = fun
+        self.options = options
+        self.tracer = tracing.FunctionTracer(fun, *static)
+        self.parameters = Parameters.of(
+            fun, (self.tracer.static_argnums, self.tracer.static_argnames), options
+        )
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return getattr(self.fun, "__name__", type(self.fun).__name__)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Traces for a call's arguments and looks up what was said of each."""
+        mesh = tracing.mesh_in_force()
+        self.parameters.check_call(args, kwargs)
+        paths, values = self.parameters.paths(args, kwargs)
+        check_values(values, paths)
+        traced, flat = self.tracer(args, kwargs, mesh)
+        ins = self._in_resources(traced)
+        outs = self._out_resources(traced)
+        in_paths, out_paths = traced.arg_names, traced.result_paths
+        return Call(
+            traced=traced,
+            values=tuple(flat),
+            mesh=mesh,
+            in_shardings=_shardings(ins, mesh, in_paths, "in_shardings"),
+            out_shardings=_shardings(outs, mesh, out_paths, "out_shardings"),
+            layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
+            donated=self.parameters.donated(args, kwargs),
+        )
+
+    def _in_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
+        tree = self.options.in_resources
+        if len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef):
+            return [tree.leaves[0]] * traced.in_tree.num_leaves
+        return self.parameters.expand_in(tree, traced.in_tree)
+
+    def _out_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
+        def path_of(path: Sequence[Any]) -> str:
+            return "result" + jax.tree_util.keystr(tuple(path))
+
+        return expand(self.options.out_resources, traced.out_tree, path_of)
+
+    def arguments(self, call: Call) -> tuple[Argument, ...]:
+        """Where the arguments of a call are."""
+        return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
+
+    def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
+        """The program that a call needs."""
+        traced, options = call.traced, self.options
+        wanted = Wanted(
+            arguments=arguments,
+            in_shardings=call.in_shardings,
+            out_shardings=call.out_shardings,
+            result_avals=tuple(traced.jaxpr.out_avals),
+            result_paths=traced.result_paths,
+            inner=inner_shardings(traced.jaxpr) + _const_shardings(traced.jaxpr),
+            mesh=call.mesh,
+            device=self._device(),
+        )
+        return make_order(
+            traced.name,
+            resolve(wanted),
+            call.donated,
+            layouts=call.layouts,
+            keep_unused=options.keep_unused,
+            options=options.compiler_options,
+        )
+
+    def _device(self) -> Device | None:
+        if self.options.backend is not None:
+            return compiling.devices_of(self.options.backend)[0]
+        return self.options.device
+
+    def prepare(self, call: Call) -> Prepared:
+        """The compiled program of a call."""
+        order = self.order(call, self.arguments(call))
+        prepared = PROGRAMS.prepared(call.traced.jaxpr, order)
+        prepared.lowered.report_donation(self.options.donation, self.name)
+        return prepared
+
+    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
+        if context.is_tracing_forbidden():
+            raise RuntimeError(
+                f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
+                "with such arguments before"
+            )
+        call = self.trace(args, kwargs)
+        if call.traced.consts or not tracing.is_top_level():
+            return self.bind(call), None, False
+        prepared = self.prepare(call)
+        handles = run_prepared(prepared, call.values)
+        mark_donated(call.values, call.donated, self.name)
+        out_tree = call.traced.out_tree
+        if all(map(is_handle, handles)):
+            out = wrap_tree(out_tree, handles)
+        else:
+            out = out_tree.unflatten([wrap_result(h) for h in handles])
+        return out, fast_path(prepared, out_tree, handles), False
+
+    def bind(self, call: Call) -> Any:
+        """A call under a transformation or a trace: one equation of our primitive."""
+        traced = call.traced
+        free = (None,) * len(traced.consts)
+        ins = tuple(_constraint(s, a) for s, a in zip(call.in_shardings, traced.in_avals, strict=True))
+        outs = tuple(
+            _constraint(s, a)
+            for s, a in zip(call.out_shardings, traced.jaxpr.out_avals, strict=True)
+        )
+        self.order(call, tuple(map(_unplaced, self.arguments(call))))
+        body = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
+        values = [*traced.consts, *call.values]
+        if self.options.inline:
+            results = as_function(body)(*values)
+        else:
+            results = pjit_p.bind(*values, call_jaxpr=body, label=traced.name)
+        return traced.out_tree.unflatten([wrap_result(r) for r in results])
+
+    def clear_cache(self) -> None:
+        """Forgets what was traced of the function, and with it its programs."""
+        self.tracer.forget()
+
+
+def _shardings(
+    resources: Sequence[Resource], mesh: Mesh | None, paths: Sequence[str], what: str
+) -> tuple[Sharding | None, ...]:
+    return tuple(
+        to_sharding(r, mesh, f"{what} of {p}") for r, p in zip(resources, paths, strict=True)
+    )
+
+
+def _unplaced(argument: Argument) -> Argument:
+    """Inside a trace a value's own place does not bind: the whole program is placed later."""
+    return Argument(argument.path, argument.aval, None, False)
+
+
+def _constraint(sharding: Sharding | None, aval: Any) -> Any:
+    from_tiles = sharding is not None and not hasattr(sharding, "rank_tiling")
+    if from_tiles:
+        raise ArgumentError(
+            f"{type(sharding).__name__} fits arrays of one shape only; inside a transformation give "
+            "pjit a NamedSharding or GSPMDSharding"
+        )
+    return sharding if sharding is None or sharding.devices else None
+
+
+def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
+    """Where the committed arrays are that a function closes over."""
+    found = []
+    for value in jaxpr.consts:
+        handle = value._handle if isinstance(value, Array) else value
+        if is_handle(handle) and handle._committed and handle.sharding.num_devices > 1:
+            found.append(Array.sharding.fget(wrap_result(handle)))
+    return tuple(found)
+
+
+def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
+    """A function's signature, or None where Python does not know it."""
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None

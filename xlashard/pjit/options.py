@@ -1,0 +1,138 @@
+"""What a person gives to `pjit`, checked once and frozen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from xlashard.errors import ArgumentError
+from xlashard.pjit.resources import UNSPECIFIED, ResourceTree, read_resources
+
+type DonationMode = Literal["warn", "strict"]
+
+
+@dataclass(frozen=True, eq=False)
+class PjitOptions:
+    """The options of one `pjit`-ed function.
+
+    Attributes:
+        in_resources: Where arguments go, as a prefix of the tuple of arguments.
+        out_resources: Where results go, as a prefix of the result.
+        donate_argnums: Positions of arguments whose buffers may be reused.
+        donate_argnames: Names of arguments whose buffers may be reused.
+        keep_unused: Keep arguments that no result needs.
+        device: Run on this one device.
+        backend: Run on this platform.
+        inline: Leave no function of its own in an outer program.
+        compiler_options: Options of XLA, sorted by name.
+        donation: What to do about a donated argument that no result can reuse.
+    """
+
+    in_resources: ResourceTree
+    out_resources: ResourceTree
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    compiler_options: tuple[tuple[str, Any], ...]
+    donation: DonationMode
+
+
+def read_options(
+    in_shardings: Any,
+    out_shardings: Any,
+    donated: tuple[Any, Any],
+    device: tuple[Any, str | None],
+    rest: Mapping[str, Any],
+) -> PjitOptions:
+    """Checks what was given to `pjit`.
+
+    Raises:
+        ArgumentError: If an option is of the wrong kind, or two contradict.
+        ResourceError: If a sharding is none.
+    """
+    if isinstance(in_shardings, list):
+        # The arguments are a tuple; a list of resources for them is meant as one.
+        in_shardings = tuple(in_shardings)
+    chosen, backend = device
+    if chosen is not None and backend is not None:
+        raise ArgumentError(
+            f"pjit got both device={chosen} and backend={backend!r}: give one of them"
+        )
+    if (chosen is not None or backend is not None) and not (
+        in_shardings is UNSPECIFIED and out_shardings is UNSPECIFIED
+    ):
+        raise ArgumentError(
+            "pjit got a device or backend together with shardings: give the shardings alone, "
+            "for one device SingleDeviceSharding(device)"
+        )
+    if rest["donation"] not in ("warn", "strict"):
+        raise ArgumentError(f"donation must be 'warn' or 'strict', not {rest['donation']!r}")
+    options = rest["compiler_options"] or {}
+    if not isinstance(options, Mapping):
+        raise ArgumentError(
+            f"compiler_options must be a dict of names and values, not {type(options).__name__}"
+        )
+    argnums, argnames = donated
+    return PjitOptions(
+        in_resources=read_resources(in_shardings, "in_shardings"),
+        out_resources=read_resources(out_shardings, "out_shardings"),
+        donate_argnums=index_tuple(argnums, "donate_argnums"),
+        donate_argnames=name_tuple(argnames, "donate_argnames"),
+        keep_unused=bool(rest["keep_unused"]),
+        device=chosen,
+        backend=backend,
+        inline=bool(rest["inline"]),
+        compiler_options=tuple(sorted(options.items())),
+        donation=rest["donation"],
+    )
+
+
+def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
+    """Positions as a tuple.
+
+    Raises:
+        ArgumentError: If they are no ints.
+    """
+    if given is None:
+        return ()
+    items = (given,) if isinstance(given, int) else tuple(given)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise ArgumentError(
+                f"{what} must be an int or a tuple of ints such as {what}=(0, 1); it holds "
+                f"{item!r}"
+            )
+    return items
+
+
+def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
+    """Names as a tuple.
+
+    Raises:
+        ArgumentError: If they are no texts.
+    """
+    if given is None:
+        return ()
+    items = (given,) if isinstance(given, str) else tuple(given)
+    for item in items:
+        if not isinstance(item, str):
+            raise ArgumentError(
+                f"{what} must be a name or a tuple of names such as {what}=('state',); it holds "
+                f"{item!r}"
+            )
+    return items
+
+
+def check_callable(fun: Callable[..., Any]) -> None:
+    """Refuses what can't be traced as a function.
+
+    Raises:
+        ArgumentError: If `fun` is not callable, or a generator or coroutine function.
+    """
+    if not callable(fun):
+        raise ArgumentError(
+            f"pjit takes a function, not {type(fun).__name__}: write pjit(fun)(args), not "
+            "pjit(fun(args))"
+        )

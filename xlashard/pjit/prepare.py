@@ -1,0 +1,295 @@
+"""From a jaxpr and a placement to a compiled program, each made once."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard._jax import compiling, dispatch
+from xlashard._jax.context import trace_context
+from xlashard._jax.jaxprs import drop_unused, hoist
+from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
+from xlashard._jax.shardings import default_memory_kind, layout_text
+from xlashard._jax.tracing import is_extended, physical_aval
+from xlashard.array import Array
+from xlashard.pjit.resolve import Placement
+from xlashard.program import (
+    LoweredProgram,
+    Partitioner,
+    Program,
+    ProgramPlan,
+    ValuePlan,
+    compile_program,
+    lower_program,
+)
+from xlashard.sharding import XLACompatibleSharding, from_jax
+
+# A closed-over array above this size becomes an argument of the program, not a constant in it.
+_LARGEST_CONSTANT = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A jaxpr made ready for lowering; independent of where it will run.
+
+    Attributes:
+        jaxpr: The closed jaxpr: hoisted values and arguments that are in use.
+        consts: The hoisted values.
+        kept: For each hoisted value and each argument, whether it is in use.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    kept: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that a program depends on besides its jaxpr; the explicit key of the cache.
+
+    Attributes:
+        name: The function's name.
+        placement: Devices and shardings.
+        layouts: Layouts of arguments and of results; None for the default one.
+        donated: For each argument, whether its buffers may be reused.
+        keep_unused: Whether arguments without use stay.
+        options: Options of the compiler.
+        context: Settings of JAX that its rules read.
+    """
+
+    name: str
+    placement: Placement
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    keep_unused: bool
+    options: tuple[tuple[str, Any], ...]
+    context: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program together with how arguments reach it.
+
+    Attributes:
+        program: The compiled program.
+        lowered: Its module.
+        consts: Handles of the hoisted values, placed.
+        kept: For each argument, whether the program takes it.
+    """
+
+    program: Program
+    lowered: LoweredProgram
+    consts: tuple[Any, ...]
+    kept: tuple[bool, ...]
+
+    @property
+    def bitvec(self) -> list[bool]:
+        """`kept` as jaxlib's dispatcher reads it: the placed values come first."""
+        return [True] * len(self.consts) + list(self.kept)
+
+
+def make_order(
+    name: str, placement: Placement, donated: Sequence[bool], **rest: Any
+) -> Order:
+    """An order under the settings in force."""
+    layouts = rest.get("layouts")
+    if layouts is None:
+        layouts = (
+            (None,) * len(placement.in_shardings),
+            (None,) * len(placement.out_shardings),
+        )
+    return Order(
+        name=name,
+        placement=placement,
+        layouts=layouts,
+        donated=tuple(donated),
+        keep_unused=rest.get("keep_unused", False),
+        options=tuple(rest.get("options", ())),
+        context=trace_context(),
+    )
+
+
+class ProgramCache:
+    """Programs by jaxpr and order; a program is dropped when its jaxpr is.
+
+    The jaxpr of a function lives as long as the function, so functions made in a loop do not pile
+    up programs here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def clear(self) -> None:
+        """Forgets every program."""
+        with self._lock:
+            self._by_jaxpr = weakref.WeakKeyDictionary()
+
+    def drop(self, jaxpr: Any) -> None:
+        """Forgets the programs of one jaxpr."""
+        with self._lock:
+            self._by_jaxpr.pop(jaxpr, None)
+
+    def _slot(self, jaxpr: Any, key: Any) -> "_Slot":
+        with self._lock:
+            slots = self._by_jaxpr.setdefault(jaxpr, {})
+            slot = slots.get(key)
+            if slot is None:
+                slot = slots[key] = _Slot()
+            return slot
+
+    def lowered(self, jaxpr: Any, order: Order) -> "tuple[Body, LoweredProgram]":
+        """The module for a jaxpr and an order; made by the first of several threads."""
+        slot = self._slot(jaxpr, ("lowered", order))
+        with slot.lock:
+            if slot.value is None:
+                slot.value = _lower(jaxpr, order)
+            return slot.value
+
+    def prepared(self, jaxpr: Any, order: Order) -> Prepared:
+        """The program for a jaxpr and an order; compiled by the first of several threads."""
+        slot = self._slot(jaxpr, ("prepared", order))
+        with slot.lock:
+            if slot.value is None:
+                slot.value = compile_prepared(*self.lowered(jaxpr, order), order.placement)
+            return slot.value
+
+    def sizes(self) -> tuple[int, int]:
+        """How many jaxprs it knows, and how many programs."""
+        with self._lock:
+            slots = [s for table in self._by_jaxpr.values() for s in table]
+            return len(self._by_jaxpr), sum(kind == "prepared" for kind, _ in slots)
+
+
+class _Slot:
+    __slots__ = ("lock", "value")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: Any = None
+
+
+PROGRAMS = ProgramCache()
+"""The programs of this process."""
+
+
+def _is_hoisted(value: Any) -> bool:
+    if not isinstance(value, jax.Array) or value.ndim == 0:
+        return False
+    handle = value._handle if isinstance(value, Array) else value
+    sharding = getattr(handle, "sharding", None)
+    spread = sharding is not None and sharding.num_devices > 1
+    return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
+
+
+def make_body(jaxpr: Any, *, keep_unused: bool) -> Body:
+    """Hoists closed-over arrays out of a jaxpr and drops what is not used."""
+    hoisted, consts = hoist(jaxpr, [_is_hoisted(c) for c in jaxpr.consts])
+    if keep_unused:
+        return Body(hoisted, tuple(consts), (True,) * len(hoisted.in_avals))
+    smaller, kept = drop_unused(hoisted)
+    return Body(smaller, tuple(consts), kept)
+
+
+def _lower(jaxpr: Any, order: Order) -> tuple[Body, LoweredProgram]:
+    body = make_body(jaxpr, keep_unused=order.keep_unused)
+    placement = order.placement
+    multi = len(placement.devices) > 1
+    const_shardings = [_const_sharding(c) if multi else None for c in body.consts]
+    ins = _keep([*const_shardings, *placement.in_shardings], body.kept)
+    donated = _keep([False] * len(body.consts) + list(order.donated), body.kept)
+    in_layouts = _keep([None] * len(body.consts) + list(order.layouts[0]), body.kept)
+    debug = body.jaxpr.debug_info
+    arg_names = debug.safe_arg_names(len(body.jaxpr.in_avals))
+    result_names = debug.safe_result_paths(len(body.jaxpr.out_avals))
+    device = placement.devices[0]
+    plan = ProgramPlan(
+        name=f"pjit_{order.name}",
+        devices=placement.devices,
+        args=tuple(map(_value, body.jaxpr.in_avals, ins, in_layouts, arg_names)),
+        results=tuple(
+            map(
+                _value,
+                body.jaxpr.out_avals,
+                placement.out_shardings,
+                order.layouts[1],
+                result_names,
+            )
+        ),
+        donated=tuple(donated),
+        partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
+        options=order.options,
+        mesh=placement.mesh,
+        context=order.context,
+    )
+    known = [s for s in (*ins, *placement.out_shardings) if s is not None]
+    target = LoweringTarget(
+        platform=compiling.platform_of(device),
+        client=compiling.client_of(device),
+        devices=placement.devices,
+        shardings=tuple(s.twin(()) for s in known),
+    )
+    lowered_body = lower_body(body.jaxpr, order.name, arg_names, target)
+    return body, lower_program(plan, lowered_body)
+
+
+def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
+    return [v for v, k in zip(values, kept, strict=True) if k]
+
+
+def _const_sharding(value: Any) -> XLACompatibleSharding | None:
+    handle = value._handle if isinstance(value, Array) else value
+    sharding = from_jax(handle.sharding)
+    if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
+        return None
+    return sharding
+
+
+def _value(
+    aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str
+) -> ValuePlan:
+    trailing = 0
+    if is_extended(aval):
+        trailing = physical_aval(aval).ndim - aval.ndim
+    return ValuePlan(
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        sharding=sharding,
+        layout=layout_text(layout, aval.dtype),
+        memory_kind=_special_memory(sharding),
+        trailing=trailing,
+        name=name or "",
+    )
+
+
+def _special_memory(sharding: XLACompatibleSharding | None) -> str | None:
+    if sharding is None or sharding.memory_kind is None:
+        return None
+    kind = sharding.memory_kind
+    return None if kind == default_memory_kind(sharding.devices[0]) else kind
+
+
+def compile_prepared(
+    body: Body,
+    lowered: LoweredProgram,
+    placement: Placement,
+    options: Sequence[tuple[str, Any]] = (),
+) -> Prepared:
+    """Compiles a module and places the values that its function closes over."""
+    program = compile_program(
+        lowered,
+        (body.jaxpr.in_avals, body.jaxpr.out_avals),
+        committed=placement.committed,
+        options=options,
+    )
+    used = _keep(body.consts, body.kept[: len(body.consts)])
+    twins = program.in_twins[: len(used)]
+    consts = tuple(
+        dispatch.place(used, twins, program.in_layouts[: len(used)]) if used else ()
+    )
+    return Prepared(program, lowered, consts, body.kept[len(body.consts) :])

@@ -1,0 +1,101 @@
+"""The primitive that a pjit-ed function becomes inside a transformation or a trace.
+
+Its shardings stand in the body as constraints on its first and last values, so that each rule by
+which JAX transforms the body carries them along, and every piece that comes back to be run here
+still says where its values belong.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from xlashard._jax import tracing
+from xlashard._jax.jaxprs import as_function, boundary, from_function
+from xlashard._jax.primitives import call_primitive
+from xlashard.array.handles import wrap_result
+from xlashard.pjit.arguments import describe_arguments
+from xlashard.pjit.constraint import constraint_p, constraints_in
+from xlashard.pjit.prepare import PROGRAMS, make_order
+from xlashard.pjit.resolve import Wanted, resolve
+from xlashard.pjit.run import run_prepared
+from xlashard.sharding import NamedSharding, Sharding, from_jax
+
+
+def _impl(*args: Any, call_jaxpr: Any, **params: Any) -> Sequence[Any]:
+    """Runs a piece of a transformed call as a program."""
+    name = params.get("label", "pjit")
+    paths = [f"argument {i} of {name}" for i in range(len(args))]
+    arguments = describe_arguments(args, paths, call_jaxpr.in_avals)
+    ins, outs = boundary(call_jaxpr, constraint_p, "sharding")
+    closed = [
+        s if a.sharding is None or not a.committed else None
+        for s, a in zip(ins, arguments, strict=True)
+    ]
+    wanted = Wanted(
+        arguments=arguments,
+        in_shardings=tuple(_closed(s, a) for s, a in zip(closed, call_jaxpr.in_avals, strict=True)),
+        out_shardings=tuple(_closed(s, a) for s, a in zip(outs, call_jaxpr.out_avals, strict=True)),
+        result_avals=tuple(call_jaxpr.out_avals),
+        result_paths=tuple(f"result {i} of {name}" for i in range(len(outs))),
+        inner=inner_shardings(call_jaxpr),
+        mesh=None,
+    )
+    order = make_order(name, resolve(wanted), (False,) * len(args))
+    prepared = PROGRAMS.prepared(call_jaxpr, order)
+    return [wrap_result(h) for h in run_prepared(prepared, args)]
+
+
+def _closed(sharding: Any, aval: Any) -> Any:
+    """A constraint as a sharding of an argument or result, where it can be one."""
+    if sharding is None:
+        return None
+    if isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained:
+        return None
+    try:
+        sharding.is_compatible_aval(aval.shape)
+    except ValueError:
+        return None
+    return sharding
+
+
+pjit_p = call_primitive("pjit", _impl)
+"""A call of a pjit-ed function; parameters `call_jaxpr` and `label`, the function's name."""
+
+
+def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
+    """The shardings that constraints inside a jaxpr name, of ours and of JAX."""
+    theirs = [from_jax(s) for s in tracing.inner_shardings(jaxpr)]
+    return tuple(constraints_in(jaxpr) + theirs)
+
+
+_constrained: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def constrained_body(
+    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str
+) -> Any:
+    """The jaxpr with constraints on its first and last values; made once per shardings.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        ins: For each argument a sharding or None.
+        outs: For each result a sharding or None.
+        name: The function's name.
+    """
+    if not any(ins) and not any(outs):
+        return jaxpr
+    table = _constrained.setdefault(jaxpr, {})
+    key = (tuple(ins), tuple(outs))
+    if key not in table:
+        inner = as_function(jaxpr)
+
+        def body(*args: Any) -> list[Any]:
+            results = inner(*map(_constrain, args, ins))
+            return list(map(_constrain, results, outs))
+
+        table[key] = from_function(body, jaxpr.in_avals, name)
+    return table[key]
+
+
+def _constrain(value: Any, sharding: Any) -> Any:
+    return value if sharding is None else constraint_p.bind(value, sharding=sharding)

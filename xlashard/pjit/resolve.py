@@ -1,0 +1,269 @@
+"""Which devices a call runs on, and the sharding of each argument and result.
+
+Computation follows data: what a person said comes first, then where committed arguments are. All of
+it must agree on one device assignment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlashard._jax import compiling
+from xlashard._jax.shardings import Device
+from xlashard.errors import (
+    DeviceMismatchError,
+    DivisibilityError,
+    GeometryError,
+    ResourceError,
+)
+from xlashard.geometry import Spec
+from xlashard.pjit.arguments import Argument
+from xlashard.pjit.resources import REPLICATED
+from xlashard.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a program runs.
+
+    Attributes:
+        devices: The device assignment.
+        mesh: The mesh on which chosen shardings get their names, or None.
+        in_shardings: For each argument its sharding; None leaves it to the partitioner.
+        out_shardings: For each result its sharding; None leaves it to the partitioner.
+        committed: Whether the results are bound to their devices.
+    """
+
+    devices: tuple[Device, ...]
+    mesh: Mesh | None
+    in_shardings: tuple[XLACompatibleSharding | None, ...]
+    out_shardings: tuple[XLACompatibleSharding | None, ...]
+    committed: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a person said of a call's arguments and results.
+
+    Attributes:
+        arguments: The arguments.
+        in_shardings: What was said of each; None for nothing.
+        out_shardings: What was said of each result; None for nothing.
+        result_avals: The abstract values of the results.
+        result_paths: The results' paths.
+        inner: Shardings that constraints inside the function name.
+        mesh: The mesh in force, or None.
+        device: The one device asked for, or None.
+    """
+
+    arguments: tuple[Argument, ...]
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    result_avals: tuple[Any, ...]
+    result_paths: tuple[str, ...]
+    inner: tuple[Sharding, ...] = ()
+    mesh: Mesh | None = None
+    device: Device | None = None
+
+
+def resolve(wanted: Wanted) -> Placement:
+    """Settles devices and shardings of a call.
+
+    Raises:
+        DeviceMismatchError: If two of those who have a say name different devices.
+        ResourceError: If a sharding does not fit its argument or result, or disagrees with where a
+            committed argument is.
+    """
+    voices = _voices(wanted)
+    devices = _agreed(voices)
+    mesh = _mesh_of(wanted, devices)
+    multi = len(devices) > 1
+    ins = []
+    for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
+        sharding = _concrete(said, devices, mesh, argument)
+        if sharding is not None:
+            _check_agrees(argument, sharding)
+            _check_fits(sharding, argument.aval, argument.path, "in_shardings")
+        elif argument.committed:
+            sharding = argument.sharding
+        elif multi and argument.aval.ndim == 0:
+            # A scalar is everywhere anyway; saying so keeps calls with and without one alike.
+            sharding = _replicated(devices, mesh)
+        ins.append(sharding)
+    outs = []
+    for aval, path, said in zip(
+        wanted.result_avals, wanted.result_paths, wanted.out_shardings, strict=True
+    ):
+        sharding = _concrete(said, devices, mesh, None, aval)
+        if sharding is not None:
+            _check_fits(sharding, aval, path, "out_shardings")
+        outs.append(sharding)
+    committed = multi or bool(voices)
+    return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
+
+
+@dataclass(frozen=True)
+class _Voice:
+    who: str
+    devices: tuple[Device, ...]
+
+
+def _voices(wanted: Wanted) -> list[_Voice]:
+    """Everything that names devices, the most explicit first."""
+    voices: list[_Voice] = []
+    if wanted.device is not None:
+        voices.append(_Voice("the device asked for", (wanted.device,)))
+    if wanted.mesh is not None:
+        voices.append(_Voice("the mesh in force", wanted.mesh._flat_devices_tuple))
+    for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
+        if said is not None and said is not REPLICATED:
+            voices.append(_Voice(f"the in_shardings of {argument.describe()}", tuple(said.devices)))
+    for argument in wanted.arguments:
+        if argument.committed and argument.sharding is not None:
+            voices.append(_Voice(f"the argument {argument.describe()}", argument.sharding.devices))
+    for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
+        if said is not None and said is not REPLICATED:
+            voices.append(_Voice(f"the out_shardings of {path}", tuple(said.devices)))
+    voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
+    return voices
+
+
+def _agreed(voices: Sequence[_Voice]) -> tuple[Device, ...]:
+    if not voices:
+        return (compiling.default_device(),)
+    first = voices[0]
+    for other in voices[1:]:
+        if other.devices is first.devices or other.devices == first.devices:
+            continue
+        raise DeviceMismatchError(_mismatch_text(first, other))
+    return first.devices
+
+
+def _mismatch_text(first: _Voice, other: _Voice) -> str:
+    said = (
+        f"one program runs on one list of devices, but {first.who} names {_ids(first.devices)} and "
+        f"{other.who} names {_ids(other.devices)}"
+    )
+    if set(first.devices) == set(other.devices):
+        return said + ": the same devices in another order; build both meshes in one order"
+    return said + ": move one of them with device_put(x, sharding), or leave it uncommitted"
+
+
+def _ids(devices: Sequence[Device]) -> str:
+    ids = [d.id for d in devices]
+    shown = str(ids) if len(ids) <= 16 else f"[{ids[0]}, {ids[1]}, ..., {ids[-1]}]"
+    plural = "device" if len(ids) == 1 else f"{len(ids)} devices"
+    return f"{plural} {shown} ({devices[0].platform})" if devices else "no device"
+
+
+def _mesh_of(wanted: Wanted, devices: tuple[Device, ...]) -> Mesh | None:
+    if wanted.mesh is not None:
+        return wanted.mesh
+    said = [*wanted.in_shardings, *wanted.out_shardings]
+    there = [a.sharding for a in wanted.arguments if a.committed]
+    for sharding in (*said, *there, *wanted.inner):
+        if isinstance(sharding, NamedSharding) and sharding.devices == devices:
+            return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
+    return None
+
+
+def _replicated(devices: tuple[Device, ...], mesh: Mesh | None) -> XLACompatibleSharding:
+    if len(devices) == 1 and mesh is None:
+        return SingleDeviceSharding(devices[0])
+    if mesh is not None:
+        return NamedSharding(mesh, PartitionSpec())
+    return GSPMDSharding.get_replicated(devices)
+
+
+def _concrete(
+    said: Sharding | None,
+    devices: tuple[Device, ...],
+    mesh: Mesh | None,
+    argument: Argument | None,
+    aval: Any = None,
+) -> XLACompatibleSharding | None:
+    """A sharding that XLA can be told of, for what was said."""
+    if said is REPLICATED:
+        return _replicated(devices, mesh)
+    if said is None or isinstance(said, XLACompatibleSharding):
+        return said
+    aval = argument.aval if argument is not None else aval
+    tiling = said.tiling(aval.shape)
+    return GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=said.memory_kind)
+
+
+def _check_agrees(argument: Argument, sharding: XLACompatibleSharding) -> None:
+    there = argument.sharding
+    if not argument.committed or there is None or there is sharding:
+        return
+    if sharding.is_equivalent_to(there, argument.aval.ndim):
+        return
+    raise ResourceError(
+        f"in_shardings puts {argument.describe()} as {_said(sharding)}, but the argument is "
+        f"committed as {_said(there)}: move it first with device_put(x, {_said(sharding)}), or "
+        "leave its resource UNSPECIFIED to compute where it is",
+        path=argument.path,
+    )
+
+
+def _said(sharding: XLACompatibleSharding) -> str:
+    if not isinstance(sharding, NamedSharding):
+        return repr(sharding)
+    memory = ""
+    if sharding.memory_kind not in (None, "device"):
+        memory = f", memory_kind={sharding.memory_kind!r}"
+    shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
+    return f"NamedSharding({shape}; {sharding.spec}{memory})"
+
+
+def _check_fits(sharding: XLACompatibleSharding, aval: Any, path: str, what: str) -> None:
+    shape = tuple(aval.shape)
+    try:
+        sharding.is_compatible_aval(shape)
+    except DivisibilityError as error:
+        raise ResourceError(
+            f"{what} of {path} is {_said(sharding)}: {error}. {_divisible_hint(sharding, error)}",
+            path=path,
+        ) from None
+    except GeometryError as error:
+        raise ResourceError(
+            f"{what} of {path} is {_said(sharding)}, but its shape is {shape}: {error}. "
+            f"{_rank_hint(sharding, shape)}",
+            path=path,
+        ) from None
+
+
+def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError) -> str:
+    if not isinstance(sharding, NamedSharding):
+        return f"Pad dimension {error.dim} to a multiple of {error.tiles}"
+    dims = list(sharding.normal_spec.dims)
+    dims[error.dim] = ()
+    fixed = Spec(tuple(dims))
+    entries = ", ".join(_entry(d) for d in fixed.dims)
+    return (
+        f"Pad dimension {error.dim} to a multiple of {error.tiles}, or leave it whole: "
+        f"PartitionSpec({entries})"
+    )
+
+
+def _rank_hint(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> str:
+    if not isinstance(sharding, NamedSharding):
+        return f"Give a sharding for {len(shape)} dimensions"
+    entries = ", ".join(_entry(d) for d in sharding.normal_spec.dims[: len(shape)])
+    return f"Give at most {len(shape)} entries: PartitionSpec({entries})"
+
+
+def _entry(axes: tuple[str, ...] | None) -> str:
+    if axes is None:
+        return "PartitionSpec.UNCONSTRAINED"
+    if not axes:
+        return "None"
+    return repr(axes[0]) if len(axes) == 1 else repr(axes)

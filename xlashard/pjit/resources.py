@@ -1,0 +1,262 @@
+"""Resources: where a person says that arguments and results go, as prefixes of their trees."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
+from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard.errors import GeometryError, MeshError, ResourceError
+from xlashard.geometry import validate_spec
+from xlashard.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    from_jax,
+    grid_of,
+    spec_of,
+)
+
+UNSPECIFIED = JAX_UNSPECIFIED
+"""Leaves an argument where it is, and a result where the partitioner puts it."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Leaves a sharding wholly to the compiler; `AUTO` is the one to use."""
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One leaf of a tree of resources.
+
+    Attributes:
+        given: None, a PartitionSpec, a Sharding, `AUTO` or `UNSPECIFIED`.
+        layout: The layout that came with it in a `Format`, or None.
+    """
+
+    given: Any
+    layout: Any = None
+
+    @property
+    def is_unspecified(self) -> bool:
+        """True if it says nothing."""
+        return isinstance(self.given, UnspecifiedValue | Auto)
+
+
+@dataclass(frozen=True)
+class ResourceTree:
+    """A checked tree of resources.
+
+    Attributes:
+        what: The name of the keyword it was given as.
+        leaves: Its leaves in order.
+        treedef: Its structure, with `Resource`s as leaves.
+    """
+
+    what: str
+    leaves: tuple[Resource, ...]
+    treedef: Any
+
+    @property
+    def is_unspecified(self) -> bool:
+        """True if it says nothing of anything."""
+        return all(r.is_unspecified and r.layout is None for r in self.leaves)
+
+    def tree(self) -> Any:
+        """The tree itself."""
+        return self.treedef.unflatten(self.leaves)
+
+
+def _is_leaf(x: object) -> bool:
+    return x is None or isinstance(
+        x, PartitionSpec | Sharding | JaxSharding | Format | UnspecifiedValue | Auto | Resource
+    )
+
+
+def read_resources(tree: Any, what: str) -> ResourceTree:
+    """Checks a tree of resources as far as it can be without a mesh.
+
+    Raises:
+        ResourceError: With the leaf's path, if it is nothing that says where a value goes.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    leaves = [_read_leaf(leaf, what + jax.tree_util.keystr(path)) for path, leaf in flat]
+    return ResourceTree(what, tuple(leaves), treedef)
+
+
+def _read_leaf(leaf: Any, path: str) -> Resource:
+    if isinstance(leaf, Format):
+        given = UNSPECIFIED if leaf.sharding is None else leaf.sharding
+        return Resource(_read_leaf(given, path).given, leaf.layout)
+    if leaf is None or isinstance(leaf, PartitionSpec | UnspecifiedValue | Auto):
+        return Resource(leaf)
+    if isinstance(leaf, Sharding):
+        return Resource(leaf)
+    if isinstance(leaf, JaxSharding):
+        return Resource(from_jax(leaf))
+    raise ResourceError(_wrong_leaf(leaf, path), path=path)
+
+
+def _wrong_leaf(leaf: Any, path: str) -> str:
+    said = f"{path} is {leaf!r} ({type(leaf).__name__}), which says nothing of where a value goes: "
+    if isinstance(leaf, str):
+        return said + f"write PartitionSpec({leaf!r})"
+    if isinstance(leaf, jax.Device):
+        return said + "write SingleDeviceSharding(device)"
+    if isinstance(leaf, Mesh):
+        return said + "write NamedSharding(mesh, PartitionSpec(...))"
+    return said + "give None (replicated), a PartitionSpec, a Sharding, AUTO or UNSPECIFIED"
+
+
+@lru_cache(maxsize=4096)
+def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """The sharding of a spec on the mesh in force."""
+    return NamedSharding(mesh, spec)
+
+
+def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
+    """The sharding that a resource means under a mesh; None if that is left open.
+
+    `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
+    program's devices are known (`REPLICATED`).
+
+    Raises:
+        MeshError: For a spec without a mesh.
+        ResourceError: For a spec that does not fit the mesh.
+    """
+    given = resource.given
+    if resource.is_unspecified:
+        return None
+    if isinstance(given, Sharding):
+        return given
+    if given is None:
+        return named(mesh, PartitionSpec()) if mesh is not None else REPLICATED
+    if mesh is None:
+        raise MeshError(
+            f"{path} is {given}, but no mesh is in force to say what its axes are: call inside "
+            "`with mesh:`, or give NamedSharding(mesh, spec)"
+        )
+    try:
+        validate_spec(spec_of(given), grid_of(mesh))
+        return named(mesh, given)
+    except GeometryError as error:
+        raise ResourceError(f"{path} is {given}: {error}", path=path) from None
+
+
+class _Replicated(Sharding):
+    """`None` as a resource, before the program's devices are known."""
+
+    def __repr__(self) -> str:
+        return "REPLICATED"
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        return ()
+
+
+REPLICATED = _Replicated()
+
+
+def expand(
+    resources: ResourceTree, treedef: Any, path_of: Callable[[Sequence[Any]], str]
+) -> list[Resource]:
+    """One resource for each leaf of a tree, from a prefix of the tree.
+
+    Args:
+        resources: The prefix.
+        treedef: The structure of the full tree.
+        path_of: How a person would write the place of a subtree.
+
+    Raises:
+        ResourceError: With the first place where the prefix does not fit, and why.
+    """
+    full = treedef.unflatten([_FullLeaf()] * treedef.num_leaves)
+    out: list[Resource] = []
+    _expand(resources.tree(), full, (), out, _Naming(resources.what, path_of))
+    return out
+
+
+class _FullLeaf:
+    """Stands for an array in a full tree."""
+
+
+@dataclass(frozen=True)
+class _Naming:
+    what: str
+    path_of: Callable[[Sequence[Any]], str]
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """`(key, child)` of a node that is no leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(
+        node, is_leaf=lambda x: x is not node or isinstance(x, _FullLeaf | Resource)
+    )
+    if len(flat) == 1 and not flat[0][0]:
+        return None
+    return [(path[0] if path else None, child) for path, child in flat]
+
+
+def _expand(
+    prefix: Any, full: Any, path: tuple[Any, ...], out: list[Resource], naming: _Naming
+) -> None:
+    if isinstance(prefix, Resource):
+        out.extend([prefix] * len(jax.tree_util.tree_leaves(full)))
+        return
+    if isinstance(full, _FullLeaf):
+        raise ResourceError(
+            f"{naming.what} has a {_kind(prefix)} for {naming.path_of(path)}, which is an array: "
+            "give one sharding there",
+            path=naming.path_of(path),
+        )
+    if type(prefix) is not type(full):
+        raise ResourceError(
+            f"{naming.what} has a {_kind(prefix)} where {naming.path_of(path)} is a {_kind(full)}: "
+            f"give a {_kind(full)} of the same structure, or one sharding for all of it",
+            path=naming.path_of(path),
+        )
+    theirs, ours = _children(prefix), _children(full)
+    ours, theirs = ours or [], theirs or []
+    keys_given = [str(k) for k, _ in theirs]
+    keys_there = [str(k) for k, _ in ours]
+    if keys_given != keys_there:
+        raise ResourceError(
+            _key_mismatch(naming, path, (keys_given, keys_there), _kind(full)),
+            path=naming.path_of(path),
+        )
+    for (key, sub), (_, target) in zip(theirs, ours, strict=True):
+        _expand(sub, target, (*path, key), out, naming)
+
+
+def _key_mismatch(
+    naming: _Naming, path: tuple[Any, ...], keys: tuple[list[str], list[str]], kind: str
+) -> str:
+    given, there = keys
+    place = naming.path_of(path)
+    if kind in ("tuple", "list"):
+        return (
+            f"{naming.what} has {len(given)} entries for {place}, which has {len(there)}: give one "
+            "for each, or one sharding for all"
+        )
+    missing = [k for k in there if k not in given]
+    surplus = [k for k in given if k not in there]
+    parts = []
+    if missing:
+        parts.append(f"lacks {', '.join(missing)}")
+    if surplus:
+        parts.append(f"has {', '.join(surplus)} too many")
+    return f"{naming.what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}"
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__

@@ -1,0 +1,27 @@
+"""Programs: an annotated StableHLO module, compiled, that takes and gives buffer handles."""
+
+from xlashard.program.annotate import is_open, sharding_text
+from xlashard.program.compile import LoweredProgram, compile_program, lower_program
+from xlashard.program.donation import Donation, plan_donation
+from xlashard.program.emit import write_main
+from xlashard.program.execute import Program, ProgramParts
+from xlashard.program.gspmd import open_dims
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, option_items
+
+__all__ = [
+    "Donation",
+    "LoweredProgram",
+    "Partitioner",
+    "Program",
+    "ProgramParts",
+    "ProgramPlan",
+    "ValuePlan",
+    "compile_program",
+    "is_open",
+    "lower_program",
+    "open_dims",
+    "option_items",
+    "plan_donation",
+    "sharding_text",
+    "write_main",
+]

@@ -1,0 +1,115 @@
+"""A compiled program: buffer handles in, buffer handles out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from xlashard._jax import compiling, dispatch
+from xlashard._jax.lowering import LoweredBody
+from xlashard.program.plan import ProgramPlan
+from xlashard.sharding import XLACompatibleSharding
+
+type Handle = compiling.Handle
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramParts:
+    """What is known of a compiled program.
+
+    Attributes:
+        plan: What it was made by.
+        in_shardings: The sharding of each argument, chosen ones resolved.
+        out_shardings: The sharding of each result, chosen ones resolved.
+        in_avals: The abstract values of the arguments.
+        out_avals: The abstract values of the results.
+        committed: Whether the results are bound to their devices.
+        body: The module, and what must live as long as the program.
+    """
+
+    plan: ProgramPlan
+    in_shardings: tuple[XLACompatibleSharding, ...]
+    out_shardings: tuple[XLACompatibleSharding, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    committed: bool
+    body: LoweredBody
+
+
+class Program:
+    """A compiled program over a fixed list of devices.
+
+    Args:
+        executable: PJRT's loaded executable.
+        parts: What is known of it.
+    """
+
+    def __init__(self, executable: compiling.Executable, parts: ProgramParts) -> None:
+        self.executable = executable
+        self.parts = parts
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.parts.plan.name
+
+    @cached_property
+    def in_twins(self) -> tuple[Any, ...]:
+        """JAX's own sharding of each argument."""
+        return _twins(self.parts.in_shardings, self.parts.in_avals)
+
+    @cached_property
+    def physical_in_twins(self) -> tuple[Any, ...]:
+        """JAX's own sharding of the buffers of each argument (of keys: of their integers)."""
+        return tuple(map(compiling.physical_sharding, self.parts.in_avals, self.in_twins))
+
+    @cached_property
+    def out_twins(self) -> tuple[Any, ...]:
+        """JAX's own sharding of each result: what its handle carries."""
+        return _twins(self.parts.out_shardings, self.parts.out_avals)
+
+    @cached_property
+    def in_layouts(self) -> tuple[Any, ...]:
+        """The layout of each argument in memory; None where it is the default one."""
+        layouts = compiling.layouts_of(self.executable)
+        tokens = len(self.parts.body.ordered_effects)
+        if layouts is None:
+            return (None,) * len(self.in_twins)
+        return tuple(
+            compiling.dispatch_layouts(layouts[0][tokens:], self.in_twins, self.parts.in_avals)
+        )
+
+    @cached_property
+    def handlers(self) -> list[Any]:
+        """What makes a handle of each result's buffers."""
+        return [
+            compiling.result_handler(aval, twin, self.parts.committed)
+            for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
+        ]
+
+    def place(self, values: Sequence[Any]) -> list[Handle]:
+        """Handles of values as the program wants them; what is so already is not touched."""
+        return list(dispatch.place(values, self.in_twins, self.in_layouts))
+
+    def run(self, handles: Sequence[Handle]) -> list[Handle]:
+        """Runs on placed handles.
+
+        The handles of donated arguments are deleted; the results may still be on their way when
+        this returns.
+        """
+        body = self.parts.body
+        if body.has_effects:
+            return compiling.run_with_tokens(
+                self.executable, handles, self.handlers, body.ordered_effects
+            )
+        return compiling.run(self.executable, handles, self.handlers)
+
+    def __call__(self, values: Sequence[Any]) -> list[Handle]:
+        """Places values and runs."""
+        return self.run(self.place(values))
+
+
+def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        s.twin(getattr(a, "shape", ())) for s, a in zip(shardings, avals, strict=True)
+    )

@@ -1,0 +1,27 @@
+"""Shardings: which slice of an array each device holds."""
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from xlashard.sharding.base import Sharding, XLACompatibleSharding
+from xlashard.sharding.convert import from_hlo, from_jax, to_jax
+from xlashard.sharding.named import NamedSharding, grid_of, partition_spec, spec_of
+from xlashard.sharding.op import GSPMDSharding, OpShardingSharding
+from xlashard.sharding.single import SingleDeviceSharding
+
+__all__ = [
+    "AbstractMesh",
+    "GSPMDSharding",
+    "Mesh",
+    "NamedSharding",
+    "OpShardingSharding",
+    "PartitionSpec",
+    "Sharding",
+    "SingleDeviceSharding",
+    "XLACompatibleSharding",
+    "from_hlo",
+    "from_jax",
+    "grid_of",
+    "partition_spec",
+    "spec_of",
+    "to_jax",
+]

@@ -1,0 +1,233 @@
+"""The interface of every sharding, and what all of them answer alike.
+
+A sharding of this package is a list of devices and, for each rank, a `Tiling` that says which tile
+of an array each device position holds. All index maths is the tiling's; a class only says how it
+makes one (`tiling`) and which of JAX's own classes says the same (`twin`), because a buffer handle
+carries JAX's.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Self
+
+import jax
+
+from xlashard._jax.shardings import Device, JaxSharding
+from xlashard.errors import GeometryError, ShardingError
+from xlashard.geometry import Tiling
+from xlashard.sharding.foreign import gspmd_twin, tiling_of_jax
+
+type Shape = tuple[int, ...]
+type Index = tuple[slice, ...]
+
+# Enough for the distinct shapes of a large parameter tree; past it the oldest are forgotten.
+_MAPS_KEPT = 64
+
+
+class Sharding:
+    """How the elements of an array are dealt out over devices.
+
+    Subclass it to write a sharding of your own: give it `devices` (a sequence of devices) and
+    `devices_indices_map(shape)` (a mapping from each device to the slices that it holds). Every
+    constructor of arrays takes it, and `pjit` where the map can be said as equal tiles.
+
+    Example:
+        >>> class Halves(Sharding):
+        ...     def __init__(self, devices):
+        ...         self._devices = tuple(devices)
+        ...     @property
+        ...     def devices(self):
+        ...         return self._devices
+        ...     def devices_indices_map(self, shape):
+        ...         half = shape[0] // 2
+        ...         return {
+        ...             self._devices[0]: (slice(0, half),),
+        ...             self._devices[1]: (slice(half, shape[0]),),
+        ...         }
+    """
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices in assignment order; position `i` of the tiling is `devices[i]`."""
+        raise NotImplementedError(f"{type(self).__name__} must define `devices`")
+
+    def tiling(self, shape: Sequence[int]) -> Tiling:
+        """Which tile of an array of this shape each device position holds.
+
+        Raises:
+            GeometryError: If the placement can't be said as tiles of equal size.
+        """
+        index_map = self.devices_indices_map(tuple(shape))
+        missing = [d for d in self.devices if d not in index_map]
+        if missing:
+            raise ShardingError(
+                f"{type(self).__name__}.devices_indices_map({tuple(shape)}) has no entry for "
+                f"{missing[0]}; it must give one for each of its {len(self.devices)} devices"
+            )
+        return Tiling.from_indices(tuple(shape), [index_map[d] for d in self.devices])
+
+    def twin(self, shape: Sequence[int]) -> JaxSharding:
+        """JAX's own sharding with the same devices and tiles, for an array of this shape."""
+        return gspmd_twin(self.devices, self.tiling(shape), self.memory_kind)
+
+    # What JAX asks of a sharding, answered from the above.
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The devices, without their order."""
+        return set(self.devices)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices it spans, in all processes."""
+        return len(self.devices)
+
+    @cached_property
+    def addressable_positions(self) -> tuple[int, ...]:
+        """The positions in `devices` of this process's own devices."""
+        process = jax.process_index()
+        return tuple(i for i, d in enumerate(self.devices) if d.process_index == process)
+
+    @property
+    def addressable_devices(self) -> set[Device]:
+        """This process's own devices."""
+        return {self.devices[i] for i in self.addressable_positions}
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True if every device belongs to this process."""
+        return len(self.addressable_positions) == len(self.devices)
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the devices that holds the data (`"device"`, `"pinned_host"`, ...)."""
+        return None
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """The same placement in another memory of the same devices."""
+        raise NotImplementedError(f"{type(self).__name__} has no memory kinds")
+
+    def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
+        """The slices that each device holds, for every device in every process.
+
+        Args:
+            global_shape: The shape of the whole array.
+
+        Raises:
+            GeometryError: If a dimension can't be cut evenly.
+        """
+        tiling = self.tiling(global_shape)
+        return dict(zip(self.devices, tiling.indices(tuple(global_shape)), strict=True))
+
+    def addressable_devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
+        """The slices that this process's devices hold."""
+        positions = self.addressable_positions
+        indices = self.tiling(global_shape).indices(tuple(global_shape), positions)
+        return {self.devices[i]: index for i, index in zip(positions, indices, strict=True)}
+
+    def shard_shape(self, global_shape: Shape) -> Shape:
+        """The shape of the piece on one device, `[dim / tiles, ...]`."""
+        return self.tiling(global_shape).shard_shape(tuple(global_shape))
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if each device holds the whole array, whatever its rank."""
+        raise NotImplementedError(f"{type(self).__name__} must define `is_fully_replicated`")
+
+    def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
+        """True if both put the same tile on the same device, in the same memory.
+
+        Args:
+            other: A sharding of this package or of JAX.
+            ndim: The rank of the arrays in question.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `is_equivalent_to`")
+
+    def is_compatible_aval(self, aval_shape: Shape) -> None:
+        """Checks that an array of this shape may be placed so.
+
+        Raises:
+            GeometryError: With the dimension and the numbers, if it may not.
+        """
+        self.shard_shape(aval_shape)
+
+    def check_compatible_aval(self, aval_shape: Shape) -> None:
+        """JAX's name for `is_compatible_aval`, without the check of divisibility."""
+        self.tiling(aval_shape)
+
+    @property
+    def _device_assignment(self) -> tuple[Device, ...]:
+        return self.devices
+
+    @property
+    def _addressable_device_assignment(self) -> tuple[Device, ...]:
+        return tuple(self.devices[i] for i in self.addressable_positions)
+
+
+class XLACompatibleSharding(Sharding):
+    """A sharding whose tiles depend on the rank alone, so that XLA can be told of it.
+
+    Every class of this package that `pjit` takes as it is derives from it.
+    """
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        """The tiling for arrays of a rank.
+
+        Raises:
+            RankError: If the rank is too low.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `rank_tiling`")
+
+    def tiling(self, shape: Sequence[int]) -> Tiling:
+        """The tiling for an array of this shape; only its rank matters."""
+        return self.rank_tiling(len(shape))
+
+    @cached_property
+    def _index_maps(self) -> dict[Shape, Mapping[Device, Index]]:
+        return {}
+
+    def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
+        """The slices that each device holds; a fresh dict over cached indices."""
+        global_shape = tuple(global_shape)
+        kept = self._index_maps.get(global_shape)
+        if kept is None:
+            kept = super().devices_indices_map(global_shape)
+            while len(self._index_maps) >= _MAPS_KEPT:
+                self._index_maps.pop(next(iter(self._index_maps)), None)
+            self._index_maps[global_shape] = kept
+        return dict(kept)
+
+    def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
+        """True if both put the same tile on the same device, in the same memory."""
+        from_other = _rank_tiling_of(other, ndim)
+        if from_other is None or self.memory_kind != other.memory_kind:
+            return False
+        try:
+            mine = self.rank_tiling(ndim)
+        except GeometryError:
+            return False
+        devices = tuple(other._device_assignment)
+        if devices == self.devices:
+            return mine.same_tiles(from_other)
+        if set(devices) != set(self.devices):
+            return False
+        return _same_tiles_by_device(mine, self.devices, from_other, devices)
+
+
+def _rank_tiling_of(sharding: "JaxSharding | Sharding", ndim: int) -> Tiling | None:
+    try:
+        if isinstance(sharding, XLACompatibleSharding):
+            return sharding.rank_tiling(ndim)
+        return None if isinstance(sharding, Sharding) else tiling_of_jax(sharding, ndim)
+    except GeometryError:
+        return None
+
+
+def _same_tiles_by_device(
+    a: Tiling, a_devices: Sequence[Device], b: Tiling, b_devices: Sequence[Device]
+) -> bool:
+    if a.counts != b.counts:
+        return False
+    b_ids = dict(zip(b_devices, b.tile_ids().tolist(), strict=True))
+    a_ids = a.tile_ids().tolist()
+    return all(b_ids[d] == tile for d, tile in zip(a_devices, a_ids, strict=True))

@@ -1,0 +1,80 @@
+"""Any sharding as one of this package's classes, and back to the one that JAX knows."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from xlashard._jax.shardings import (
+    Device,
+    JaxGSPMDSharding,
+    JaxNamedSharding,
+    JaxSharding,
+    JaxSingleDeviceSharding,
+    Mesh,
+    hlo_text,
+    jax_hlo_sharding,
+)
+from xlashard.errors import GeometryError, ShardingError
+from xlashard.geometry import TileAssignment, spec_from_tile_assignment
+from xlashard.sharding.base import Sharding
+from xlashard.sharding.named import NamedSharding, grid_of, partition_spec
+from xlashard.sharding.op import GSPMDSharding
+from xlashard.sharding.single import SingleDeviceSharding
+
+
+@lru_cache(maxsize=4096)
+def _from_jax(sharding: JaxSharding) -> Sharding:
+    if isinstance(sharding, JaxNamedSharding):
+        return NamedSharding(sharding.mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    if isinstance(sharding, JaxSingleDeviceSharding):
+        (device,) = sharding.device_set
+        return SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    if isinstance(sharding, JaxGSPMDSharding):
+        devices = tuple(sharding._device_assignment)
+        return GSPMDSharding(
+            devices, jax_hlo_sharding(sharding, 0), memory_kind=sharding.memory_kind
+        )
+    raise ShardingError(f"{type(sharding).__name__} is not a sharding that XLA can be told of")
+
+
+def from_jax(sharding: JaxSharding | Sharding) -> Sharding:
+    """The sharding of this package that says what one of JAX's says.
+
+    Raises:
+        ShardingError: If there is none.
+    """
+    return sharding if isinstance(sharding, Sharding) else _from_jax(sharding)
+
+
+def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxSharding:
+    """JAX's own sharding for an array of a shape; its own ones pass as they are."""
+    return sharding.twin(shape) if isinstance(sharding, Sharding) else sharding
+
+
+@lru_cache(maxsize=4096)
+def _named_from_text(text: str, mesh: Mesh, memory_kind: str | None) -> NamedSharding | None:
+    try:
+        spec = spec_from_tile_assignment(grid_of(mesh), TileAssignment.parse_text(text))
+    except GeometryError:
+        return None
+    return NamedSharding(mesh, partition_spec(spec), memory_kind=memory_kind)
+
+
+def from_hlo(
+    hlo: object, devices: Sequence[Device], mesh: Mesh | None, memory_kind: str | None = None
+) -> Sharding:
+    """The sharding behind what a compiled program reports, on a mesh where it has a spec there.
+
+    Args:
+        hlo: An `OpSharding`, an `HloSharding`, or its text.
+        devices: The program's device assignment.
+        mesh: The mesh to name axes of; its devices must stand in the same order to count.
+        memory_kind: Where the value lives.
+    """
+    if len(devices) == 1:
+        return SingleDeviceSharding(devices[0], memory_kind=memory_kind)
+    text = hlo if isinstance(hlo, str) else hlo_text(hlo)
+    if mesh is not None and mesh._flat_devices_tuple == tuple(devices):
+        named = _named_from_text(text, mesh, memory_kind)
+        if named is not None:
+            return named
+    return GSPMDSharding(devices, text, memory_kind=memory_kind)

@@ -1,0 +1,181 @@
+"""`NamedSharding`: a mesh, and for each dimension the mesh axes that cut it."""
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Self
+
+from jax.sharding import PartitionSpec
+
+from xlashard._jax.shardings import (
+    AbstractMesh,
+    Device,
+    JaxNamedSharding,
+    Mesh,
+    with_interface,
+)
+from xlashard.errors import ShardingError
+from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
+from xlashard.sharding.base import XLACompatibleSharding
+
+# Meshes of one program are few; specs times ranks are not many more.
+_TILINGS_KEPT = 4096
+
+
+@lru_cache(maxsize=256)
+def grid_of(mesh: Mesh | AbstractMesh) -> MeshGrid:
+    """The names and sizes of a mesh, without its devices."""
+    return MeshGrid(tuple(map(str, mesh.axis_names)), tuple(mesh.axis_sizes))
+
+
+def spec_of(spec: PartitionSpec | None) -> Spec:
+    """A JAX partition spec in normal form; `None` is the replicated one."""
+    if spec is None:
+        return Spec()
+    return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """The JAX partition spec that says what a normal form says, in its shortest writing."""
+    return PartitionSpec(
+        *(
+            PartitionSpec.UNCONSTRAINED if d is None else (d[0] if len(d) == 1 else d) or None
+            for d in spec.dims
+        )
+    )
+
+
+@lru_cache(maxsize=_TILINGS_KEPT)
+def named_tiling(grid: MeshGrid, spec: Spec, ndim: int) -> Tiling:
+    """The tiling of a spec on a grid; shared by every sharding that says the same."""
+    return Tiling.from_spec(grid, spec, ndim)
+
+
+if TYPE_CHECKING:
+
+    class _NamedBase(XLACompatibleSharding, JaxNamedSharding):
+        """Both, as a type checker sees them."""
+
+else:
+    _NamedBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
+
+
+class NamedSharding(_NamedBase):
+    """Cuts each dimension of an array along named axes of a mesh.
+
+    Args:
+        mesh: The mesh; its devices in row-major order are the device assignment.
+        spec: For each dimension `None`, the name of a mesh axis or a tuple of names (major to
+            minor); dimensions past its end are not cut.
+        memory_kind: The memory of each device that holds the data, the default one if `None`.
+
+    Raises:
+        UnknownAxisError: If the spec names an axis that the mesh does not have.
+        DuplicateAxisError: If the spec uses an axis twice.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+        >>> NamedSharding(mesh, PartitionSpec("data", "model")).shard_shape((8, 16))
+        (8, 16)
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh | AbstractMesh,
+        spec: PartitionSpec | None = None,
+        *,
+        memory_kind: str | None = None,
+    ) -> None:
+        if spec is None:
+            spec = PartitionSpec()
+        if not isinstance(mesh, Mesh | AbstractMesh):
+            raise ShardingError(
+                f"the mesh of a NamedSharding must be a Mesh, not {type(mesh).__name__}: write "
+                "NamedSharding(Mesh(devices, axis_names), PartitionSpec(...))"
+            )
+        if not isinstance(spec, PartitionSpec):
+            raise ShardingError(
+                f"the spec of a NamedSharding must be a PartitionSpec, not "
+                f"{type(spec).__name__}: write PartitionSpec{_as_call(spec)}"
+            )
+        if not mesh.empty:
+            validate_spec(spec_of(spec), grid_of(mesh))
+        super().__init__(mesh, spec, memory_kind=memory_kind)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle_named, (self.mesh, self.spec, self.memory_kind))
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the mesh in row-major order."""
+        if isinstance(self.mesh, AbstractMesh):
+            raise ShardingError(
+                f"{self} stands on an AbstractMesh, which has no devices: use a Mesh of devices"
+            )
+        return self.mesh._flat_devices_tuple
+
+    @cached_property
+    def normal_spec(self) -> Spec:
+        """The spec in normal form: two specs that cut alike have equal ones."""
+        return spec_of(self.spec)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the mesh has."""
+        return self.mesh.size
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the devices that holds the data."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """The same placement in another memory of the same devices."""
+        return type(self)(self.mesh, self.spec, memory_kind=kind)
+
+    def with_spec(self, spec: PartitionSpec) -> Self:
+        """Another spec on the same mesh and memory."""
+        return type(self)(self.mesh, spec, memory_kind=self.memory_kind)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if no dimension is cut by a mesh axis of size above one."""
+        sizes = grid_of(self.mesh).shape
+        return all(sizes[axis] == 1 for axis in self.normal_spec.axes)
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        """The tiling for arrays of a rank."""
+        return named_tiling(grid_of(self.mesh), self.normal_spec, ndim)
+
+    @cached_property
+    def _twin(self) -> JaxNamedSharding:
+        return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
+
+    def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
+        """JAX's own `NamedSharding` with the same mesh and spec."""
+        return self._twin
+
+    def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
+        """Checks rank and divisibility of a shape."""
+        validate_spec(self.normal_spec, grid_of(self.mesh), tuple(aval_shape))
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the piece on one device, `[dim / tiles, ...]`.
+
+        Raises:
+            DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.
+        """
+        self.is_compatible_aval(global_shape)
+        return self.rank_tiling(len(global_shape)).shard_shape(tuple(global_shape))
+
+
+def _unpickle_named(
+    mesh: Mesh, spec: PartitionSpec, memory_kind: str | None
+) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _as_call(spec: object) -> str:
+    if isinstance(spec, list | tuple):
+        return "(" + ", ".join(map(repr, spec)) + ")"
+    return f"({spec!r})"

@@ -1,0 +1,151 @@
+"""`GSPMDSharding`: any tile assignment over a list of devices."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from xlashard._jax.shardings import (
+    Device,
+    HloSharding,
+    JaxGSPMDSharding,
+    OpSharding,
+    hlo_from_text,
+    hlo_text,
+    with_interface,
+)
+from xlashard.errors import ShardingError
+from xlashard.geometry import TileAssignment, Tiling
+from xlashard.sharding.base import XLACompatibleSharding
+
+if TYPE_CHECKING:
+
+    class _GSPMDBase(XLACompatibleSharding, JaxGSPMDSharding):
+        """Both, as a type checker sees them."""
+
+else:
+    _GSPMDBase = with_interface(XLACompatibleSharding, JaxGSPMDSharding)
+
+
+class GSPMDSharding(_GSPMDBase):
+    """Tiles dealt to a list of devices, as XLA itself writes them.
+
+    Args:
+        devices: The device assignment.
+        op_sharding: The tiles: an `OpSharding` or `HloSharding` of jaxlib, a `TileAssignment`, or
+            the HLO text, `"{devices=[2,4]<=[8]}"`.
+        memory_kind: The memory of each device that holds the data, the default one if `None`.
+
+    Raises:
+        ShardingTextError: If the text is not an HLO sharding.
+        ShardingError: If the tiles are not dealt to exactly these devices.
+
+    Example:
+        >>> import jax
+        >>> GSPMDSharding(jax.devices()[:1], "{replicated}").shard_shape((4,))
+        (4,)
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        op_sharding: OpSharding | HloSharding | TileAssignment | str,
+        *,
+        memory_kind: str | None = None,
+    ) -> None:
+        assignment = _assignment(op_sharding)
+        needed = assignment.num_devices
+        if needed is not None and needed != len(devices):
+            raise ShardingError(
+                f"the tiles {assignment.to_text()} are dealt to {needed} devices, but "
+                f"{len(devices)} were given"
+            )
+        hlo = hlo_from_text(assignment.to_text())
+        super().__init__(tuple(devices), hlo, memory_kind=memory_kind)
+        self._assignment = assignment
+
+    @classmethod
+    def get_replicated(
+        cls, devices: Sequence[Device], *, memory_kind: str | None = None
+    ) -> Self:
+        """The sharding that gives every device the whole array."""
+        return cls(devices, "{replicated}", memory_kind=memory_kind)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle_gspmd, (self.devices, self._assignment.to_text(), self.memory_kind))
+
+    def __eq__(self, other: object) -> bool:
+        return JaxGSPMDSharding.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return JaxGSPMDSharding.__hash__(self)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The device assignment."""
+        return tuple(self._devices)
+
+    @property
+    def tile_assignment(self) -> TileAssignment:
+        """Which tile each device position holds."""
+        return self._assignment
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the devices that holds the data."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """The same placement in another memory of the same devices."""
+        return type(self)(self.devices, self._assignment, memory_kind=kind)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if every device holds every element."""
+        if len(self.devices) == 1 or self._assignment.kind == "replicated":
+            return True
+        ndim = self._assignment.ndim
+        return ndim is not None and self.rank_tiling(ndim).is_replicated
+
+    @cached_property
+    def _tilings(self) -> dict[int, Tiling]:
+        return {}
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        """The tiling for arrays of a rank."""
+        tiling = self._tilings.get(ndim)
+        if tiling is None:
+            tiling = Tiling.from_tile_assignment(
+                self._assignment, ndim, num_devices=len(self.devices)
+            )
+            self._tilings[ndim] = tiling
+        return tiling
+
+    @cached_property
+    def _twin(self) -> JaxGSPMDSharding:
+        return JaxGSPMDSharding(self.devices, self._hlo_sharding, memory_kind=self.memory_kind)
+
+    def twin(self, shape: Sequence[int] = ()) -> JaxGSPMDSharding:
+        """JAX's own class with the same devices and tiles."""
+        return self._twin
+
+
+OpShardingSharding = GSPMDSharding
+
+
+def _assignment(given: Any) -> TileAssignment:
+    if isinstance(given, TileAssignment):
+        return given
+    if isinstance(given, str):
+        return TileAssignment.parse_text(given)
+    if isinstance(given, OpSharding | HloSharding):
+        return TileAssignment.parse_text(hlo_text(given))
+    raise ShardingError(
+        f"the tiles must be an OpSharding, an HloSharding, a TileAssignment or HLO text such as "
+        f"'{{devices=[2,4]<=[8]}}', not {type(given).__name__}"
+    )
+
+
+def _unpickle_gspmd(
+    devices: tuple[Device, ...], text: str, memory_kind: str | None
+) -> GSPMDSharding:
+    return GSPMDSharding(devices, text, memory_kind=memory_kind)

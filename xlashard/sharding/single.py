@@ -1,0 +1,69 @@
+"""`SingleDeviceSharding`: the whole array on one device."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from xlashard._jax.shardings import Device, JaxSingleDeviceSharding, with_interface
+from xlashard.geometry import Tiling
+from xlashard.sharding.base import XLACompatibleSharding
+
+if TYPE_CHECKING:
+
+    class _SingleDeviceBase(XLACompatibleSharding, JaxSingleDeviceSharding):
+        """Both, as a type checker sees them."""
+
+else:
+    _SingleDeviceBase = with_interface(XLACompatibleSharding, JaxSingleDeviceSharding)
+
+
+class SingleDeviceSharding(_SingleDeviceBase):
+    """Puts the whole array on one device.
+
+    Args:
+        device: The device.
+        memory_kind: The memory of it that holds the data, the default one if `None`.
+
+    Example:
+        >>> import jax
+        >>> SingleDeviceSharding(jax.devices()[0]).shard_shape((3, 5))
+        (3, 5)
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle_single, (self._device, self.memory_kind))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The one device."""
+        return (self._device,)
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the device that holds the data."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """The same device, another memory of it."""
+        return type(self)(self._device, memory_kind=kind)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Always true: the one device holds everything."""
+        return True
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        """One tile, on the one device."""
+        return Tiling.replicated(1, ndim)
+
+    @cached_property
+    def _twin(self) -> JaxSingleDeviceSharding:
+        return JaxSingleDeviceSharding(self._device, memory_kind=self.memory_kind)
+
+    def twin(self, shape: Sequence[int] = ()) -> JaxSingleDeviceSharding:
+        """JAX's own `SingleDeviceSharding` on the same device."""
+        return self._twin
+
+
+def _unpickle_single(device: Device, memory_kind: str | None) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device, memory_kind=memory_kind)
