@@ -103,6 +103,10 @@ def _dispatched(function: Function) -> Any:
         (tracer.static_argnums, tracer.static_argnames),
         function.name,
     )
+    clear_fast_paths = call._clear_cache
+    cache_size = call._cache_size
+    if tracer.static_argnums or tracer.static_argnames:
+        call = _explaining(call, function)
     functools.update_wrapper(call, function.fun)
 
     def lower(*args: Any, **kwargs: Any) -> Lowered:
@@ -115,12 +119,26 @@ def _dispatched(function: Function) -> Any:
         return trace_call(function, args, kwargs).out_info
 
     def clear_cache() -> None:
-        call._clear_cache()
+        clear_fast_paths()
         function.clear_cache()
 
     call.lower = lower
     call.trace = trace
     call.eval_shape = eval_shape
     call.clear_cache = clear_cache
+    call._cache_size = cache_size
     call._function = function
     return call
+
+
+def _explaining(call: Any, function: Function) -> Any:
+    """The dispatcher, where jaxlib may refuse a static argument without naming it."""
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except ValueError:
+            function.parameters.check_call(args, kwargs)
+            raise
+
+    return explained

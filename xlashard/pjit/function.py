@@ -1,6 +1,5 @@
 """One pjit-ed function: from a call's arguments to a program, and its results."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +11,15 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.shardings import Device
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
-from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import Argument, check_values, describe_arguments
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
-from xlashard.pjit.resources import Resource, expand, to_sharding
+from xlashard.pjit.resources import REPLICATED, Resource, expand, to_sharding
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import fast_path, mark_donated, run_prepared
-from xlashard.sharding import Mesh, Sharding
+from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding, from_jax
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +163,8 @@ class Function:
         """A call under a transformation or a trace: one equation of our primitive."""
         traced = call.traced
         free = (None,) * len(traced.consts)
-        ins = tuple(_constraint(s, a) for s, a in zip(call.in_shardings, traced.in_avals, strict=True))
-        outs = tuple(
-            _constraint(s, a)
-            for s, a in zip(call.out_shardings, traced.jaxpr.out_avals, strict=True)
-        )
+        ins = tuple(map(_constraint, call.in_shardings, traced.in_avals))
+        outs = tuple(map(_constraint, call.out_shardings, traced.jaxpr.out_avals))
         self.order(call, tuple(map(_unplaced, self.arguments(call))))
         body = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
         values = [*traced.consts, *call.values]
@@ -198,13 +193,12 @@ def _unplaced(argument: Argument) -> Argument:
 
 
 def _constraint(sharding: Sharding | None, aval: Any) -> Any:
-    from_tiles = sharding is not None and not hasattr(sharding, "rank_tiling")
-    if from_tiles:
-        raise ArgumentError(
-            f"{type(sharding).__name__} fits arrays of one shape only; inside a transformation give "
-            "pjit a NamedSharding or GSPMDSharding"
-        )
-    return sharding if sharding is None or sharding.devices else None
+    if sharding is None or sharding is REPLICATED:
+        return None
+    if isinstance(sharding, XLACompatibleSharding):
+        return sharding
+    tiles = sharding.tiling(aval.shape).to_tile_assignment()
+    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
 
 
 def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
@@ -213,13 +207,5 @@ def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     for value in jaxpr.consts:
         handle = value._handle if isinstance(value, Array) else value
         if is_handle(handle) and handle._committed and handle.sharding.num_devices > 1:
-            found.append(Array.sharding.fget(wrap_result(handle)))
+            found.append(from_jax(handle.sharding))
     return tuple(found)
-
-
-def signature_of(fun: Callable[..., Any]) -> inspect.Signature | None:
-    """A function's signature, or None where Python does not know it."""
-    try:
-        return inspect.signature(fun)
-    except (TypeError, ValueError):
-        return None
