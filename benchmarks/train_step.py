@@ -1,0 +1,166 @@
+"""The main job against the same thing under `jax.jit`: a step, the first step, the import.
+
+Both sides get the very same function, shapes and shardings, those of `configs/tiny.toml`. The
+first-step table builds every function anew in each round and keeps JAX's persistent cache off, so
+that nothing is remembered from the round before.
+"""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import xlashard
+from benchmarks._measure import ExtraGoal, Report, interleave, read_options
+from xlashard.train.command import start_devices
+from xlashard.train.data import put_batch, read_corpus, training_windows
+from xlashard.train.layout import Axes, Layout, build_mesh
+from xlashard.train.programs import batch_sharding
+from xlashard.train.settings import Settings, load_settings
+from xlashard.train.step import make_recipe, state_shardings
+
+ROOT = Path(__file__).resolve().parent.parent
+ONE_DEVICE = ["mesh={data = 1}", "devices.emulate=1"] + [
+    f"sharding.rules.{axis}=[]" for axis in ("batch", "vocab", "embed", "heads", "kv_heads", "mlp")
+]
+
+
+def plain(sharding: Any) -> Any:
+    """The same placement as one of JAX's own shardings."""
+    return jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way of compiling: its `pjit`, its constraint, its shardings."""
+
+    compile: Callable[..., Any]
+    constrain: Callable[[Any, Any], Any]
+    sharding: Callable[[Any], Any]
+
+
+OURS = Side(xlashard.pjit, xlashard.with_sharding_constraint, lambda sharding: sharding)
+JAX = Side(jax.jit, jax.lax.with_sharding_constraint, plain)
+
+
+class Job:
+    """The main job's training step, compiled by one side."""
+
+    def __init__(self, side: Side, settings: Settings, devices: list[Any]) -> None:
+        self.side, self.settings = side, settings
+        self.layout = Layout(
+            build_mesh(settings.mesh, devices[: settings.devices.emulate]), settings.sharding.rules
+        )
+        self.recipe = make_recipe(settings)
+        shardings = state_shardings(self.recipe, self.layout)
+        self.shardings = jax.tree.map(side.sharding, shardings)
+
+    def step(self) -> Any:
+        """The step as a function that was never called."""
+
+        def place(x: jax.Array, axes: Axes) -> jax.Array:
+            return self.side.constrain(x, self.side.sharding(self.layout.sharding(axes)))
+
+        batch, whole = batch_sharding(self.layout), self.layout.sharding()
+        return self.side.compile(
+            functools.partial(self.recipe.train_step, place=place),
+            in_shardings=(self.shardings, self.side.sharding(batch)),
+            out_shardings=(self.shardings, self.side.sharding(whole)),
+            donate_argnums=(0,),
+        )
+
+    def state(self) -> Any:
+        """The state before the first step."""
+        return self.side.compile(self.recipe.initial_state, out_shardings=self.shardings)(0)
+
+    def batch(self) -> Any:
+        """The first batch, on the devices."""
+        training, length = self.settings.training, self.settings.model.length
+        text = read_corpus(self.settings.data, length).train
+        windows = training_windows(text, 0, training.batch, length, 0)
+        sharding = batch_sharding(self.layout)
+        if self.side is OURS:
+            return put_batch(windows, training.accumulate, sharding)
+        return jax.device_put(windows.reshape(training.accumulate, -1, length + 1), plain(sharding))
+
+    def first_step(self) -> None:
+        """Traces, lowers and compiles the step."""
+        rows = self.settings.training.batch // self.settings.training.accumulate
+        shape = (self.settings.training.accumulate, rows, self.settings.model.length + 1)
+        shapes = jax.eval_shape(self.recipe.initial_state, 0)
+        self.step().lower(shapes, jax.ShapeDtypeStruct(shape, np.uint8)).compile()
+
+
+def looping(job: Job) -> Callable[[], None]:
+    """A call that takes one step and waits for its loss."""
+    step, batch, state = job.step(), job.batch(), job.state()
+
+    def call() -> None:
+        nonlocal state
+        state, measured = step(state, batch)
+        jax.block_until_ready((state["step"], measured["loss"]))
+
+    return call
+
+
+def looping_bound(job: Job) -> Callable[[], None]:
+    """The same with the bound step."""
+    batch, state = job.batch(), job.state()
+    bound = job.step().lower(state, batch).compile().bind(state)
+
+    def call() -> None:
+        jax.block_until_ready(bound(batch)["loss"])
+
+    return call
+
+
+def importing(module: str) -> Callable[[], None]:
+    """A call that imports a module in a process of its own."""
+    words = [sys.executable, "-c", f"import {module}"]
+    return lambda: subprocess.run(words, cwd=ROOT, check=True).check_returncode()
+
+
+def main() -> int:
+    """Measures and prints all tables."""
+    options = read_options("The main job's training step against jax.jit", rounds=31)
+    report = Report("train_step")
+    jax.config.update("jax_enable_compilation_cache", False)
+    devices = start_devices(8)
+    config = ROOT / "configs" / "tiny.toml"
+
+    for title, words in (("8 devices, 2 × 2 × 2", []), ("one device", ONE_DEVICE)):
+        settings = load_settings(config, words)
+        candidates = {
+            "jax.jit": looping(Job(JAX, settings, devices)),
+            "pjit": looping(Job(OURS, settings, devices)),
+            "bound step": looping_bound(Job(OURS, settings, devices)),
+        }
+        measured = interleave(candidates, rounds=options.rounds, inner=1)
+        goals = {"pjit": 1.02, "bound step": 1.02}
+        report.add(f"A training step, {title}", measured, baseline="jax.jit", goals=goals)
+
+    settings = load_settings(config)
+    few = max(options.rounds // 3, 1)
+    candidates = {
+        "jax.jit": lambda: Job(JAX, settings, devices).first_step(),
+        "pjit": lambda: Job(OURS, settings, devices).first_step(),
+    }
+    measured = interleave(candidates, rounds=few, inner=1, warmup=1)
+    title = "Trace, lower and compile the step, 8 devices"
+    report.add(title, measured, baseline="jax.jit", goals={"pjit": 1.05})
+
+    candidates = {f"import {name}": importing(name) for name in ("jax", "xlashard")}
+    measured = interleave(candidates, rounds=options.rounds, inner=1)
+    goals = {"import xlashard": ExtraGoal(0.060)}
+    report.add("Import, in a new process", measured, baseline="import jax", goals=goals)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

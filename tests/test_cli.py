@@ -1,0 +1,167 @@
+"""The command line as a person meets it: in a process of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xlashard.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = str(ROOT / "configs" / "tiny.toml")
+SMALL = [
+    *("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.mlp=32"),
+    *("model.length=16", "training.batch=8", "training.eval_batches=1", "generation.bytes=5"),
+]
+
+
+def environment() -> dict[str, str]:
+    """This process's own, without what the tests say about devices."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "xlashard", *words]
+
+
+def xlashard(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["tiny", "tiny_dp", "tiny_tp"])
+def test_train_leaves_its_results(tmp_path: Path, config: str) -> None:
+    words = [word for word in SMALL if config != "tiny_tp" or not word.startswith("model.heads")]
+    path = str(ROOT / "configs" / f"{config}.toml")
+    done = xlashard("train", "--config", path, "--steps", "3", "--set", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "8 emulated devices" in done.stdout
+    assert "step 3/3 · loss" in done.stdout
+    assert "\x1b" not in done.stdout
+    folder = tmp_path / "runs" / config
+    assert {x.name for x in folder.iterdir()} == {"config.toml", "loss.png", "metrics.jsonl"}
+    assert "steps = 3" in (folder / "config.toml").read_text()
+
+
+@pytest.mark.slow
+def test_train_reads_other_text_and_writes_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("one two three four " * 60)
+    done = xlashard(
+        *("train", "--config", TINY, "--data", "own.txt", "--name", "mine", "--runs", "out"),
+        *("--steps", "1", "--set", *SMALL, "--set", "run.seed=3"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "own.txt" in done.stdout
+    resolved = (tmp_path / "out" / "mine" / "config.toml").read_text()
+    assert 'paths = ["own.txt"]' in resolved
+    assert "seed = 3" in resolved
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    words = command(
+        *("train", "--config", TINY, "--steps", "100000", "--set", *SMALL),
+        *("training.log_every=1", "training.eval_every=0"),
+    )
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if line.startswith("step") and re.search(r"\b3/100000", line):
+            process.send_signal(signal.SIGINT)
+            break
+    shown += process.stdout.read()
+    assert process.wait(timeout=60) == 130
+    assert "what was measured is kept" in shown
+    assert "Traceback" not in shown
+    folder = tmp_path / "runs" / "tiny"
+    lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["interrupted"] is True
+    assert lines[-1]["steps"] >= 3
+    assert (folder / "loss.png").exists()
+
+
+def stdout_and_code(
+    capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[str, str, int | str | None]:
+    try:
+        code: int | str | None = main(words)
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    return out, err, code
+
+
+def test_help_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _, code = stdout_and_code(capsys, "--help")
+    assert code == 0
+    assert "train" in out
+    out, _, code = stdout_and_code(capsys, "train", "--help")
+    assert code == 0
+    for option in ("--config", "--data", "--set", "--name", "--steps", "--runs", "--keys"):
+        assert option in out
+
+
+def test_the_command_line_starts_without_what_a_command_needs() -> None:
+    check = "import sys, xlashard.cli as c; c.make_parser(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert not {"optax", "matplotlib", "xlashard.train"} & set(done.stdout.split())
+
+
+def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _, code = stdout_and_code(capsys, "train", "--keys")
+    assert code == 0
+    assert "model.layers = 4  # an integer: transformer layers" in out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["--config configs/tiny.toml"]),
+        (["--config", "nowhere.toml"], ["there is no settings file nowhere.toml"]),
+        (["--config", TINY, "--set", "model.layer=4"], ["--set model.layers=4"]),
+        (["--config", TINY, "--steps", "0"], ["training.steps must be at least 1"]),
+        (["--config", TINY, "--set", "mesh.data=3"], ["takes 12 devices", "emulate = 12"]),
+        (["--config", TINY, "--data", "nowhere.txt"], ["there is no file or folder nowhere.txt"]),
+    ],
+)
+def test_wrong_words_are_answered_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+) -> None:
+    out, err, code = stdout_and_code(capsys, "train", *words)
+    assert code == 2
+    assert err.startswith("error: ")
+    for part in expected:
+        assert part in err
+    assert "Traceback" not in out + err
+
+
+def test_a_missing_extra_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [x for x in sys.modules if x.startswith("xlashard.train")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optax", None)
+    _, err, code = stdout_and_code(capsys, "train", "--config", TINY)
+    assert code == 1
+    assert "pip install 'xlashard[train]'" in err

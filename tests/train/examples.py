@@ -1,0 +1,56 @@
+"""Small runs that several tests share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard.train.schema import read
+from xlashard.train.settings import Settings
+
+MIXED = {
+    "run": {"name": "small"},
+    "devices": {"emulate": 8},
+    "mesh": {"data": 2, "fsdp": 2, "tensor": 2},
+    "sharding": {
+        "rules": {
+            "batch": ["data", "fsdp"],
+            "vocab": "tensor",
+            "embed": "fsdp",
+            "heads": "tensor",
+            "kv_heads": "tensor",
+            "mlp": "tensor",
+        }
+    },
+    "model": {"layers": 2, "width": 32, "heads": 8, "kv_heads": 2, "mlp": 64, "length": 32},
+    "optimizer": {"learning_rate": 3e-3, "warmup": 5},
+    "training": {"steps": 4, "batch": 8, "eval_every": 2, "eval_batches": 1, "log_every": 1},
+    "generation": {"bytes": 8},
+}
+
+WHOLE = dict.fromkeys(("batch", "vocab", "embed", "heads", "kv_heads", "mlp", "layers"), ())
+
+
+def settings(*words: str, **tables: Any) -> Settings:
+    """The mixed run with other tables and single settings."""
+    return read(Settings, MIXED | tables, words)
+
+
+def over(mesh: dict[str, int], **rules: Sequence[str] | str) -> dict[str, Any]:
+    """Tables for another mesh, on which only the given rules spread anything."""
+    count = int(np.prod(list(mesh.values())))
+    return {"devices": {"emulate": count}, "mesh": mesh, "sharding": {"rules": WHOLE | rules}}
+
+
+MESHES = {
+    "one device": over({"data": 1}),
+    "data": over({"data": 8}, batch="data"),
+    "fsdp": over({"fsdp": 8}, batch="fsdp", embed="fsdp"),
+    "tensor": over({"tensor": 8}, vocab="tensor", heads="tensor", mlp="tensor"),
+    "mixed": {},
+}
+
+
+def devices(count: int) -> list[Any]:
+    return jax.devices()[:count]

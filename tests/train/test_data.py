@@ -1,0 +1,152 @@
+import hashlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.train.examples import MESHES, devices, settings
+from xlashard.train.data import (
+    held_out_windows,
+    put_batch,
+    read_corpus,
+    training_windows,
+)
+from xlashard.train.errors import DataError
+from xlashard.train.layout import Layout, build_mesh
+from xlashard.train.programs import batch_sharding
+from xlashard.train.settings import DataSettings
+
+TEXT = np.arange(251, dtype=np.uint8)
+
+
+def refusal(*paths: Path | str, fraction: float = 0.5, length: int = 4) -> str:
+    with pytest.raises(DataError) as caught:
+        read_corpus(DataSettings(tuple(map(str, paths)), fraction), length)
+    return str(caught.value)
+
+
+def test_the_default_text_is_python_s_own_prose() -> None:
+    corpus = read_corpus(DataSettings(), 128)
+    whole = corpus.train.tobytes() + corpus.held_out.tobytes()
+    assert b"The assert statement" in whole or b"assert" in whole
+    assert len(whole) > 300_000
+    assert len(corpus.held_out) == int(len(whole) * 0.05)
+
+
+def test_reading_twice_gives_the_same_bytes() -> None:
+    first, second = (read_corpus(DataSettings(), 8).train.tobytes() for _ in range(2))
+    assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()
+
+
+def test_files_and_folders_are_joined_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second part")
+    (tmp_path / "a.md").write_text("first part")
+    (tmp_path / "c.bin").write_bytes(b"\0\0")
+    single = tmp_path / "sub" / "d.anything"
+    single.parent.mkdir()
+    single.write_text("third part")
+    corpus = read_corpus(DataSettings((str(tmp_path), str(single)), 0.5), 4)
+    whole = corpus.train.tobytes() + corpus.held_out.tobytes()
+    assert whole == b"first part\n\nsecond part\n\nthird part"
+
+
+def test_the_held_out_part_is_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("a" * 80 + "b" * 20)
+    corpus = read_corpus(DataSettings((str(path),), 0.2), 4)
+    assert set(corpus.train.tobytes()) == {ord("a")}
+    assert corpus.held_out.tobytes() == b"b" * 20
+
+
+def test_a_missing_path_names_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("x")
+    text = refusal(tmp_path / "nuvel.txt")
+    assert f"there is no file or folder {tmp_path / 'nuvel.txt'}" in text
+    assert f"did you mean {tmp_path / 'novel.txt'}?" in text
+    assert "--data PATH" in text
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    assert f"nor a folder {tmp_path / 'no'}" in refusal(tmp_path / "no" / "novel.txt")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text("  \n")
+    text = refusal(path)
+    assert f"{path} is empty" in text
+    assert "--data PATH" in text
+
+
+def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"abc")
+    assert f"the folder {tmp_path} holds no .txt, .md, .rst file" in refusal(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"abc\0def")
+    assert f"{path} is no text: byte 3 is zero" in refusal(path)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_too_little_text_is_told_with_numbers(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("a" * size)
+    text = refusal(path, length=8)
+    assert f"{size} bytes of text are too few" in text
+    assert "model.length + 1 = 9" in text
+
+
+@given(st.integers(1, 400), st.floats(0.01, 0.99), st.integers(2, 20))
+def test_text_is_enough_or_refused(size: int, fraction: float, length: int) -> None:
+    text = np.ones(size, np.uint8)
+    cut = size - int(size * fraction)
+    if min(cut, size - cut) <= length:
+        return
+    assert training_windows(text[:cut], 0, 3, length, 0).shape == (3, length + 1)
+    assert held_out_windows(text[cut:], 5, 3, length).shape == (3, length + 1)
+
+
+def test_windows_are_pieces_of_the_text() -> None:
+    for windows in (training_windows(TEXT, 7, 20, 9, 3), held_out_windows(TEXT, 2, 20, 9)):
+        assert windows.shape == (20, 10)
+        assert (np.diff(windows.astype(int), axis=1) == 1).all()
+
+
+def test_windows_depend_on_step_and_seed_alone() -> None:
+    def one(step: int, seed: int) -> bytes:
+        return training_windows(TEXT, step, 8, 4, seed).tobytes()
+
+    assert one(5, 1) == one(5, 1)
+    assert len({one(5, 1), one(6, 1), one(5, 2)}) == 3
+
+
+def test_every_place_of_the_text_can_be_drawn() -> None:
+    text = np.arange(12, dtype=np.uint8)
+    starts = {w[0] for step in range(60) for w in training_windows(text, step, 4, 4, 0)}
+    assert starts == set(range(8))
+
+
+def test_held_out_windows_spread_over_the_text() -> None:
+    starts = np.sort(np.concatenate([held_out_windows(TEXT, i, 8, 4)[:, 0] for i in range(4)]))
+    assert np.diff(starts).max() < 20
+    assert starts[0] < 20
+    assert starts[-1] > 225
+
+
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_batch_arrives_whole(name: str, parts: int) -> None:
+    run = settings(**MESHES[name])
+    count = run.devices.emulate
+    layout = Layout(build_mesh(run.mesh, devices(count)), run.sharding.rules)
+    windows = training_windows(TEXT, 0, 8 * parts, 4, 0)
+    sharding = batch_sharding(layout)
+    batch = put_batch(windows, parts, sharding)
+    assert isinstance(batch, jax.Array)
+    assert batch.sharding == sharding
+    np.testing.assert_array_equal(np.asarray(batch), windows.reshape(parts, 8, 5))

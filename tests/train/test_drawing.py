@@ -1,0 +1,96 @@
+import io
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import xlashard
+from tests.train.examples import devices, settings
+from xlashard.train.drawing import (
+    bytes_per_device,
+    in_bytes,
+    parameter_table,
+    picture,
+    tiling,
+)
+from xlashard.train.layout import Layout, build_mesh
+from xlashard.train.step import make_recipe, state_shardings
+
+P = xlashard.PartitionSpec
+
+
+def named(spec: object) -> object:
+    mesh = build_mesh({"data": 2, "fsdp": 2, "tensor": 2}, devices(8))
+    return xlashard.NamedSharding(mesh, spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        (P(), (((0, 1, 2, 3, 4, 5, 6, 7),),)),
+        (P("tensor"), (((0, 2, 4, 6), (1, 3, 5, 7)),)),
+        (P("fsdp", "tensor"), (((0, 4), (1, 5)), ((2, 6), (3, 7)))),
+        (P("tensor", "fsdp"), (((0, 4), (2, 6)), ((1, 5), (3, 7)))),
+        (P(None, ("data", "tensor")), (((0, 2), (1, 3), (4, 6), (5, 7)),)),
+        (P("data", "fsdp", "tensor"), (((0,), (1,)), ((2,), (3,)), ((4,), (5,)), ((6,), (7,)))),
+    ],
+)
+def test_tiles_name_their_devices(spec: object, rows: tuple) -> None:
+    sharding = named(spec)
+    shape = (4, 8, 2)
+    found = tiling(shape, sharding)
+    assert found.rows == rows
+    assert found.tile == sharding.shard_shape(shape)
+
+
+def test_tiles_agree_with_the_shards_of_a_real_array() -> None:
+    sharding = named(P("tensor", None, ("fsdp", "data")))
+    shape = (4, 3, 8)
+    tiles = tiling(shape, sharding)
+    array = jax.device_put(np.arange(96).reshape(shape), sharding)
+    for shard in array.addressable_shards:
+        row = (shard.index[0].start or 0) // tiles.tile[0]
+        column = (shard.index[2].start or 0) // tiles.tile[2]
+        assert shard.device.id in tiles.rows[row][column]
+
+
+def test_a_picture_has_a_line_per_row_and_a_colour_per_tile() -> None:
+    drawn = picture(tiling((4, 8), named(P("fsdp", "tensor"))))
+    assert drawn.plain.split() == ["0", "4", "1", "5", "2", "6", "3", "7"]
+    assert len(drawn.plain.splitlines()) == 2
+    assert len({span.style for span in drawn.spans}) == 4
+
+
+def table(width: int = 110) -> str:
+    run = settings()
+    layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
+    recipe = make_recipe(run)
+    shapes = jax.eval_shape(recipe.initial_state, 0)["parameters"]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(parameter_table(shapes, state_shardings(recipe, layout)["parameters"]))
+    return console.file.getvalue()
+
+
+def test_the_biggest_parameters_are_shown_with_what_a_device_holds() -> None:
+    shown = table()
+    # 256 × 32 values over 2 × 2 tiles.
+    line = next(line for line in shown.splitlines() if "embedding" in line)
+    for part in ("256 × 32", "tensor, fsdp", "128 × 16", " 0 4 ", " 2 6 "):
+        assert part in line
+    assert "layers.attention.key" not in shown
+    assert "\x1b" not in shown
+
+
+def test_bytes_are_counted_whole_and_per_device() -> None:
+    shapes = {"a": jax.ShapeDtypeStruct((8, 4), np.float32), "b": jax.ShapeDtypeStruct((), np.int8)}
+    shardings = {"a": named(P("tensor")), "b": named(P())}
+    assert bytes_per_device(shapes, shardings) == (129, 65)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5.0 TiB")],
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert in_bytes(count) == text

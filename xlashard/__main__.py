@@ -1,0 +1,7 @@
+"""Makes ``python -m xlashard`` the command line."""
+
+import sys
+
+from xlashard.cli import main
+
+sys.exit(main())
