@@ -27,6 +27,7 @@ MESHES = (MeshGrid(("x", "y", "z"), (16, 20, 28)), MeshGrid(("x", "y", "z"), (32
 SPECS = {
     "every device its own tile": (("x", "y"), "z"),
     "copies along y": ("x", "z"),
+    "everything everywhere": (),
 }
 
 

@@ -50,7 +50,7 @@ def test_every_spec_of_every_small_mesh_comes_back(grid):
             rows = [
                 rng.sample(row, len(row)) for row in devices.reshape(-1, iota.dims[-1]).tolist()
             ]
-            shuffled = TileAssignment.listed(iota.dims, sum(rows, []), iota.subgroups)
+            shuffled = TileAssignment.listed(iota.dims, [*itertools.chain(*rows)], iota.subgroups)
             assert spec_from_tile_assignment(grid, shuffled) == expected
 
 

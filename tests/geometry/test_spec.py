@@ -104,6 +104,11 @@ def test_inserting_a_dimension(dims, at, axes):
     assert spec.insert(at, axes) == Spec(tuple(padded))
 
 
+def test_a_dimension_is_not_inserted_from_the_end():
+    with pytest.raises(GeometryError, match="got -1"):
+        Spec((("x",),)).insert(-1, ())
+
+
 def test_a_spec_that_fits():
     validate_spec(parse_spec(["data", "model"]), GRID)
     validate_spec(parse_spec(["data", "model"]), GRID, (4, 8, 3))
@@ -158,7 +163,7 @@ def test_a_dimension_that_does_not_divide():
 
 
 def test_a_dimension_smaller_than_its_tiles_is_only_offered_a_bigger_size():
-    with pytest.raises(DivisibilityError, match="size 4 would$"):
+    with pytest.raises(DivisibilityError, match=r"size 4 would$"):
         validate_spec(parse_spec(["model"]), GRID, (3,))
 
 

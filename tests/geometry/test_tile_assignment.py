@@ -74,6 +74,7 @@ def test_every_spec_survives_its_text_and_says_the_transposed_mesh(grid):
         "{devices=[1,1]<=[1]}",
         "{}",
         "{{replicated}}",
+        "{{manual}, {manual}, {manual}, {manual}, {manual}, /*index=5*/{manual}}",
         "{{maximal device=0}, {devices=[2,2]<=[2,2]T(1,0)}, {manual}}",
     ],
 )
@@ -94,6 +95,11 @@ def test_texts_that_are_as_short_as_can_be_come_back_as_they_were(text):
         ("{devices=[2,1]<=[2] last_tile_dim_replicate}", "{devices=[2]<=[2]}"),
         ("{devices=[2]<=[2] last_tile_dims={}}", "{devices=[2]<=[2]}"),
         ('{devices=[2]<=[2] metadata={op_name="a}\\"{" source={x}}}', "{devices=[2]<=[2]}"),
+        ("/* a */{/* { */devices/**/=[2]<=[2]} /* b */", "{devices=[2]<=[2]}"),
+        ("{devices=[1,1]<=[1] last_tile_dim_replicate}", "{replicated}"),
+        ("{devices=[1,1]<=[1] last_tile_dims={manual, replicated}}", "{replicated}"),
+        ("{devices=[1,1,1]<=[1] last_tile_dims={manual, replicated}}", "{devices=[1]<=[1]}"),
+        ("{devices=[1,1,1]0 last_tile_dims={manual, manual}}", "{manual}"),
         ("{{replicated},{manual metadata={}}}", "{{replicated}, {manual}}"),
         (
             "{devices=[1,2,2,2]<=[8] last_tile_dims={replicated, manual}}",
@@ -130,6 +136,7 @@ def test_longer_texts_are_read_into_the_short_form(text, short):
         ("{devices=[2]<=[2] last_tile_dims={manual replicated}}", "',' or '}'"),
         ("{{replicated} {manual}}", "',' or '}'"),
         ("{{replicated}, {{manual}}}", "tuple within a tuple"),
+        ("{replicated /* }", "expected '}' at"),
         ("{replicated metadata={a}", "'}' at its end"),
         ("{replicated metadata={a", "'}' after metadata"),
         ("{devices=[9999999999999999999]<=[1]}", "']'"),
@@ -187,6 +194,12 @@ def test_what_an_assignment_says_of_itself():
     assert listed.device_array().tolist() == [[0, 2], [1, 3]]
     whole = TileAssignment.replicated()
     assert (whole.num_devices, whole.ndim, whole.tile_dims) == (None, None, ())
+
+
+def test_text_cannot_ask_for_more_devices_than_there_is_memory():
+    text = "{devices=[3,1000000000000]<=[3,1000000000000]T(1,0) last_tile_dim_replicate}"
+    with pytest.raises(GeometryError, match="3000000000000 devices are too many"):
+        TileAssignment.parse_text(text)
 
 
 words = st.sampled_from(

@@ -49,6 +49,9 @@ _NUMBER = r"\d{1,18}\b"
 """Enough for any count of devices, and never too long for `int`."""
 
 
+_BLANKS = r"(?:\s|/\*.*?\*/)*+"
+
+
 class _Reader:
     """A cursor over the text of a sharding."""
 
@@ -57,8 +60,8 @@ class _Reader:
         self.offset = 0
 
     def take(self, pattern: str) -> str | None:
-        """The match of `pattern` after any blanks, or `None`, leaving the cursor there."""
-        match = re.compile(rf"\s*({pattern})").match(self.text, self.offset)
+        """The match of `pattern` after any blanks and comments, or `None`, going nowhere."""
+        match = re.compile(rf"{_BLANKS}({pattern})").match(self.text, self.offset)
         if match is None:
             return None
         self.offset = match.end()
@@ -85,7 +88,7 @@ class _Reader:
 
     def end(self) -> None:
         """Nothing but blanks may be left."""
-        if self.text[self.offset :].strip():
+        if self.take("$") is None:
             self.fail("expected the end of the text")
 
     def fail(self, message: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from xlashard.errors import (
     DivisibilityError,
     DuplicateAxisError,
+    GeometryError,
     RankError,
     SpecEntryError,
     UnknownAxisError,
@@ -92,7 +93,12 @@ class Spec:
         Args:
             dim: Position of the new dimension, from 0; may lie beyond the dims written down.
             axes: Its mesh axes, `()` for uncut, `None` for unconstrained.
+
+        Raises:
+            GeometryError: The position is below 0.
         """
+        if dim < 0:
+            raise GeometryError(f"a new dimension's position counts from 0, got {dim}")
         padded = self.dims + ((),) * (dim - len(self.dims))
         return Spec((*padded[:dim], axes, *padded[dim:]))
 

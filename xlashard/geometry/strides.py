@@ -6,6 +6,7 @@ stands for the whole pod, and the tile of one device costs the same on 8 devices
 A step with stride 0 copies: its digit does not change the tile.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -13,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xlashard.errors import GridError
+
+MOST_LISTED = 1 << 26
+"""More positions than this are never listed: text can ask for any number of them."""
 
 type Step = tuple[int, int]
 """`(size, stride)` of one digit."""
@@ -55,7 +59,14 @@ def place[T: (int, npt.NDArray[np.int64])](steps: Steps, positions: T) -> T:
 
 
 def place_all(steps: Steps) -> npt.NDArray[np.int64]:
-    """Where every position goes, in order."""
+    """Where every position goes, in order.
+
+    Raises:
+        GridError: There are more than `MOST_LISTED` positions.
+    """
+    count = math.prod(size for size, _ in steps)
+    if count > MOST_LISTED:
+        raise GridError(f"{count} devices are too many to go through one by one")
     placed = np.zeros(1, np.int64)
     for size, stride in steps:
         placed = (placed[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

@@ -106,17 +106,14 @@ class TileAssignment:
         dims = _checked_dims(dims)
         kinds = _checked_subgroups(subgroups, dims)
         steps = _iota_steps(dims, tuple(reshape_dims), tuple(transpose_perm))
-        order = _subgroup_order(dims, kinds)
-        if order != tuple(range(len(dims))):
-            groups = strides.split(steps, dims)
-            if groups is None:
-                # Old and new order of the sub-groups share no radix; only a list can say it.
-                return cls.listed(dims, strides.place_all(steps).tolist(), kinds)
-            steps = tuple(step for i in order for step in groups[i])
-        dims, kinds = _merged_subgroups(dims, kinds)
         if whole := _whole(dims, kinds):
             return cls(whole)
-        steps = strides.merge(steps)
+        arranged = _arranged(steps, dims, kinds)
+        if arranged is None:
+            # Old and new order of the sub-groups share no radix; only a list can say it.
+            return cls.listed(dims, strides.place_all(steps).tolist(), kinds)
+        steps = arranged
+        dims, kinds = _merged_subgroups(dims, kinds)
         falling = strides.by_stride(steps)
         if len(falling) < 2:
             return cls("tiled", dims, (math.prod(dims),), (0,), subgroups=kinds)
@@ -142,9 +139,9 @@ class TileAssignment:
         if not np.array_equal(np.sort(array, axis=None), np.arange(count)):
             raise TilingError(f"the listed devices are no permutation of 0..{count - 1}")
         array = array.reshape(dims).transpose(_subgroup_order(dims, kinds))
-        dims, kinds = _merged_subgroups(dims, kinds)
         if whole := _whole(dims, kinds):
             return cls(whole)
+        dims, kinds = _merged_subgroups(dims, kinds)
         array = array.reshape(dims)
         if kinds and kinds[-1] == "replicated":
             array = np.sort(array, axis=-1)
@@ -260,7 +257,7 @@ class TileAssignment:
         """The text of the HLO sharding, as XLA prints it."""
         match self.kind:
             case "tuple":
-                return f"{{{', '.join(e.to_text() for e in self.elements)}}}"
+                return f"{{{', '.join(_numbered(i, e) for i, e in enumerate(self.elements))}}}"
             case "maximal":
                 return f"{{maximal device={self.devices[0]}}}"
             case "tiled":
@@ -283,6 +280,11 @@ class TileAssignment:
         if self.subgroups == ("replicated",):
             return " last_tile_dim_replicate"
         return f" last_tile_dims={{{', '.join(self.subgroups)}}}"
+
+
+def _numbered(i: int, element: TileAssignment) -> str:
+    """An element's text; XLA counts every fifth one in a comment."""
+    return f"/*index={i}*/{element.to_text()}" if i and i % 5 == 0 else element.to_text()
 
 
 def _joined(numbers: Iterable[int]) -> str:
@@ -323,6 +325,33 @@ def _iota_steps(
     return tuple((reshape_dims[p], device_strides[p]) for p in perm)
 
 
+def _arranged(
+    steps: strides.Steps, dims: tuple[int, ...], kinds: tuple[Subgroup, ...]
+) -> strides.Steps | None:
+    """Digits with the sub-groups in XLA's order and each set of copies in falling strides.
+
+    Returns `None` where the digits lie across the borders that this needs.
+    """
+    steps = strides.merge(steps)
+    order = _subgroup_order(dims, kinds)
+    moved = [i for i in order if dims[i] > 1]
+    if moved != sorted(moved):
+        groups = strides.split(steps, dims)
+        if groups is None:
+            return None
+        steps = strides.merge([step for i in order for step in groups[i]])
+    copies = math.prod(
+        size
+        for size, kind in zip(dims[len(dims) - len(kinds) :], kinds, strict=True)
+        if kind == "replicated"
+    )
+    parts = strides.split(steps, (math.prod(dims) // copies, copies))
+    if parts is None:
+        return None
+    tiles, held = parts
+    return strides.merge([*tiles, *(held[i] for i in strides.by_stride(held))])
+
+
 def _subgroup_order(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> tuple[int, ...]:
     tiles = len(dims) - len(kinds)
     turned = sorted(range(len(kinds)), key=lambda i: _SUBGROUPS.index(kinds[i]))
@@ -343,7 +372,17 @@ def _merged_subgroups(
 
 def _whole(dims: tuple[int, ...], kinds: tuple[Subgroup, ...]) -> Subgroup | None:
     """The kind of the one sub-group of all devices, where there is such a one."""
-    return kinds[0] if len(kinds) == 1 and dims[-1] == math.prod(dims) else None
+    tiles = len(dims) - len(kinds)
+    if not kinds or math.prod(dims[:tiles]) > 1:
+        return None
+    spread: set[Subgroup] = {
+        kind for kind, size in zip(kinds, dims[tiles:], strict=True) if size > 1
+    }
+    # On a single device no sub-group is spread, and each of them spans everything.
+    found: set[Subgroup] = spread or set(kinds)
+    if len(found) == 1:
+        return found.pop()
+    return None if tiles or spread else "replicated"
 
 
 def _special_axes(

@@ -1,0 +1,186 @@
+import itertools
+import math
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.geometry.oracle import all_specs, small_grids
+from xlashard.errors import RankError, TilingError
+from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, parse_spec, reshard_plan
+
+GRID = MeshGrid(("x", "y"), (2, 4))
+
+
+def tiling_of(*entries, grid=GRID, ndim=2):
+    return Tiling.from_spec(grid, parse_spec(entries), ndim)
+
+
+def check_plan(plan):
+    """Carries out the plan on real data and checks each claim that it makes."""
+    array = np.arange(1, 1 + math.prod(plan.shape)).reshape(plan.shape)
+    # The leading `...` keeps a view also of an array without dimensions.
+    have, want = (
+        {d: (..., *i) for d, i in zip(ids, tiling.indices(plan.shape, uneven=True), strict=True)}
+        for tiling, ids in ((plan.src, plan.src_devices), (plan.dst, plan.dst_devices))
+    )
+    shards = {device: np.zeros_like(array[index]) for device, index in want.items()}
+    by_pair = Counter()
+    for piece in plan.pieces:
+        block = array[have[piece.source]][(..., *piece.source_index)]
+        target = shards[piece.destination][(..., *piece.destination_index)]
+        assert block.shape == target.shape
+        assert block.size > 0
+        assert not target.any(), "a piece is brought twice"
+        target[...] = block
+        assert piece.nbytes == block.size * plan.itemsize
+        by_pair[piece.source, piece.destination] += piece.nbytes
+    kept = 0
+    for device, index in want.items():
+        assert np.array_equal(shards[device], array[index])
+        if device in have:
+            common = np.intersect1d(array[index], array[have[device]]).size * plan.itemsize
+            assert by_pair.pop((device, device), 0) == common, "a device is sent what it has"
+            kept += common
+    moved = sum(by_pair.values())
+    assert (plan.bytes_kept, plan.bytes_moved) == (kept, moved)
+    assert plan.bytes_by_pair == by_pair
+    assert list(plan.pieces) == [p for d in plan.dst_devices for p in plan.pieces_for(d)]
+
+
+@pytest.mark.parametrize("grid", [g for g in small_grids(most=8, axes=2)], ids=str)
+def test_every_change_of_spec_on_one_mesh(grid):
+    rng = random.Random(str(grid))
+    devices = list(range(10, 10 + grid.size))
+    for src, dst in itertools.product(all_specs(grid, 2), repeat=2):
+        shape = (rng.randint(0, 6), rng.randint(1, 9))
+        rng.shuffle(devices)
+        tilings = [Tiling.from_spec(grid, spec, 2) for spec in (src, dst)]
+        plan = reshard_plan(shape, 4, tilings[0], devices, tilings[1], devices)
+        check_plan(plan)
+        if src == dst:
+            assert plan.bytes_moved == 0
+            assert plan.bytes_by_pair == {}
+
+
+@st.composite
+def placed(draw, shape):
+    """Any tiling, in any device order, on any devices of a small machine."""
+    grid = draw(st.sampled_from(small_grids(most=8)))
+    spec = draw(st.sampled_from(list(all_specs(grid, len(shape)))))
+    tiling = Tiling.from_spec(grid, spec, len(shape))
+    devices = draw(st.permutations(range(10)))[: grid.size]
+    assignment = tiling.to_tile_assignment()
+    if assignment.kind == "tiled" and draw(st.booleans()):
+        order = draw(st.permutations(range(grid.size)))
+        listed = TileAssignment.listed(assignment.dims, order, assignment.subgroups)
+        tiling = Tiling.from_tile_assignment(listed, len(shape))
+    return tiling, devices
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_between_any_tilings_on_any_devices(data):
+    shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3)))
+    src, dst = data.draw(placed(shape)), data.draw(placed(shape))
+    plan = reshard_plan(shape, data.draw(st.sampled_from([1, 2, 8])), *src, *dst)
+    check_plan(plan)
+    again = reshard_plan(shape, plan.itemsize, *src, *dst)
+    assert again == plan
+    assert again.pieces == plan.pieces == pickle.loads(pickle.dumps(plan)).pieces
+
+
+def test_rows_to_columns():
+    plan = reshard_plan(
+        (8, 8), 4, tiling_of(("x", "y")), range(8), tiling_of(None, ("x", "y")), range(8)
+    )
+    assert plan.bytes_kept == 8 * 4
+    assert plan.bytes_moved == 56 * 4
+    assert set(plan.bytes_by_pair.values()) == {4}
+    piece = plan.pieces[1]
+    assert (piece.destination, piece.source, piece.nbytes) == (0, 1, 4)
+    assert piece.destination_index == (slice(1, 2), slice(0, 1))
+    assert piece.source_index == (slice(0, 1), slice(0, 1))
+
+
+def test_copies_of_a_tile_take_turns():
+    """Eight copies on devices 0..7 serve eight other devices: one piece each."""
+    plan = reshard_plan((8, 8), 4, tiling_of(), range(8), tiling_of(), range(8, 16))
+    assert Counter(p.source for p in plan.pieces) == Counter(range(8))
+    two = reshard_plan((8, 8), 4, tiling_of("y"), range(8), tiling_of(("x", "y")), range(8, 16))
+    assert Counter(p.source for p in two.pieces) == Counter(range(8))
+
+
+def test_holders_that_serve_themselves_leave_the_turns_to_the_others():
+    """Half of the takers have the tile; the other half is shared out evenly all the same."""
+    rows = MeshGrid(("x",), (4,))
+    whole = Tiling.replicated(4, 1)
+    plan = reshard_plan((4,), 1, whole, [0, 1, 2, 3], Tiling.replicated(8, 1), range(8))
+    assert plan.bytes_kept == 16
+    assert Counter(source for source, _ in plan.bytes_by_pair) == Counter(range(4))
+    finer = Tiling.from_spec(rows, Spec((("x",),)), 1)
+    interleaved = [0, 10, 1, 11, 2, 12, 3, 13]
+    plan = reshard_plan((4,), 1, finer, [0, 1, 2, 3], Tiling.replicated(8, 1), interleaved)
+    assert plan.bytes_kept == 4
+    assert plan.bytes_moved == 28
+    sent = Counter()
+    for (source, _), nbytes in plan.bytes_by_pair.items():
+        sent[source] += nbytes
+    assert set(sent.values()) == {7}
+
+
+@given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12))
+def test_no_copy_of_a_tile_sends_more_than_its_turn(src_order, dst_order, takers):
+    src = Tiling.replicated(5, 1)
+    plan = reshard_plan(
+        (3,), 1, src, src_order[:5], Tiling.replicated(takers, 1), dst_order[:takers]
+    )
+    sent = Counter(p.source for p in plan.pieces if p.source != p.destination)
+    asked = sum(d not in src_order[:5] for d in dst_order[:takers])
+    assert sum(sent.values()) == asked
+    assert max(sent.values(), default=0) <= -(-asked // 5)
+
+
+def test_a_pod_is_not_walked_through_for_one_device():
+    grid = MeshGrid(("x", "y"), (2**8, 2**8))
+    src = Tiling.from_spec(grid, parse_spec([("x", "y")]), 2)
+    dst = Tiling.from_spec(grid, parse_spec(["x", "y"]), 2)
+    devices = range(grid.size)
+    plan = reshard_plan((2**16, 2**8), 2, src, devices, dst, devices)
+    # A device's own row crosses its own column tile in one element.
+    assert plan.bytes_kept == grid.size * 2
+    assert plan.bytes_moved == (2**24 - 2**16) * 2
+    pieces = plan.pieces_for(259)
+    assert len(pieces) == 2**8
+    assert [p.source for p in pieces[:4]] == [256, 257, 258, 259]
+
+
+def test_nothing_moves_for_arrays_without_elements():
+    plan = reshard_plan((0, 4), 4, tiling_of("x"), range(8), tiling_of(None, "y"), range(8, 16))
+    assert (plan.pieces, plan.bytes_moved, plan.bytes_kept) == ((), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("src_devices", "dst_devices", "words"),
+    [
+        (range(7), range(8), "7 source devices for a tiling of 8"),
+        (range(8), range(9), "9 destination devices for a tiling of 8"),
+        ([0] * 8, range(8), "a source device repeats"),
+        (range(8), [*range(7), 0], "a destination device repeats"),
+    ],
+)
+def test_devices_that_do_not_fit(src_devices, dst_devices, words):
+    with pytest.raises(TilingError, match=words):
+        reshard_plan((8, 8), 4, tiling_of("x"), src_devices, tiling_of("y"), dst_devices)
+
+
+def test_other_misfits():
+    with pytest.raises(RankError):
+        reshard_plan((8,), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
+    plan = reshard_plan((8, 8), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
+    with pytest.raises(TilingError, match="device 9 is not a destination"):
+        plan.pieces_for(9)
