@@ -1,12 +1,22 @@
-"""xlashard: arrays over many devices, their shardings, and pjit, on today's JAX."""
+"""xlashard: arrays over many devices, their shardings, and pjit, on today's JAX.
 
-from xlashard._jax.versions import check_supported
+Example:
+    >>> import jax
+    >>> import numpy as np
+    >>> import xlashard
+    >>> from xlashard import Mesh, NamedSharding, P
+    >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+    >>> x = xlashard.device_put(np.ones((16, 4)), NamedSharding(mesh, P("data")))
+    >>> xlashard.pjit(lambda x: x.sum())(x)
+    Array(64., dtype=float32)
+"""
 
-check_supported()
-
-from xlashard._jax import install as _install  # noqa: E402
-from xlashard.array import Array, wrap, wrap_tree  # noqa: E402
-from xlashard.pjit import (  # noqa: E402
+from xlashard._jax.install import install as _install
+from xlashard._version import __version__
+from xlashard.array import Array
+from xlashard.array import wrap_tree as _wrap_tree
+from xlashard.array.handles import wrap_first as _wrap_first
+from xlashard.pjit import (
     AUTO,
     UNSPECIFIED,
     BoundStep,
@@ -17,7 +27,7 @@ from xlashard.pjit import (  # noqa: E402
     pjit,
     with_sharding_constraint,
 )
-from xlashard.sharding import (  # noqa: E402
+from xlashard.sharding import (
     AbstractMesh,
     GSPMDSharding,
     Mesh,
@@ -29,6 +39,30 @@ from xlashard.sharding import (  # noqa: E402
     XLACompatibleSharding,
 )
 
-_install.install(Array, wrap, wrap_tree)
+_install(Array, _wrap_first, _wrap_tree)
 
 P = PartitionSpec
+
+__all__ = [
+    "AUTO",
+    "UNSPECIFIED",
+    "AbstractMesh",
+    "Array",
+    "BoundStep",
+    "Compiled",
+    "GSPMDSharding",
+    "Lowered",
+    "Mesh",
+    "NamedSharding",
+    "OpShardingSharding",
+    "P",
+    "PartitionSpec",
+    "Sharding",
+    "SingleDeviceSharding",
+    "Traced",
+    "XLACompatibleSharding",
+    "__version__",
+    "jit",
+    "pjit",
+    "with_sharding_constraint",
+]

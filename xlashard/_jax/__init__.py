@@ -6,3 +6,7 @@ it. What another room needs of the internals gets a name and a short function he
 JAX release is met in one place. Nothing is registered with JAX by importing this package: every
 registration stands in `install.install`.
 """
+
+from xlashard._jax.versions import check_supported
+
+check_supported()

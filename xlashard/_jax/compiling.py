@@ -1,11 +1,11 @@
 """The PJRT client: compile a module, run it, hold its buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, core, dispatch, sharding_impls, xla_bridge
+from jax._src import compiler, config, core, dispatch, sharding_impls, xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.layout import Layout
 
@@ -138,19 +138,27 @@ def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Se
     return pxla.get_dispatch_layouts(layouts, shardings, avals)
 
 
-def run(executable: Executable, handles: Sequence[Handle], handlers: Sequence[Any]) -> list[Handle]:
-    """Runs a program without effects: handles in, handles out."""
-    results = executable.execute_sharded(handles)
-    if dispatch.needs_check_special():
-        results = results.consume_with_handlers(
-            [h.pre_wrap(lambda bufs: _check_special("pjit", bufs)) for h in handlers]
-        )
-        return results
-    return results.consume_with_handlers(handlers)
+def runner(
+    executable: Executable, handlers: Sequence[Any]
+) -> Callable[[Sequence[Handle]], list[Handle]]:
+    """A function that runs a program without effects: handles in, handles out.
+
+    Nothing stands between it and PJRT but the question whether results are to be checked for NaN.
+    """
+    execute = executable.execute_sharded
+    debug_nans, debug_infs = config.debug_nans, config.debug_infs
+
+    def run(handles: Sequence[Handle]) -> list[Handle]:
+        results = execute(handles)
+        if debug_nans.value or debug_infs.value:
+            return results.consume_with_handlers([h.pre_wrap(_check_special) for h in handlers])
+        return results.consume_with_handlers(handlers)
+
+    return run
 
 
-def _check_special(name: str, buffers: Any) -> Any:
-    return dispatch.check_special_array(name, buffers)
+def _check_special(buffers: Any) -> Any:
+    return dispatch.check_special_array("pjit", buffers)
 
 
 def run_with_tokens(

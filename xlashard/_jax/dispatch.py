@@ -39,15 +39,17 @@ class _Outputs:
 def register_nodes(
     array_type: type,
     handle_field: str,
-    wrap: Callable[[Handle], Any],
+    wrap_first: Callable[[None, Sequence[Handle]], Any],
     wrap_tree: Callable[[TreeDef, Sequence[Handle]], Any],
 ) -> None:
-    """Teaches the dispatcher to unwrap and to wrap an array type."""
+    """Teaches the dispatcher to unwrap and to wrap an array type.
+
+    The dispatcher calls both functions itself on every repeat call, so they are handed over as
+    they are, with no function of ours around them.
+    """
     registry = tree_util.dispatch_registry
     registry.register_dataclass_node(array_type, [handle_field], [])
-    registry.register_node(
-        _Output, lambda out: ((out.handle,), None), lambda _, handles: wrap(handles[0])
-    )
+    registry.register_node(_Output, lambda out: ((out.handle,), None), wrap_first)
     registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrap_tree)
 
 

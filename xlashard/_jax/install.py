@@ -14,14 +14,14 @@ _installed: list[type] = []
 
 def install(
     array_type: type,
-    wrap: Callable[[Any], Any],
+    wrap_first: Callable[[None, Sequence[Any]], Any],
     wrap_tree: Callable[[Any, Sequence[Any]], Any],
 ) -> None:
     """Makes JAX take an array type for what it is. Doing it again changes nothing.
 
     Args:
         array_type: The class; its instances hold their buffer handle in `_handle`.
-        wrap: From a handle to an instance.
+        wrap_first: From None and one handle in a tuple to an instance.
         wrap_tree: From a tree and its handles to the tree of instances.
     """
     if array_type in _installed:
@@ -50,5 +50,5 @@ def install(
     # Closed-over values of traced functions.
     mlir.register_constant_handler(array_type, constant)
     # jaxlib's dispatcher: arguments in, results out.
-    dispatch.register_nodes(array_type, "_handle", wrap, wrap_tree)
+    dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
     _installed.append(array_type)

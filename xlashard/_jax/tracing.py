@@ -88,8 +88,8 @@ class FunctionTracer:
             name=params.params["name"],
             jaxpr=jaxpr,
             in_avals=tuple(params.in_avals),
-            in_tree=params.in_tree,
-            out_tree=params.out_tree,
+            in_tree=_in_default_registry(params.in_tree),
+            out_tree=_in_default_registry(params.out_tree),
             arg_names=tuple(params.arg_names),
             result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
             consts=tuple(params.consts),
@@ -99,6 +99,11 @@ class FunctionTracer:
     def forget(self) -> None:
         """Drops what was traced."""
         self._jitted.clear_cache()
+
+
+def _in_default_registry(tree: TreeDef) -> TreeDef:
+    """The same tree as `jax.tree_util` makes it: JAX traces by a registry of its own."""
+    return jax.tree_util.tree_structure(tree.unflatten([0] * tree.num_leaves))
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:

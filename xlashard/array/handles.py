@@ -1,14 +1,22 @@
 """Telling buffer handles from other values, and wrapping the results of programs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from xlashard._jax.shardings import HANDLE_TYPE
-from xlashard.array.array import wrap
+from xlashard.array.array import Array, wrap
 
 
 def is_handle(value: object) -> bool:
     """True for JAX's own concrete array object, which is what a handle is."""
     return type(value) is HANDLE_TYPE
+
+
+def wrap_first(_: None, handles: Sequence[Any]) -> Array:
+    """An `Array` over the only one of the handles, as jaxlib's dispatcher asks for it."""
+    out = Array()
+    out._handle = handles[0]
+    return out
 
 
 def wrap_result(value: Any) -> Any:

@@ -78,7 +78,7 @@ class BoundStep:
     """
 
     def __init__(self, prepared: Prepared, plan: StepPlan, state: Sequence[Any]) -> None:
-        self._program = prepared.program
+        self._run = prepared.program.run
         self._consts = prepared.consts
         self._plan = plan
         self._given: list[Any] = list(state) if plan.donates else []
@@ -120,28 +120,37 @@ class BoundStep:
             DeletedError: If a call before this one failed after it took the state's buffers.
         """
         plan = self._plan
-        leaves, tree = jax.tree_util.tree_flatten(rest)
-        if tree != plan.rest_tree:
-            raise ArgumentError(
-                f"{plan.name} was bound for arguments of the structure {plan.rest_tree}, but was "
-                f"called with {tree}"
-            )
-        inputs = [_placed(x, i) for x, i in zip(leaves, plan.inputs, strict=True) if i.twin]
+        # An empty call of a step without inputs needs no look at its structure.
+        inputs = self._inputs(rest) if rest or plan.inputs else ()
         with self._lock:
-            state = self._alive()
+            state = self._state if self._state is not None else self._alive()
             handles = [*self._consts, *state, *inputs]
             if plan.order is not None:
                 handles = [handles[i] for i in plan.order]
             if plan.donates:
                 # A call that fails half way has taken the buffers all the same.
                 self._state = None
-            out = self._program.run(handles)
-            self._state = out[: len(state)]
+            out = self._run(handles)
             if self._given:
                 self._note_donated()
-        if plan.out_tree is None:
-            return None
+            if plan.out_tree is None:
+                self._state = out
+                return None
+            self._state = out[: len(state)]
         return wrap_tree(plan.out_tree, out[len(state) :])
+
+    def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
+        """The handles of a call's inputs, those that the program drops left out."""
+        plan = self._plan
+        leaves, tree = jax.tree_util.tree_flatten(rest)
+        if tree != plan.rest_tree:
+            raise ArgumentError(
+                f"{plan.name} was bound for arguments of the structure {plan.rest_tree}, but was "
+                f"called with {tree}"
+            )
+        return [
+            _placed(x, i) for x, i in zip(leaves, plan.inputs, strict=True) if i.twin is not None
+        ]
 
     def _note_donated(self) -> None:
         for array in self._given:

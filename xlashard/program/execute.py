@@ -1,6 +1,6 @@
 """A compiled program: buffer handles in, buffer handles out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -91,18 +91,21 @@ class Program:
         """Handles of values as the program wants them; what is so already is not touched."""
         return list(dispatch.place(values, self.in_twins, self.in_layouts))
 
-    def run(self, handles: Sequence[Handle]) -> list[Handle]:
+    @cached_property
+    def run(self) -> Callable[[Sequence[Handle]], list[Handle]]:
         """Runs on placed handles.
 
         The handles of donated arguments are deleted; the results may still be on their way when
-        this returns.
+        it returns.
         """
-        body = self.parts.body
-        if body.has_effects:
-            return compiling.run_with_tokens(
-                self.executable, handles, self.handlers, body.ordered_effects
-            )
-        return compiling.run(self.executable, handles, self.handlers)
+        body, executable, handlers = self.parts.body, self.executable, self.handlers
+        if not body.has_effects:
+            return compiling.runner(executable, handlers)
+
+        def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
+            return compiling.run_with_tokens(executable, handles, handlers, body.ordered_effects)
+
+        return run_with_tokens
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Places values and runs."""

@@ -1,0 +1,76 @@
+"""What a call of a compiled function costs beside its work: pjit and the bound step beside jax.jit.
+
+The function adds one to each of its leaves, arrays of eight numbers, so nearly all of a call is
+dispatch. Results are fed back as the next call's arguments, as a training loop does it.
+
+    python -m benchmarks.dispatch [--rounds N] [--json PATH] [--strict]
+"""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import xlashard
+from benchmarks._measure import Report, interleave, read_options
+from xlashard import Mesh, NamedSharding, PartitionSpec
+
+LEAVES = (1, 10, 100, 500)
+GOALS = {
+    1: {"pjit": 1.10, "bound step": 0.90},
+    8: {"pjit": 1.00, "bound step": 0.97},
+}
+
+
+def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
+    """The function under test."""
+    return [leaf + 1 for leaf in leaves]
+
+
+class Loop:
+    """Calls a function on its own last results."""
+
+    def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
+        self.call = call
+        self.state = state
+
+    def __call__(self) -> None:
+        self.state = self.call(self.state)
+
+
+def candidates(num_devices: int, num_leaves: int) -> dict[str, Callable[[], object]]:
+    """The three ways to run the function, on the same devices and shardings."""
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    host = [np.full((8,), i, np.float32) for i in range(num_leaves)]
+    theirs = jax.device_put(host, sharding.twin())
+    ours = xlashard.device_put(host, sharding)
+    function = xlashard.pjit(add_one)
+    return {
+        "jax.jit": Loop(jax.jit(add_one), theirs),
+        "pjit": Loop(function, ours),
+        "bound step": function.lower(ours).compile().bind(ours),
+    }
+
+
+def main() -> int:
+    """Runs the benchmark and returns the exit status."""
+    options = read_options("Dispatch of a compiled function, beside jax.jit", rounds=41)
+    report = Report("dispatch")
+    for num_devices, goals in GOALS.items():
+        for num_leaves in LEAVES:
+            measured = interleave(candidates(num_devices, num_leaves), rounds=options.rounds)
+            devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
+            leaves = "1 leaf" if num_leaves == 1 else f"{num_leaves} leaves"
+            report.add(f"{devices}, {leaves}", measured, baseline="jax.jit", goals=goals)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
