@@ -11,11 +11,15 @@ Example:
     Array(64., dtype=float32)
 """
 
+import os as _os
+
+from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install
 from xlashard._version import __version__
 from xlashard.array import Array
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
+from xlashard.config import read_flags as _read_flags
 from xlashard.pjit import (
     AUTO,
     UNSPECIFIED,
@@ -39,6 +43,7 @@ from xlashard.sharding import (
     XLACompatibleSharding,
 )
 
+_apply_flags(_read_flags(_os.environ))
 _install(Array, _wrap_first, _wrap_tree)
 
 P = PartitionSpec

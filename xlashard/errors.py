@@ -26,6 +26,10 @@ def _rebuild(
     return error
 
 
+class ConfigError(XlashardError, ValueError):
+    """An environment variable or flag with a value that it can't have."""
+
+
 class GeometryError(XlashardError, ValueError):
     """A mesh, spec, tiling or shape that does not fit."""
 
@@ -182,8 +186,12 @@ class MeshError(XlashardError, RuntimeError):
     """A partition spec with no mesh in force to give its axes a meaning."""
 
 
+class ModuleError(XlashardError, ValueError):
+    """A StableHLO module that can't be read, or does not fit what is to be made of it."""
+
+
 class CompileError(XlashardError, RuntimeError):
-    """A module that can't be compiled as asked."""
+    """A program that the compiler refuses, or says too little of."""
 
 
 class DonationError(XlashardError, ValueError):

@@ -1,13 +1,15 @@
-"""Everything that this project registers with JAX, in one list."""
+"""Everything that this project registers with JAX or sets there, in one list."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import jax
 from jax._src import core, dtypes
 from jax._src.interpreters import mlir, pxla
 
 from xlashard._jax import dispatch
+from xlashard.config import Flags
 
 _installed: list[type] = []
 
@@ -33,7 +35,10 @@ def install(
         return core.pytype_aval_mappings[type(handle)](handle)
 
     def shard_arg(
-        xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], semantics: Sequence[Any]
+        xs: Sequence[Any],
+        shardings: Sequence[Any],
+        layouts: Sequence[Any],
+        semantics: Sequence[Any],
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
@@ -52,3 +57,9 @@ def install(
     # jaxlib's dispatcher: arguments in, results out.
     dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
     _installed.append(array_type)
+
+
+def apply_flags(flags: Flags) -> None:
+    """Sets what the environment says of JAX; what it leaves unsaid stays as it is."""
+    if flags.partitioner is not None:
+        jax.config.update("jax_use_shardy_partitioner", flags.partitioner == "shardy")

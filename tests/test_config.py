@@ -1,0 +1,83 @@
+"""Environment variables are read in one place, and a wrong one is told with the right one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from xlashard.config import Flags, read_flags
+from xlashard.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({}, Flags()),
+        ({"XLASHARD_PARTITIONER": ""}, Flags()),
+        ({"XLASHARD_PARTITIONER": "shardy"}, Flags("shardy")),
+        ({"XLASHARD_PARTITIONER": "gspmd"}, Flags("gspmd")),
+        ({"XLASHARD_PARTITIONER": " GSPMD "}, Flags("gspmd")),
+        ({"XLASHARD_TEST_PLATFORM": "cuda", "PATH": "x"}, Flags()),
+    ],
+)
+def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
+    assert read_flags(environment) == flags
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        (
+            {"XLASHARD_PARTITIONER": "gspdm"},
+            "XLASHARD_PARTITIONER is 'gspdm'; it must be 'shardy' or 'gspmd': "
+            "export XLASHARD_PARTITIONER=gspmd",
+        ),
+        (
+            {"XLASHARD_PARTITIONER": "1"},
+            "XLASHARD_PARTITIONER is '1'; it must be 'shardy' or 'gspmd': "
+            "export XLASHARD_PARTITIONER=shardy",
+        ),
+        (
+            {"XLASHARD_PARTITONER": "gspmd"},
+            "the environment sets XLASHARD_PARTITONER, which xlashard does not know; "
+            "did you mean XLASHARD_PARTITIONER?",
+        ),
+        (
+            {"XLASHARD_X": "1"},
+            "the environment sets XLASHARD_X, which xlashard does not know; "
+            "known: XLASHARD_PARTITIONER",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_refused(environment: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_flags(environment)
+    assert str(caught.value) == text
+
+
+def imported(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Imports the package in a process of its own and prints JAX's setting."""
+    code = "import xlashard, jax; print(jax.config.jax_use_shardy_partitioner)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={k: v for k, v in os.environ.items() if not k.startswith("XLASHARD_")} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("partitioner", "shardy"), [("gspmd", "False"), ("shardy", "True")])
+def test_the_variable_chooses_the_partitioner(partitioner: str, shardy: str) -> None:
+    other = {"JAX_USE_SHARDY_PARTITIONER": "false" if shardy == "True" else "true"}
+    done = imported(XLASHARD_PARTITIONER=partitioner, **other)
+    assert done.stdout.strip() == shardy, done.stderr
+
+
+@pytest.mark.slow
+def test_a_wrong_value_stops_the_import() -> None:
+    done = imported(XLASHARD_PARTITIONER="both")
+    assert done.returncode == 1
+    assert "ConfigError: XLASHARD_PARTITIONER is 'both'" in done.stderr
