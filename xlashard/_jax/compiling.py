@@ -27,11 +27,6 @@ def platform_of(device: Device) -> str:
     return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
 
 
-def default_device() -> Device:
-    """Where a program runs that nothing ties to a device."""
-    return pxla.get_default_device()
-
-
 def devices_of(backend: str) -> list[Device]:
     """This process's devices of a platform."""
     return xla_bridge.get_backend(backend).local_devices()

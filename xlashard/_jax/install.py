@@ -42,9 +42,9 @@ def install(
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
-    def constant(x: Any, *args: Any) -> Any:
-        handle = x._handle
-        return mlir.get_constant_handler(type(handle))(handle, *args)
+    def constant(val: Any, aval: Any) -> Any:
+        handle = val._handle
+        return mlir.get_constant_handler(type(handle))(handle, aval)
 
     # Its abstract value, wherever JAX looks at an argument or a closed-over value.
     core.pytype_aval_mappings[array_type] = aval_of

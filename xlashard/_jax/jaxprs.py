@@ -56,9 +56,7 @@ def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
     return core.jaxpr_as_fun(jaxpr)
 
 
-def from_function(
-    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str
-) -> Jaxpr:
+def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name: str) -> Jaxpr:
     """The closed jaxpr of a function of flat arguments."""
 
     def named(*args: Any) -> Sequence[Any]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax._src import config, core, effects as effects_lib, sharding_impls
+from jax._src import config, core, sharding_impls
+from jax._src import effects as effects_lib
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 
@@ -51,7 +52,9 @@ class LoweringTarget:
     shardings: tuple[JaxSharding, ...] = ()
 
 
-def lower_body(jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget) -> LoweredBody:
+def lower_body(
+    jaxpr: Jaxpr, name: str, arg_names: Sequence[str], to: LoweringTarget
+) -> LoweredBody:
     """Lowers a closed jaxpr into the `@main` of a fresh module, without annotations."""
     unlowerable = effects_lib.lowerable_effects.filter_not_in(jaxpr.effects)
     if unlowerable:

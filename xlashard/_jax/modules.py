@@ -5,7 +5,8 @@ from typing import Any
 
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import func as func_dialect, hlo
+from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.lib.mlir.dialects import hlo
 
 type Module = Any
 type Attributes = Mapping[str, Any]

@@ -5,7 +5,9 @@ from typing import Any
 
 from jax._src import core
 from jax._src.interpreters import ad, batching, mlir
-from jax.extend.core import register_call_primitive_rules
+
+# Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
+from jax._src.lax.eval_jaxpr import register_call_primitive_rules
 
 Primitive = core.Primitive
 AxisData = Any

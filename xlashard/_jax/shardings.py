@@ -7,7 +7,8 @@ import jax
 from jax._src.layout import AutoLayout, Format, Layout
 from jax._src.lib import xla_client as xc
 from jax._src.mesh import AbstractMesh, Mesh
-from jax._src.sharding_impls import UNSPECIFIED, GSPMDSharding, UnspecifiedValue
+from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
+from jax._src.sharding_impls import GSPMDSharding
 
 type Device = jax.Device
 
@@ -17,11 +18,8 @@ JaxSingleDeviceSharding = jax.sharding.SingleDeviceSharding
 JaxGSPMDSharding = GSPMDSharding
 HloSharding = xc.HloSharding
 OpSharding = xc.OpSharding
-HANDLE_TYPE = xc.ArrayImpl
-"""The class of JAX's concrete arrays, in which buffer handles come."""
 
 __all__ = [
-    "HANDLE_TYPE",
     "UNSPECIFIED",
     "AbstractMesh",
     "AutoLayout",
@@ -41,6 +39,7 @@ __all__ = [
     "device_list",
     "hlo_from_text",
     "hlo_text",
+    "is_auto_layout",
     "jax_hlo_sharding",
     "layout_text",
     "with_interface",
@@ -65,12 +64,12 @@ def device_assignment(sharding: JaxSharding) -> tuple[Device, ...]:
     return tuple(sharding._device_assignment)
 
 
-def device_list(devices: Sequence[Device]) -> xc.DeviceList:
+def device_list(devices: Sequence[Device]) -> Any:
     """JAX's hashable list of devices, shared between executables and shardings."""
     return xc.DeviceList(tuple(devices))
 
 
-def hlo_from_text(text: str) -> HloSharding:
+def hlo_from_text(text: str) -> Any:
     """Reads the HLO syntax, `{devices=[2,4]<=[8]}`."""
     return HloSharding.from_string(text)
 
@@ -85,16 +84,21 @@ def hlo_text(sharding: Any) -> str:
     return sharding.to_string()
 
 
-def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> HloSharding:
+def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:
     """The HLO sharding of a sharding class that only JAX knows."""
     return sharding._to_xla_hlo_sharding(ndim)
+
+
+def is_auto_layout(layout: object) -> bool:
+    """True for the marker that leaves a layout to the compiler."""
+    return isinstance(layout, type(AutoLayout))
 
 
 def layout_text(layout: Any, dtype: Any) -> str | None:
     """A layout as a module writes it; None for the default one."""
     if layout is None:
         return None
-    if isinstance(layout, type(AutoLayout)):
+    if is_auto_layout(layout):
         return "auto"
     return str(layout._to_xla_layout(dtype))
 

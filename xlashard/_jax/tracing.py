@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, mesh as mesh_lib, pjit as jax_pjit, sharding_impls
+from jax._src import core, dispatch, sharding_impls
+from jax._src import mesh as mesh_lib
+from jax._src import pjit as jax_pjit
 
 from xlashard._jax.shardings import JaxSharding, Mesh
 
@@ -56,9 +58,7 @@ class FunctionTracer:
         static_argnums: int | Sequence[int] | None,
         static_argnames: str | Sequence[str] | None,
     ) -> None:
-        self._jitted = jax.jit(
-            fun, static_argnums=static_argnums, static_argnames=static_argnames
-        )
+        self._jitted = jax.jit(fun, static_argnums=static_argnums, static_argnames=static_argnames)
         self._fun = fun
         self._info = self._jitted._jit_info
 

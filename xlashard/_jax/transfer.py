@@ -10,9 +10,10 @@ from jax._src import core
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client as xc
 
+from xlashard._jax.shardings import Device
+
 type Handle = Any
 type Aval = Any
-type Device = jax.Device
 type JaxSharding = jax.sharding.Sharding
 
 HandleType: Any = xc.ArrayImpl
@@ -70,6 +71,7 @@ def put(
     *,
     committed: bool = True,
     alias: bool = False,
+    fresh: bool = False,
 ) -> Handle:
     """Puts one piece on each device, all in one call, and makes one handle of them.
 
@@ -81,11 +83,12 @@ def put(
         committed: Whether computations must stay on these devices.
         alias: Allows the buffers to be the host memory itself, which then must never change.
             Otherwise host memory is free for other use on return.
+        fresh: Copies also handles that are on their device already; otherwise those are shared.
     """
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     return xc.batched_device_put(
-        aval, sharding, list(pieces), list(devices), committed, False, kept
+        aval, sharding, list(pieces), list(devices), committed, fresh, kept
     )
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from xlashard._jax.shardings import HANDLE_TYPE
+from xlashard._jax.transfer import HandleType
 from xlashard.array.array import Array, wrap
 
 
 def is_handle(value: object) -> bool:
     """True for JAX's own concrete array object, which is what a handle is."""
-    return type(value) is HANDLE_TYPE
+    return type(value) is HandleType
 
 
 def wrap_first(_: None, handles: Sequence[Any]) -> Array:
@@ -21,4 +21,4 @@ def wrap_first(_: None, handles: Sequence[Any]) -> Array:
 
 def wrap_result(value: Any) -> Any:
     """An `Array` over a handle; keys, tokens and tracers stay what they are."""
-    return wrap(value) if type(value) is HANDLE_TYPE else value
+    return wrap(value) if type(value) is HandleType else value

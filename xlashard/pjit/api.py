@@ -6,9 +6,16 @@ from typing import Any
 
 from xlashard._jax import dispatch
 from xlashard.pjit.function import Function
-from xlashard.pjit.options import DonationMode, check_callable, index_tuple, name_tuple, read_options
+from xlashard.pjit.options import (
+    DonationMode,
+    check_callable,
+    index_tuple,
+    name_tuple,
+    read_options,
+)
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
+
 
 def pjit(
     fun: Callable[..., Any],

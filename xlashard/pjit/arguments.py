@@ -44,8 +44,7 @@ def describe_arguments(
         DeletedError: If a value's buffers are gone.
     """
     return tuple(
-        _describe(value, path, aval)
-        for value, path, aval in zip(values, paths, avals, strict=True)
+        _describe(value, path, aval) for value, path, aval in zip(values, paths, avals, strict=True)
     )
 
 

@@ -52,9 +52,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     resources = read_resources(shardings, "shardings")
     mesh = tracing.mesh_in_force()
     flat = expand(resources, treedef, lambda path: "x" + jax.tree_util.keystr(tuple(path)))
-    paths = [
-        "x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]
-    ]
+    paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
     out = []
     for leaf, resource, path in zip(leaves, flat, paths, strict=True):
         sharding = to_sharding(resource, mesh, f"the sharding of {path}")

@@ -16,8 +16,8 @@ from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
-from xlashard.pjit.resources import REPLICATED, Resource, expand, to_sharding
 from xlashard.pjit.resolve import Wanted, resolve
+from xlashard.pjit.resources import REPLICATED, Resource, expand, to_sharding
 from xlashard.pjit.run import fast_path, mark_donated, run_prepared
 from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding, from_jax
 

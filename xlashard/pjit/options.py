@@ -101,8 +101,7 @@ def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int):
             raise ArgumentError(
-                f"{what} must be an int or a tuple of ints such as {what}=(0, 1); it holds "
-                f"{item!r}"
+                f"{what} must be an int or a tuple of ints such as {what}=(0, 1); it holds {item!r}"
             )
     return items
 

@@ -102,9 +102,7 @@ class Parameters:
         ]
         return positional, keyword
 
-    def paths(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[list[str], list[Any]]:
+    def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[str], list[Any]]:
         """The path and the value of each dynamic leaf, in the order in which JAX flattens."""
         positional, keyword = self._dynamic(args, kwargs)
         paths: list[str] = []
@@ -149,8 +147,10 @@ class Parameters:
             if name in self.names and self.names.index(name) in dynamic
         }
         expected = max([given, *(i + 1 for i in by_keyword.values())])
-        if not isinstance(entries, tuple) or isinstance(entries, Resource) or (
-            type(entries) is not tuple
+        if (
+            not isinstance(entries, tuple)
+            or isinstance(entries, Resource)
+            or (type(entries) is not tuple)
         ):
             raise ResourceError(
                 f"{tree.what} must be a tuple with one entry per argument of {self.function}, or "

@@ -91,9 +91,7 @@ class Prepared:
         return [True] * len(self.consts) + list(self.kept)
 
 
-def make_order(
-    name: str, placement: Placement, donated: Sequence[bool], **rest: Any
-) -> Order:
+def make_order(name: str, placement: Placement, donated: Sequence[bool], **rest: Any) -> Order:
     """An order under the settings in force."""
     layouts = rest.get("layouts")
     if layouts is None:
@@ -121,9 +119,7 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
         """Forgets every program."""
@@ -250,9 +246,7 @@ def _const_sharding(value: Any) -> XLACompatibleSharding | None:
     return sharding
 
 
-def _value(
-    aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str
-) -> ValuePlan:
+def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
     trailing = 0
     if is_extended(aval):
         trailing = physical_aval(aval).ndim - aval.ndim
@@ -289,7 +283,5 @@ def compile_prepared(
     )
     used = _keep(body.consts, body.kept[: len(body.consts)])
     twins = program.in_twins[: len(used)]
-    consts = tuple(
-        dispatch.place(used, twins, program.in_layouts[: len(used)]) if used else ()
-    )
+    consts = tuple(dispatch.place(used, twins, program.in_layouts[: len(used)]) if used else ())
     return Prepared(program, lowered, consts, body.kept[len(body.consts) :])

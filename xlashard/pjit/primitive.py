@@ -71,9 +71,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
 _constrained: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def constrained_body(
-    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str
-) -> Any:
+def constrained_body(jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str) -> Any:
     """The jaxpr with constraints on its first and last values; made once per shardings.
 
     Args:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax import compiling
 from xlashard._jax.shardings import Device
+from xlashard._jax.transfer import default_device
 from xlashard.errors import (
     DeviceMismatchError,
     DivisibilityError,
@@ -138,7 +138,7 @@ def _voices(wanted: Wanted) -> list[_Voice]:
 
 def _agreed(voices: Sequence[_Voice]) -> tuple[Device, ...]:
     if not voices:
-        return (compiling.default_device(),)
+        return (default_device(),)
     first = voices[0]
     for other in voices[1:]:
         if other.devices is first.devices or other.devices == first.devices:

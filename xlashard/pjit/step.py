@@ -290,9 +290,7 @@ def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
 def _inputs(prepared: Prepared, call: Call, state: range) -> tuple[Input, ...]:
     program, positions = prepared.program, _program_positions(prepared)
     found = []
-    for i, (path, aval) in enumerate(
-        zip(call.traced.arg_names, call.traced.in_avals, strict=True)
-    ):
+    for i, (path, aval) in enumerate(zip(call.traced.arg_names, call.traced.in_avals, strict=True)):
         if i in state:
             continue
         at = positions.get(i)

@@ -113,6 +113,4 @@ class Program:
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(
-        s.twin(getattr(a, "shape", ())) for s, a in zip(shardings, avals, strict=True)
-    )
+    return tuple(s.twin(getattr(a, "shape", ())) for s, a in zip(shardings, avals, strict=True))

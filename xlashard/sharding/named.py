@@ -169,9 +169,7 @@ class NamedSharding(_NamedBase):
         return self.rank_tiling(len(global_shape)).shard_shape(tuple(global_shape))
 
 
-def _unpickle_named(
-    mesh: Mesh, spec: PartitionSpec, memory_kind: str | None
-) -> NamedSharding:
+def _unpickle_named(mesh: Mesh, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 

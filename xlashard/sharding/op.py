@@ -48,7 +48,7 @@ class GSPMDSharding(_GSPMDBase):
     def __init__(
         self,
         devices: Sequence[Device],
-        op_sharding: OpSharding | HloSharding | TileAssignment | str,
+        op_sharding: Any,
         *,
         memory_kind: str | None = None,
     ) -> None:
@@ -64,9 +64,7 @@ class GSPMDSharding(_GSPMDBase):
         self._assignment = assignment
 
     @classmethod
-    def get_replicated(
-        cls, devices: Sequence[Device], *, memory_kind: str | None = None
-    ) -> Self:
+    def get_replicated(cls, devices: Sequence[Device], *, memory_kind: str | None = None) -> Self:
         """The sharding that gives every device the whole array."""
         return cls(devices, "{replicated}", memory_kind=memory_kind)
 
