@@ -41,6 +41,7 @@ class Loop:
         self.state = state
 
     def __call__(self) -> None:
+        """Makes one call."""
         self.state = self.call(self.state)
 
 

@@ -76,8 +76,8 @@ def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
         raise ShardingError(f"{path}: {error}") from None
     if not isinstance(own, XLACompatibleSharding):
         raise ShardingError(
-            f"{path} has a {type(own).__name__}, which fits arrays of one shape only: place it with "
-            "device_put under a NamedSharding or GSPMDSharding first"
+            f"{path} has a {type(own).__name__}, which fits arrays of one shape only: place it "
+            "with device_put under a NamedSharding or GSPMDSharding first"
         )
     return own
 

@@ -1,4 +1,4 @@
-"""The parameters of a pjit-ed function: which are static, donated, and how their leaves are named."""
+"""The parameters of a pjit-ed function: which are static or donated, how leaves are named."""
 
 import inspect
 from collections.abc import Callable, Sequence

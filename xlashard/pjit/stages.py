@@ -291,8 +291,8 @@ class Compiled:
         for value, path, aval in zip(values, traced.arg_names, traced.in_avals, strict=True):
             if isinstance(value, Tracer):
                 raise ArgumentError(
-                    f"{path} is a tracer: a compiled program can't be part of another one; call the "
-                    f"pjit-ed function {name} itself there"
+                    f"{path} is a tracer: a compiled program can't be part of another one; call "
+                    f"the pjit-ed function {name} itself there"
                 )
             given = abstractify(value)
             if (given.shape, given.dtype) != (aval.shape, aval.dtype):

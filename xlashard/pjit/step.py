@@ -274,8 +274,8 @@ def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
         path, aval, new = call.traced.arg_names[i], call.traced.in_avals[i], out_avals[k]
         if (aval.shape, aval.dtype) != (new.shape, new.dtype):
             raise ArgumentError(
-                f"{call.traced.name} can't be bound: {path} goes in as {dtype_name(aval)} and comes "
-                f"out as {dtype_name(new)}"
+                f"{call.traced.name} can't be bound: {path} goes in as {dtype_name(aval)} and "
+                f"comes out as {dtype_name(new)}"
             )
         if i not in positions:
             continue
