@@ -8,6 +8,7 @@ from rich.console import Console
 import xlashard
 from tests.train.examples import devices, settings
 from xlashard.train.drawing import (
+    Tiling,
     bytes_per_device,
     in_bytes,
     parameter_table,
@@ -62,23 +63,32 @@ def test_a_picture_has_a_line_per_row_and_a_colour_per_tile() -> None:
     assert len({span.style for span in drawn.spans}) == 4
 
 
-def table(width: int = 110) -> str:
+def test_a_wide_picture_gives_way_to_numbers() -> None:
+    mesh = build_mesh({"data": 8}, devices(8))
+    ids = tuple((number,) for number in range(100, 140))
+    assert picture(Tiling((1,), (ids,))).plain == "1 × 40 tiles, each on 1"
+    narrow = picture(tiling((8,), xlashard.NamedSharding(mesh, P("data"))))
+    assert narrow.plain.split() == list("01234567")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_biggest_parameters_are_shown_with_what_a_device_holds(width: int) -> None:
     run = settings()
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
     recipe = make_recipe(run)
     shapes = jax.eval_shape(recipe.initial_state, 0)["parameters"]
     console = Console(file=io.StringIO(), width=width)
     console.print(parameter_table(shapes, state_shardings(recipe, layout)["parameters"]))
-    return console.file.getvalue()
-
-
-def test_the_biggest_parameters_are_shown_with_what_a_device_holds() -> None:
-    shown = table()
-    # 256 × 32 values over 2 × 2 tiles.
-    line = next(line for line in shown.splitlines() if "embedding" in line)
-    for part in ("256 × 32", "tensor, fsdp", "128 × 16", " 0 4 ", " 2 6 "):
-        assert part in line
+    shown = console.file.getvalue()
+    lines = shown.splitlines()
+    number = next(i for i, line in enumerate(lines) if "embedding" in line)
+    # 256 × 32 values in 2 × 2 tiles.
+    for part in ("256 × 32", " 0 4 ", " 2 6 "):
+        assert part in lines[number]
+    for part in ("tensor, fsdp", "128 × 16", " 1 5 ", " 3 7 "):
+        assert part in lines[number + 1]
     assert "layers.attention.key" not in shown
+    assert "…" not in shown
     assert "\x1b" not in shown
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-_PLAIN_WIDTH = 110
+_PLAIN_WIDTH = 100
 
 
 class Screen(Protocol):

@@ -12,8 +12,8 @@ from rich.text import Text
 from xlashard.train.layout import path_name
 
 _COLOURS = ("blue", "magenta", "cyan", "green", "yellow", "red", "bright_blue", "bright_magenta")
-_MOST_DEVICES = 64
-"""Beyond this many devices a picture says less than the numbers beside it."""
+_WIDEST = 40
+"""A picture wider than this would break the table on a usual terminal."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,17 @@ def tiling(shape: Sequence[int], sharding: Any) -> Tiling:
 
 def picture(tiles: Tiling) -> Text:
     """A line per row of tiles; each tile has a colour of its own and names its devices."""
-    count = sum(len(ids) for row in tiles.rows for ids in row)
-    if count > _MOST_DEVICES:
-        pieces = sum(len(row) for row in tiles.rows)
-        return Text(f"{pieces} tiles, {count // pieces} copies of each")
     names = [[" ".join(map(str, ids)) for ids in row] for row in tiles.rows]
     width = max(len(name) for row in names for name in row) + 2
+    if width * len(names[0]) > _WIDEST:
+        copies = len(tiles.rows[0][0])
+        return Text(f"{len(names)} × {len(names[0])} tiles, each on {copies}")
     drawn = Text()
     for i, row in enumerate(names):
-        if i:
-            drawn.append("\n")
+        drawn.append("\n" if i else "")
         for j, name in enumerate(row):
             colour = _COLOURS[(i * len(row) + j) % len(_COLOURS)]
             drawn.append(name.center(width), style=f"black on {colour}")
-            drawn.append(" " if j + 1 < len(row) else "")
     return drawn
 
 
@@ -85,15 +82,14 @@ def parameter_table(shapes: Any, shardings: Any, count: int = 4) -> Table:
     pairs = list(zip(named, jax.tree.leaves(shardings), strict=True))
     pairs.sort(key=lambda pair: -pair[0][1].size)
     table = Table(title="The biggest parameters", title_justify="left", title_style="bold")
-    for heading in ("parameter", "shape", "spec", "on each device", "tiles and their devices"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("parameter\nand its mesh axes", no_wrap=True)
+    table.add_column("shape\nand tile", no_wrap=True)
+    table.add_column("devices\nof each tile", no_wrap=True)
     for (path, leaf), sharding in pairs[:count]:
         tiles = tiling(leaf.shape, sharding)
         table.add_row(
-            path_name(path),
-            _times(leaf.shape),
-            _spec(sharding.spec),
-            _times(tiles.tile),
+            f"{path_name(path)}\n  {_spec(sharding.spec)}",
+            f"{_times(leaf.shape)}\n{_times(tiles.tile)}",
             picture(tiles),
         )
     return table
