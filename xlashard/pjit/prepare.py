@@ -32,16 +32,20 @@ _LARGEST_CONSTANT = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Body:
-    """A jaxpr made ready for lowering; independent of where it will run.
+class Interface:
+    """What a lowered jaxpr takes and gives.
+
+    It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
 
     Attributes:
-        jaxpr: The closed jaxpr: hoisted values and arguments that are in use.
+        in_avals: The abstract values of the hoisted values and arguments that are in use.
+        out_avals: The abstract values of the results.
         consts: The hoisted values.
         kept: For each hoisted value and each argument, whether it is in use.
     """
 
-    jaxpr: Any
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
     consts: tuple[Any, ...]
     kept: tuple[bool, ...]
 
@@ -139,7 +143,7 @@ class ProgramCache:
                 slot = slots[key] = _Slot()
             return slot
 
-    def lowered(self, jaxpr: Any, order: Order) -> "tuple[Body, LoweredProgram]":
+    def lowered(self, jaxpr: Any, order: Order) -> "tuple[Interface, LoweredProgram]":
         """The module for a jaxpr and an order; made by the first of several threads."""
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
@@ -183,35 +187,39 @@ def _is_hoisted(value: Any) -> bool:
     return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
 
 
-def make_body(jaxpr: Any, *, keep_unused: bool) -> Body:
+def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
     """Hoists closed-over arrays out of a jaxpr and drops what is not used."""
     hoisted, consts = hoist(jaxpr, [_is_hoisted(c) for c in jaxpr.consts])
     if keep_unused:
-        return Body(hoisted, tuple(consts), (True,) * len(hoisted.in_avals))
+        return hoisted, _interface(hoisted, consts, (True,) * len(hoisted.in_avals))
     smaller, kept = drop_unused(hoisted)
-    return Body(smaller, tuple(consts), kept)
+    return smaller, _interface(smaller, consts, kept)
 
 
-def _lower(jaxpr: Any, order: Order) -> tuple[Body, LoweredProgram]:
-    body = make_body(jaxpr, keep_unused=order.keep_unused)
+def _interface(jaxpr: Any, consts: Sequence[Any], kept: tuple[bool, ...]) -> Interface:
+    return Interface(tuple(jaxpr.in_avals), tuple(jaxpr.out_avals), tuple(consts), kept)
+
+
+def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
+    ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
     placement = order.placement
     multi = len(placement.devices) > 1
-    const_shardings = [_const_sharding(c) if multi else None for c in body.consts]
-    ins = _keep([*const_shardings, *placement.in_shardings], body.kept)
-    donated = _keep([False] * len(body.consts) + list(order.donated), body.kept)
-    in_layouts = _keep([None] * len(body.consts) + list(order.layouts[0]), body.kept)
-    debug = body.jaxpr.debug_info
-    arg_names = debug.safe_arg_names(len(body.jaxpr.in_avals))
-    result_names = debug.safe_result_paths(len(body.jaxpr.out_avals))
+    const_shardings = [_const_sharding(c) if multi else None for c in interface.consts]
+    ins = _keep([*const_shardings, *placement.in_shardings], interface.kept)
+    donated = _keep([False] * len(interface.consts) + list(order.donated), interface.kept)
+    in_layouts = _keep([None] * len(interface.consts) + list(order.layouts[0]), interface.kept)
+    debug = ready.debug_info
+    arg_names = debug.safe_arg_names(len(interface.in_avals))
+    result_names = debug.safe_result_paths(len(interface.out_avals))
     device = placement.devices[0]
     plan = ProgramPlan(
         name=f"pjit_{order.name}",
         devices=placement.devices,
-        args=tuple(map(_value, body.jaxpr.in_avals, ins, in_layouts, arg_names)),
+        args=tuple(map(_value, interface.in_avals, ins, in_layouts, arg_names)),
         results=tuple(
             map(
                 _value,
-                body.jaxpr.out_avals,
+                interface.out_avals,
                 placement.out_shardings,
                 order.layouts[1],
                 result_names,
@@ -230,8 +238,8 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Body, LoweredProgram]:
         devices=placement.devices,
         shardings=tuple(s.twin(()) for s in known),
     )
-    lowered_body = lower_body(body.jaxpr, order.name, arg_names, target)
-    return body, lower_program(plan, lowered_body)
+    lowered_body = lower_body(ready, order.name, arg_names, target)
+    return interface, lower_program(plan, lowered_body)
 
 
 def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
@@ -269,7 +277,7 @@ def _special_memory(sharding: XLACompatibleSharding | None) -> str | None:
 
 
 def compile_prepared(
-    body: Body,
+    interface: Interface,
     lowered: LoweredProgram,
     placement: Placement,
     options: Sequence[tuple[str, Any]] = (),
@@ -277,11 +285,11 @@ def compile_prepared(
     """Compiles a module and places the values that its function closes over."""
     program = compile_program(
         lowered,
-        (body.jaxpr.in_avals, body.jaxpr.out_avals),
+        (interface.in_avals, interface.out_avals),
         committed=placement.committed,
         options=options,
     )
-    used = _keep(body.consts, body.kept[: len(body.consts)])
+    used = _keep(interface.consts, interface.kept[: len(interface.consts)])
     twins = program.in_twins[: len(used)]
     consts = tuple(dispatch.place(used, twins, program.in_layouts[: len(used)]) if used else ())
-    return Prepared(program, lowered, consts, body.kept[len(body.consts) :])
+    return Prepared(program, lowered, consts, interface.kept[len(interface.consts) :])

@@ -15,7 +15,7 @@ from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.function import Call, Function
-from xlashard.pjit.prepare import PROGRAMS, Body, Order, Prepared, compile_prepared
+from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
 from xlashard.pjit.run import fast_path, mark_donated, run_prepared
 from xlashard.pjit.step import BoundStep, bind_step
 from xlashard.program import LoweredProgram, option_items
@@ -78,8 +78,8 @@ class Traced:
             ResourceError: If a sharding does not fit its argument or result.
         """
         order = self._function.order(self._call, self._function.arguments(self._call))
-        body, lowered = PROGRAMS.lowered(self._call.traced.jaxpr, order)
-        return Lowered(self, order, body, lowered)
+        interface, lowered = PROGRAMS.lowered(self._call.traced.jaxpr, order)
+        return Lowered(self, order, interface, lowered)
 
 
 def _struct(aval: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
@@ -92,7 +92,7 @@ class Lowered:
 
     _traced: Traced
     _order: Order
-    _body: Body
+    _interface: Interface
     _program: LoweredProgram
 
     @property
@@ -161,7 +161,10 @@ class Lowered:
         self._program.report_donation(function.options.donation, function.name)
         if compiler_options:
             prepared = compile_prepared(
-                self._body, self._program, self._order.placement, option_items(compiler_options)
+                self._interface,
+                self._program,
+                self._order.placement,
+                option_items(compiler_options),
             )
         else:
             prepared = PROGRAMS.prepared(self._traced.jaxpr, self._order)
