@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xlashard._jax import dispatch
+from xlashard.errors import ResourceError
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import (
     DonationMode,
@@ -75,8 +76,8 @@ def pjit(
     """
     check_callable(fun)
     options = read_options(
-        _either(in_shardings, in_axis_resources),
-        _either(out_shardings, out_axis_resources),
+        _either(in_shardings, in_axis_resources, "in"),
+        _either(out_shardings, out_axis_resources, "out"),
         (donate_argnums, donate_argnames),
         (device, backend),
         {
@@ -87,8 +88,8 @@ def pjit(
         },
     )
     static = (
-        index_tuple(static_argnums, "static_argnums") if static_argnums is not None else None,
-        name_tuple(static_argnames, "static_argnames") if static_argnames is not None else None,
+        index_tuple(static_argnums, "static_argnums"),
+        name_tuple(static_argnames, "static_argnames"),
     )
     return _dispatched(Function(fun, options, static))
 
@@ -96,7 +97,12 @@ def pjit(
 jit = pjit
 
 
-def _either(new: Any, old: Any) -> Any:
+def _either(new: Any, old: Any, side: str) -> Any:
+    if new is not UNSPECIFIED and old is not UNSPECIFIED:
+        raise ResourceError(
+            f"pjit got both {side}_shardings and {side}_axis_resources, which mean the same: give "
+            f"{side}_shardings alone"
+        )
     return old if new is UNSPECIFIED else new
 
 

@@ -52,22 +52,28 @@ class Function:
         fun: The Python function.
         options: The checked options.
         static: Positions and names of static arguments.
+
+    Raises:
+        ArgumentError: If a static or donated parameter does not exist, or is both.
     """
 
     def __init__(
-        self, fun: Callable[..., Any], options: PjitOptions, static: tuple[Any, Any]
+        self,
+        fun: Callable[..., Any],
+        options: PjitOptions,
+        static: tuple[Sequence[int], Sequence[str]],
     ) -> None:
         self.fun = fun
         self.options = options
-        self.tracer = tracing.FunctionTracer(fun, *static)
-        self.parameters = Parameters.of(
-            fun, (self.tracer.static_argnums, self.tracer.static_argnames), options
+        self.parameters = Parameters.of(fun, static, options)
+        self.tracer = tracing.FunctionTracer(
+            fun, self.parameters.static_argnums, self.parameters.static_argnames
         )
 
     @property
     def name(self) -> str:
         """The function's name."""
-        return getattr(self.fun, "__name__", type(self.fun).__name__)
+        return self.parameters.signature.function
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Traces for a call's arguments and looks up what was said of each."""

@@ -1,11 +1,15 @@
 """What a person gives to `pjit`, checked once and frozen."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
+
 from xlashard.errors import ArgumentError
 from xlashard.pjit.resources import UNSPECIFIED, ResourceTree, read_resources
+from xlashard.program import option_items
 
 type DonationMode = Literal["warn", "strict"]
 
@@ -69,10 +73,10 @@ def read_options(
         )
     if rest["donation"] not in ("warn", "strict"):
         raise ArgumentError(f"donation must be 'warn' or 'strict', not {rest['donation']!r}")
-    options = rest["compiler_options"] or {}
-    if not isinstance(options, Mapping):
+    if chosen is not None and not isinstance(chosen, jax.Device):
         raise ArgumentError(
-            f"compiler_options must be a dict of names and values, not {type(options).__name__}"
+            f"device must be a jax.Device such as jax.devices()[0], not {chosen!r}; for a platform "
+            "write backend='cpu'"
         )
     argnums, argnames = donated
     return PjitOptions(
@@ -84,9 +88,30 @@ def read_options(
         device=chosen,
         backend=backend,
         inline=bool(rest["inline"]),
-        compiler_options=tuple(sorted(options.items())),
+        compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
     )
+
+
+def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Options of XLA, sorted by name.
+
+    Raises:
+        ArgumentError: If they are no mapping from names to plain values.
+    """
+    if options is None:
+        return ()
+    if not isinstance(options, Mapping):
+        raise ArgumentError(
+            f"compiler_options must be a dict of names and values, not {type(options).__name__}"
+        )
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str | bool | int | float):
+            raise ArgumentError(
+                "compiler_options maps names to texts, bools or numbers, such as "
+                f"{{'xla_embed_ir_in_executable': True}}; it holds {name!r}: {value!r}"
+            )
+    return option_items(options)
 
 
 def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
@@ -97,7 +122,7 @@ def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]
     """
     if given is None:
         return ()
-    items = (given,) if isinstance(given, int) else tuple(given)
+    items = tuple(given) if isinstance(given, Sequence) else (given,)
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int):
             raise ArgumentError(
@@ -114,7 +139,7 @@ def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
     """
     if given is None:
         return ()
-    items = (given,) if isinstance(given, str) else tuple(given)
+    items = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     for item in items:
         if not isinstance(item, str):
             raise ArgumentError(
@@ -135,3 +160,15 @@ def check_callable(fun: Callable[..., Any]) -> None:
             f"pjit takes a function, not {type(fun).__name__}: write pjit(fun)(args), not "
             "pjit(fun(args))"
         )
+    kind = _lazy_kind(fun)
+    if kind is not None:
+        raise ArgumentError(
+            f"pjit can't compile the {kind} function {getattr(fun, '__name__', fun)!s}, whose call "
+            "computes nothing yet: return the values in a tuple instead"
+        )
+
+
+def _lazy_kind(fun: Callable[..., Any]) -> str | None:
+    if inspect.isgeneratorfunction(fun):
+        return "generator"
+    return "coroutine" if inspect.iscoroutinefunction(fun) else None

@@ -77,6 +77,10 @@ class ResourceTree:
         """The tree itself."""
         return self.treedef.unflatten(self.leaves)
 
+    def text(self) -> str:
+        """The tree as it was given."""
+        return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
+
 
 def _is_leaf(x: object) -> bool:
     return x is None or isinstance(
@@ -182,8 +186,12 @@ def expand(
         ResourceError: With the first place where the prefix does not fit, and why.
     """
     full = treedef.unflatten([_FullLeaf()] * treedef.num_leaves)
+    prefix = resources.tree()
+    if type(full) in (tuple, list) and type(prefix) in (tuple, list):
+        # At the top people write one for the other.
+        prefix = type(full)(prefix)
     out: list[Resource] = []
-    _expand(resources.tree(), full, (), out, _Naming(resources.what, path_of))
+    _expand(prefix, full, (), out, _Naming(resources.what, path_of))
     return out
 
 

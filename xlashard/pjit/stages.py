@@ -15,10 +15,11 @@ from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.function import Call, Function
+from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
 from xlashard.pjit.run import fast_path, mark_donated, run_prepared
 from xlashard.pjit.step import BoundStep, bind_step
-from xlashard.program import LoweredProgram, option_items
+from xlashard.program import LoweredProgram
 from xlashard.sharding import XLACompatibleSharding
 
 
@@ -164,7 +165,7 @@ class Lowered:
                 self._interface,
                 self._program,
                 self._order.placement,
-                option_items(compiler_options),
+                compiler_option_items(compiler_options),
             )
         else:
             prepared = PROGRAMS.prepared(self._traced.jaxpr, self._order)

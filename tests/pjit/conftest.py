@@ -1,0 +1,36 @@
+"""Meshes over the eight emulated devices, and what counts compilations."""
+
+import jax
+import pytest
+
+import xlashard
+from tests.pjit.helpers import Compilations, make_mesh
+from xlashard.program import compile as compile_room
+
+
+def pytest_configure(config):
+    # `with mesh:` is what half of these tests are about; JAX would rather see jax.set_mesh.
+    config.addinivalue_line("filterwarnings", "ignore:.with mesh.*:DeprecationWarning")
+
+
+@pytest.fixture
+def mesh() -> xlashard.Mesh:
+    """Four by two devices, axes `x` and `y`."""
+    return make_mesh((4, 2), ("x", "y"))
+
+
+@pytest.fixture(params=["shardy", "gspmd"])
+def partitioner(request):
+    """Runs the test once under each partitioner."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
+    yield request.param
+    jax.config.update("jax_use_shardy_partitioner", before)
+
+
+@pytest.fixture
+def compilations(monkeypatch) -> Compilations:
+    """Counts the programs that are compiled while a test runs."""
+    counted = Compilations(compile_room.compiling.compile_module)
+    monkeypatch.setattr(compile_room.compiling, "compile_module", counted)
+    return counted

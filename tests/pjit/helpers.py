@@ -1,0 +1,47 @@
+"""What several tests of pjit use."""
+
+import threading
+
+import jax
+import numpy as np
+
+from xlashard import Mesh
+
+
+def make_mesh(shape, names, devices=None):
+    """A mesh over the first devices, or over those given."""
+    devices = jax.devices() if devices is None else devices
+    count = int(np.prod(shape))
+    return Mesh(np.array(devices[:count]).reshape(shape), names)
+
+
+def f32(*shape):
+    """Small distinct numbers, `[*shape]`."""
+    return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) / 8
+
+
+def spec_of(array):
+    """The partition spec of an array, without what says nothing at its end."""
+    entries = list(array.sharding.spec)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return tuple(entries)
+
+
+def device_ids(array):
+    """The ids of an array's devices."""
+    return sorted(d.id for d in array.devices())
+
+
+class Compilations:
+    """Stands in for the compiler, and counts."""
+
+    def __init__(self, compiler):
+        self._compiler = compiler
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def __call__(self, *args, **kwargs):
+        with self._lock:
+            self.count += 1
+        return self._compiler(*args, **kwargs)

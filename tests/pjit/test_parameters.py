@@ -1,0 +1,297 @@
+"""Static, donated and keyword arguments, and every kind of callable."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32, spec_of
+from xlashard import P, pjit
+from xlashard.errors import ArgumentError, ResourceError
+
+
+def in_specs(f, *args, **kwargs):
+    """`(positional, keyword)` specs of a function's arguments."""
+    positional, keyword = f.lower(*args, **kwargs).compile().input_shardings
+    return [s.spec for s in positional], {k: s.spec for k, s in keyword.items()}
+
+
+def axpy(a, x, y):
+    return a * x + y
+
+
+def test_arguments_by_keyword_take_their_parameters_entry(mesh):
+    f = pjit(axpy, in_shardings=(None, P("x"), P("y")))
+    with mesh:
+        assert in_specs(f, 2.0, y=f32(8), x=f32(8)) == ([P()], {"x": P("x"), "y": P("y")})
+        np.testing.assert_allclose(f(2.0, y=f32(8), x=f32(8)), f32(8) * 3)
+
+
+def test_keyword_only_parameters(mesh):
+    def f(x, *, scale):
+        return x * scale
+
+    with mesh:
+        one = pjit(f, in_shardings=(P("x"),), out_shardings=P("x"))
+        np.testing.assert_allclose(one(f32(8), scale=f32(8)), f32(8) ** 2)
+        assert in_specs(pjit(f, in_shardings=P("x")), f32(8), scale=f32(8)) == (
+            [P("x")],
+            {"scale": P("x")},
+        )
+
+
+def test_a_parameter_left_to_its_default_needs_no_argument(mesh):
+    def f(x, y=2.0):
+        return x * y
+
+    with mesh:
+        np.testing.assert_allclose(pjit(f, in_shardings=(P("x"), None))(f32(8)), f32(8) * 2)
+        with pytest.raises(ResourceError, match=r"3 entries, but f takes 2 arguments \(x, y\)"):
+            pjit(f, in_shardings=(P("x"), None, None))(f32(8), y=3.0)
+
+
+def test_any_number_of_arguments(mesh):
+    def total(first, *rest):
+        return first + sum(rest)
+
+    f = pjit(total, in_shardings=(P("x"), P("y"), None))
+    with mesh:
+        assert in_specs(f, f32(8), f32(8), f32(8)) == ([P("x"), P("y"), P()], {})
+        with pytest.raises(ResourceError, match=r"was called with 4 arguments \(first, rest\[0\]"):
+            f(f32(8), f32(8), f32(8), f32(8))
+        with pytest.raises(ResourceError, match=r"2 arguments \(first, rest\[0\]\): give one"):
+            f(f32(8), f32(8))
+        with pytest.raises(ResourceError, match=r"in_shardings of rest\[0\] .*dimension 0 .* 1 "):
+            f(f32(8), f32(1), f32(8))
+
+
+def test_any_keyword(mesh):
+    def total(x, **more):
+        return x + sum(more.values())
+
+    with mesh:
+        np.testing.assert_allclose(
+            pjit(total, in_shardings=(P("x"),))(f32(8), b=f32(8), a=f32(8)), f32(8) * 3
+        )
+
+
+class Scale:
+    def __init__(self, by):
+        self.by = by
+
+    def method(self, x, n):
+        return x * self.by * n
+
+    @classmethod
+    def of_class(cls, x):
+        return x * 3
+
+    @staticmethod
+    def static(x):
+        return x * 4
+
+    def __call__(self, x):
+        return x * self.by
+
+
+def test_bound_methods(mesh):
+    f = pjit(Scale(2).method, static_argnums=1, in_shardings=(P("x"),))
+    with mesh:
+        np.testing.assert_allclose(f(f32(8), 3), f32(8) * 6)
+        with pytest.raises(ResourceError, match="in_shardings of x "):
+            f(f32(7), 3)
+    np.testing.assert_allclose(pjit(Scale.of_class)(f32(3)), f32(3) * 3)
+    np.testing.assert_allclose(pjit(Scale.static)(f32(3)), f32(3) * 4)
+    np.testing.assert_allclose(pjit(Scale(5))(f32(3)), f32(3) * 5)
+
+
+def test_a_pjitted_method_of_a_class():
+    class Model:
+        @functools.partial(pjit, static_argnums=0)
+        def apply(self, x):
+            return x + 1
+
+    np.testing.assert_allclose(Model().apply(f32(3)), f32(3) + 1)
+
+
+def test_partials(mesh):
+    f = pjit(functools.partial(axpy, 2.0), in_shardings=(P("x"), P("y")))
+    g = pjit(functools.partial(axpy, y=1.0), in_shardings=(None, P("x")))
+    with mesh:
+        assert in_specs(f, f32(8), f32(8)) == ([P("x"), P("y")], {})
+        np.testing.assert_allclose(f(f32(8), f32(8)), f32(8) * 3)
+        np.testing.assert_allclose(g(3.0, f32(8)), f32(8) * 3 + 1)
+
+
+def test_a_callable_without_a_signature(mesh):
+    class Bare:
+        __signature__ = "none at all"
+
+        def __call__(self, *args):
+            return args[0] + args[1]
+
+    f = pjit(Bare(), in_shardings=(P("x"), None), donate_argnums=(0,))
+    with mesh:
+        assert spec_of(f(jnp.zeros(8), f32(8))) in {("x",), ()}
+        with pytest.raises(ResourceError, match=r"in_shardings of args\[0\] "):
+            f(f32(7), f32(7))
+        with pytest.raises(ResourceError, match=r"2 entries, but Bare was called with 3 arguments"):
+            f(f32(8), f32(8), f32(8))
+
+
+def test_functions_of_jax(mesh):
+    with mesh:
+        np.testing.assert_allclose(pjit(jnp.add, out_shardings=P("x"))(f32(8), 1.0), f32(8) + 1)
+
+
+def test_the_wrapper_looks_like_the_function():
+    f = pjit(axpy)
+    assert f.__name__ == "axpy" and f.__wrapped__ is axpy
+    assert "axpy" in repr(f)
+
+
+@pytest.mark.parametrize(
+    "static",
+    [{"static_argnums": 1}, {"static_argnums": (-1,)}, {"static_argnames": "n"}],
+)
+def test_static_arguments(static, compilations):
+    def power(x, n):
+        assert isinstance(n, int)
+        return x**n
+
+    f = pjit(power, **static)
+    for n in (2, 3, 2, 3):
+        np.testing.assert_allclose(f(f32(4), n), f32(4) ** n, rtol=1e-6)
+        np.testing.assert_allclose(f(f32(4), n=n), f32(4) ** n, rtol=1e-6)
+    assert compilations.count <= 4
+
+
+def test_static_arguments_have_no_entry(mesh):
+    def f(n, x, flag, y):
+        return x * n + y if flag else y
+
+    g = pjit(f, in_shardings=(P("x"), P("y")), static_argnums=(0, 2))
+    with mesh:
+        assert in_specs(g, 3, f32(8), True, f32(8)) == ([P("x"), P("y")], {})
+        np.testing.assert_allclose(g(3, f32(8), True, f32(8)), f32(8) * 4)
+        with pytest.raises(ResourceError, match="in_shardings of y "):
+            g(3, f32(8), True, f32(1))
+
+
+def test_a_static_argument_of_any_hashable_kind():
+    f = pjit(lambda x, how: how(x), static_argnums=1)
+    np.testing.assert_allclose(f(f32(3), jnp.sin), np.sin(f32(3)), rtol=1e-6)
+    np.testing.assert_allclose(f(f32(3), jnp.cos), np.cos(f32(3)), rtol=1e-6)
+
+
+def test_an_unhashable_static_argument():
+    def f(x, sizes):
+        return x
+
+    for g in (pjit(f, static_argnums=1), pjit(f, static_argnames="sizes")):
+        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+            g(f32(3), [1, 2])
+        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+            g(f32(3), sizes=[1, 2])
+        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+            g.lower(f32(3), [1, 2])
+
+
+@pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
+def test_positions_that_dont_exist(keyword):
+    for wrong in (3, -4, (0, 7)):
+        with pytest.raises(ArgumentError, match=rf"{keyword}.*axpy takes 3.*\(a, x, y\)"):
+            pjit(axpy, **{keyword: wrong})
+
+
+@pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
+def test_names_that_dont_exist(keyword):
+    with pytest.raises(ArgumentError, match=rf"{keyword}.*'yy'.*\(a, x, y\)"):
+        pjit(axpy, **{keyword: ("a", "yy")})
+
+    def anything(x, **more):
+        return x
+
+    pjit(anything, **{keyword: "whatever"})
+
+
+@pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
+@pytest.mark.parametrize("wrong", ["a", 1.0, (0, "a"), True, {"a": 1}])
+def test_positions_are_ints(keyword, wrong):
+    with pytest.raises(ArgumentError, match=rf"{keyword} must be an int or a tuple of ints"):
+        pjit(axpy, **{keyword: wrong})
+
+
+@pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
+@pytest.mark.parametrize("wrong", [1, ("a", 2)])
+def test_names_are_texts(keyword, wrong):
+    with pytest.raises(ArgumentError, match=rf"{keyword} must be a name or a tuple of names"):
+        pjit(axpy, **{keyword: wrong})
+
+
+def test_static_and_donated_at_once():
+    for keywords in (
+        {"static_argnums": 0, "donate_argnums": 0},
+        {"static_argnames": "a", "donate_argnums": 0},
+        {"static_argnums": 0, "donate_argnames": "a"},
+        {"static_argnums": -3, "donate_argnums": 0},
+    ):
+        with pytest.raises(ArgumentError, match="a is both static and donated"):
+            pjit(axpy, **keywords)
+
+
+def test_a_donated_position_that_a_call_lacks():
+    f = pjit(lambda *args: args[0] * 1, donate_argnums=2)
+    with pytest.raises(ArgumentError, match="donate_argnums holds 2, but .* called with 1 positional"):
+        f(f32(3))
+
+
+def test_a_static_argument_left_to_its_default():
+    def power(x, n=2, *rest):
+        return x**n
+
+    for static in ({"static_argnums": 1}, {"static_argnames": "n"}, {"static_argnums": (1, 2)}):
+        np.testing.assert_allclose(pjit(power, **static)(f32(3)), f32(3) ** 2)
+
+
+def test_what_is_no_function():
+    with pytest.raises(ArgumentError, match=r"pjit\(fun\)\(args\)"):
+        pjit(f32(3))
+
+    def generator(x):
+        yield x
+
+    async def coroutine(x):
+        return x
+
+    for fun in (generator, coroutine):
+        with pytest.raises(ArgumentError, match=f"{fun.__name__} function"):
+            pjit(fun)
+
+
+def test_other_options_of_the_wrong_kind(mesh):
+    with pytest.raises(ArgumentError, match="donation must be 'warn' or 'strict', not 'loud'"):
+        pjit(axpy, donation="loud")
+    with pytest.raises(ArgumentError, match="compiler_options must be a dict"):
+        pjit(axpy, compiler_options=["xla"])
+    with pytest.raises(ArgumentError, match="compiler_options.*names.*3"):
+        pjit(axpy, compiler_options={3: True})
+    with pytest.raises(ArgumentError, match="device=.*backend="):
+        pjit(axpy, device=jax.devices()[0], backend="cpu")
+    with pytest.raises(ArgumentError, match=r"SingleDeviceSharding\(device\)"):
+        pjit(axpy, device=jax.devices()[0], in_shardings=None)
+    with pytest.raises(ArgumentError, match="device must be a jax.Device.*'cpu'"):
+        pjit(axpy, device="cpu")
+    with pytest.raises(ArgumentError, match="backend.*'quantum'.*cpu"):
+        pjit(axpy, backend="quantum")(1.0, 2.0, 3.0)
+
+
+def test_too_many_and_too_few_arguments():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        pjit(axpy)(1.0, 2.0)
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+        pjit(axpy)(1.0, 2.0, 3.0, 4.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        pjit(axpy)(1.0, 2.0, z=3.0)

@@ -1,0 +1,209 @@
+"""Resources as prefixes of the trees of arguments and results."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.pjit.helpers import f32, spec_of
+from xlashard import UNSPECIFIED, P, pjit
+from xlashard.errors import ResourceError
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Weights:
+    kernel: Any
+    bias: Any
+
+
+def identity(x):
+    return x
+
+
+def specs(tree):
+    return jax.tree.map(spec_of, tree)
+
+
+def test_one_resource_for_a_whole_tree(mesh):
+    with mesh:
+        out = pjit(identity, out_shardings=P("x"))({"a": f32(8), "b": [f32(4), f32(8, 2)]})
+    assert specs(out) == {"a": ("x",), "b": [("x",), ("x",)]}
+
+
+def test_a_prefix_of_a_dict(mesh):
+    f = pjit(identity, in_shardings=({"a": P("x"), "b": None},), out_shardings=None)
+    with mesh:
+        compiled = f.lower({"a": f32(8), "b": {"c": f32(3), "d": f32(5)}}).compile()
+    ((given,), _) = compiled.input_shardings
+    assert given["a"].spec == P("x")
+    assert given["b"]["c"].is_fully_replicated and given["b"]["d"].is_fully_replicated
+
+
+def test_named_tuples_and_dataclasses(mesh):
+    x = Pair(f32(8), Weights(f32(8, 4), f32(4)))
+    tree = Pair(P("y"), Weights(P("x", "y"), None))
+    with mesh:
+        out = pjit(identity, in_shardings=(tree,), out_shardings=tree)(x)
+    assert isinstance(out, Pair) and isinstance(out.right, Weights)
+    assert specs(out) == Pair(("y",), Weights(("x", "y"), ()))
+
+
+def test_none_subtrees_are_no_leaves(mesh):
+    x = {"a": f32(8), "b": None, "c": (None, f32(4))}
+    with mesh:
+        out = pjit(
+            identity,
+            in_shardings=({"a": P("x"), "b": None, "c": P("y")},),
+            out_shardings={"a": P("x"), "b": P("y"), "c": (None, P("y"))},
+        )(x)
+    assert out["b"] is None and out["c"][0] is None
+    assert spec_of(out["a"]) == ("x",) and spec_of(out["c"][1]) == ("y",)
+
+
+def test_empty_containers(mesh):
+    x = {"a": f32(8), "b": (), "c": []}
+    with mesh:
+        out = pjit(identity, in_shardings=({"a": P("x"), "b": (), "c": None},))(x)
+    assert out["b"] == () and out["c"] == []
+
+
+def test_states_of_optax(mesh):
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    params = {"w": f32(8, 4), "b": f32(4)}
+    state = optimizer.init(params)
+    by_param = {"w": P("x", "y"), "b": P("y")}
+    tree = optax.tree_utils.tree_map_params(
+        optimizer, lambda _, spec: spec, state, by_param, transform_non_params=lambda _: None
+    )
+
+    def update(params, state):
+        grads = jax.tree.map(jnp.ones_like, params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step = pjit(update, in_shardings=(by_param, tree), out_shardings=(by_param, tree))
+    with mesh:
+        new, new_state = step(params, state)
+        again, _ = step(new, new_state)
+    adam = next(s for s in jax.tree.leaves(
+        new_state, is_leaf=lambda s: isinstance(s, optax.ScaleByAdamState)
+    ) if isinstance(s, optax.ScaleByAdamState))
+    assert specs(adam.mu) == {"w": ("x", "y"), "b": ("y",)}
+    assert spec_of(again["w"]) == ("x", "y")
+    expected, _ = update(*update(params, state))
+    np.testing.assert_allclose(again["w"], expected["w"], rtol=1e-5)
+
+
+def test_lists_at_the_top_count_as_tuples(mesh):
+    def swap(a, b):
+        return b, a
+
+    f = pjit(swap, in_shardings=[P("x"), P("y")], out_shardings=[P("x"), None])
+    with mesh:
+        out = f(f32(8), f32(4))
+    assert specs(out) == (("x",), ())
+
+
+def test_a_list_of_results_takes_a_list_or_a_tuple(mesh):
+    with mesh:
+        for tree in ([P("x"), P("y")], (P("x"), P("y"))):
+            out = pjit(lambda x: [x, x], out_shardings=tree)(f32(8))
+            assert specs(out) == [("x",), ("y",)]
+
+
+def test_unspecified_leaves_beside_others(mesh):
+    with mesh:
+        out = pjit(lambda x: {"a": x, "b": x}, out_shardings={"a": P("x"), "b": UNSPECIFIED})(
+            f32(8)
+        )
+    assert spec_of(out["a"]) == ("x",)
+
+
+def test_a_tuple_argument_wants_a_tuple_around_its_prefix(mesh):
+    def f(pair):
+        return pair
+
+    with mesh, pytest.raises(ResourceError) as caught:
+        pjit(f, in_shardings=(P("x"), P("y")))((f32(8), f32(8)))
+    assert "in_shardings has 2 entries, but f was called with 1 argument (pair)" in str(
+        caught.value
+    )
+    assert "write in_shardings=((P('x'), P('y')),)" in str(caught.value)
+
+
+def test_a_single_argument_that_is_a_dict_wants_a_tuple(mesh):
+    def f(state):
+        return state
+
+    with mesh, pytest.raises(ResourceError, match=r"in_shardings=\(\{'a': P\('x'\)\},\)"):
+        pjit(f, in_shardings={"a": P("x")})({"a": f32(8)})
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_number_of_entries(mesh, number):
+    def f(left, right):
+        return left + right
+
+    said = rf"{number} entr.* 2 arguments \(left, right\): give one entry for each"
+    with mesh, pytest.raises(ResourceError, match=said):
+        pjit(f, in_shardings=(P("x"),) * number)(f32(8), f32(8))
+
+
+def test_a_key_too_few_and_one_too_many(mesh):
+    def f(state):
+        return state
+
+    with mesh, pytest.raises(ResourceError) as caught:
+        pjit(f, in_shardings=({"a": {"w": None, "z": P("x")}},))({"a": {"w": f32(8), "b": f32(2)}})
+    assert "state['a']" in str(caught.value)
+    assert "['b']" in str(caught.value) and "['z']" in str(caught.value)
+    assert caught.value.path == "state['a']"
+
+
+def test_another_kind_of_node(mesh):
+    def f(state):
+        return state
+
+    with mesh, pytest.raises(ResourceError, match=r"has a list where state\['a'\] is a dict"):
+        pjit(f, in_shardings=({"a": [P("x")]},))({"a": {"w": f32(8)}})
+
+
+def test_a_tree_where_there_is_an_array(mesh):
+    def f(state):
+        return state
+
+    with mesh, pytest.raises(ResourceError, match=r"has a dict for state\['a'\], which is an arr"):
+        pjit(f, in_shardings=({"a": {"w": None}},))({"a": f32(8)})
+
+
+def test_a_sequence_of_another_length(mesh):
+    def f(state):
+        return state
+
+    with mesh, pytest.raises(ResourceError, match=r"3 entries for state\['a'\], which has 2"):
+        pjit(f, in_shardings=({"a": (None,) * 3},))({"a": (f32(8), f32(8))})
+
+
+def test_results_that_dont_fit(mesh):
+    def f(x):
+        return {"a": x, "b": (x, x)}
+
+    with mesh:
+        with pytest.raises(ResourceError, match=r"out_shardings.*result.*lacks.*'b'"):
+            pjit(f, out_shardings={"a": None})(f32(8))
+        with pytest.raises(ResourceError, match=r"out_shardings.*3 entries.*result\['b'\]"):
+            pjit(f, out_shardings={"a": None, "b": (None, None, None)})(f32(8))
+        with pytest.raises(ResourceError, match="out_shardings has a tuple where result is a dict"):
+            pjit(f, out_shardings=(P("x"), P("y")))(f32(8))
+        with pytest.raises(ResourceError, match="out_shardings has a tuple for result, which is"):
+            pjit(lambda x: x, out_shardings=(P("x"),))(f32(8))

@@ -1,0 +1,250 @@
+"""What may say where an argument or a result goes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding as JaxNamedSharding
+from jax.sharding import SingleDeviceSharding as JaxSingleDeviceSharding
+
+from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
+from xlashard import (
+    AUTO,
+    UNSPECIFIED,
+    Array,
+    GSPMDSharding,
+    NamedSharding,
+    P,
+    Sharding,
+    SingleDeviceSharding,
+    pjit,
+)
+from xlashard.errors import MeshError, ResourceError
+
+
+def double(x):
+    return x * 2
+
+
+def test_a_spec_is_read_on_the_mesh_in_force_at_the_call(mesh, partitioner):
+    f = pjit(double, in_shardings=P("x", "y"), out_shardings=P("y", "x"))
+    with mesh:
+        out = f(f32(8, 8))
+    assert isinstance(out, Array)
+    assert out.sharding == NamedSharding(mesh, P("y", "x"))
+    np.testing.assert_array_equal(out, f32(8, 8) * 2)
+
+
+def test_none_means_replicated(mesh, partitioner):
+    with mesh:
+        out = pjit(double, in_shardings=None, out_shardings=None)(f32(8))
+    assert out.sharding.is_fully_replicated
+    assert len(out.devices()) == 8
+
+
+def test_set_mesh_counts_as_a_mesh_in_force(mesh):
+    f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
+    with jax.set_mesh(mesh):
+        assert spec_of(f(f32(8))) == ("x",)
+
+
+def test_a_mesh_as_a_decorator(mesh):
+    f = pjit(double, out_shardings=P("y"))
+
+    @mesh
+    def program():
+        return f(f32(8))
+
+    assert spec_of(program()) == ("y",)
+
+
+def test_the_innermost_mesh_counts(mesh):
+    inner = make_mesh((2, 2), ("a", "b"))
+    f = pjit(double, out_shardings=P("a"))
+    g = pjit(double, out_shardings=P("x"))
+    with mesh:
+        with inner:
+            assert len(f(f32(8)).devices()) == 4
+        assert len(g(f32(8)).devices()) == 8
+
+
+def test_another_mesh_at_each_call():
+    f = pjit(double, in_shardings=P("x"), out_shardings=P("x"))
+    for count in (8, 4, 2, 1, 8):
+        with make_mesh((count,), ("x",)) as one:
+            out = f(f32(8))
+        assert out.sharding.devices == tuple(one.devices.flat)
+        assert out.sharding.shard_shape((8,)) == (8 // count,)
+
+
+def test_meshes_of_one_shape_over_other_devices_are_told_apart():
+    def constrained(x):
+        from xlashard import with_sharding_constraint
+
+        return with_sharding_constraint(x, P("x")) + 1
+
+    f = pjit(constrained, out_shardings=P("x"))
+    first = make_mesh((4,), ("x",))
+    second = make_mesh((4,), ("x",), jax.devices()[4:])
+    backwards = make_mesh((4,), ("x",), jax.devices()[3::-1])
+    for one in (first, second, backwards, first):
+        with one:
+            out = f(f32(8))
+        assert out.sharding.devices == tuple(one.devices.flat)
+        np.testing.assert_array_equal(out, f32(8) + 1)
+
+
+@pytest.mark.parametrize("kind", [NamedSharding, JaxNamedSharding])
+def test_shardings_need_no_mesh_in_force(mesh, kind, partitioner):
+    f = pjit(double, in_shardings=kind(mesh, P("x")), out_shardings=kind(mesh, P(None, "y")))
+    out = f(f32(4, 4))
+    assert out.sharding == NamedSharding(mesh, P(None, "y"))
+    assert type(out.sharding) is NamedSharding
+
+
+@pytest.mark.parametrize("kind", [SingleDeviceSharding, JaxSingleDeviceSharding])
+def test_a_single_device(kind):
+    device = jax.devices()[3]
+    out = pjit(double, in_shardings=kind(device))(f32(4))
+    assert device_ids(out) == [3]
+    assert out.committed
+
+
+def test_tiles_as_xla_writes_them(partitioner):
+    tiles = GSPMDSharding(jax.devices(), "{devices=[2,1,4]<=[8] last_tile_dim_replicate}")
+    out = pjit(double, in_shardings=tiles, out_shardings=tiles)(f32(4, 4))
+    assert out.sharding.is_equivalent_to(tiles, 2)
+    np.testing.assert_array_equal(out, f32(4, 4) * 2)
+
+
+class Halves(Sharding):
+    """The first half of dimension 0 on one device, the second on another."""
+
+    def __init__(self, devices):
+        self._devices = tuple(devices)
+
+    @property
+    def devices(self):
+        return self._devices
+
+    def devices_indices_map(self, shape):
+        half = shape[0] // 2
+        first, second = self._devices
+        return {first: (slice(0, half),), second: (slice(half, shape[0]),)}
+
+
+def test_a_sharding_of_the_users_own(partitioner):
+    own = Halves(jax.devices()[:2])
+    out = pjit(double, in_shardings=own, out_shardings=own)(f32(4, 2))
+    assert [s.data.shape for s in out.addressable_shards] == [(2, 2), (2, 2)]
+    np.testing.assert_array_equal(out, f32(4, 2) * 2)
+
+
+def test_a_sharding_of_the_users_own_that_xla_cant_be_told_of():
+    class Uneven(Halves):
+        def devices_indices_map(self, shape):
+            first, second = self._devices
+            return {first: (slice(0, 1),), second: (slice(1, shape[0]),)}
+
+    f = pjit(double, in_shardings=Uneven(jax.devices()[:2]))
+    with pytest.raises(ResourceError, match=r"in_shardings of x.*float32\[4,2\]"):
+        f(f32(4, 2))
+
+
+def test_a_map_without_an_entry_for_a_device():
+    class Forgetful(Halves):
+        def devices_indices_map(self, shape):
+            return {self._devices[0]: (slice(None),)}
+
+    with pytest.raises(ResourceError, match="out_shardings of result.*no entry for"):
+        pjit(double, out_shardings=Forgetful(jax.devices()[:2]))(f32(4))
+
+
+@pytest.mark.parametrize("said", [UNSPECIFIED, AUTO])
+def test_what_is_left_open_is_chosen_by_the_partitioner(mesh, said, partitioner):
+    f = pjit(jnp.matmul, in_shardings=(P("x"), P(None, "y")), out_shardings=said)
+    with mesh:
+        out = f(f32(8, 4), f32(4, 8))
+    assert type(out.sharding) is NamedSharding
+    assert out.sharding.mesh == mesh
+    np.testing.assert_allclose(out, f32(8, 4) @ f32(4, 8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("said", [UNSPECIFIED, AUTO])
+def test_an_argument_left_open_stays_where_it_is(mesh, said):
+    x = jax.device_put(f32(8, 4), JaxNamedSharding(mesh, P("y")))
+    f = pjit(lambda x, y: (x + 1, y), in_shardings=(said, P("x")))
+    with mesh:
+        compiled = f.lower(x, f32(4)).compile()
+    assert compiled.input_shardings[0][0].is_equivalent_to(NamedSharding(mesh, P("y")), 2)
+
+
+def test_a_format_brings_a_layout(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    turned = Format(Layout(major_to_minor=(1, 0)), sharding)
+    f = pjit(double, in_shardings=turned, out_shardings=turned)
+    out = f(f32(8, 4))
+    assert out.format.layout.major_to_minor == (1, 0)
+    assert out.sharding == sharding
+    np.testing.assert_array_equal(out, f32(8, 4) * 2)
+    np.testing.assert_array_equal(f(out), f32(8, 4) * 4)
+
+
+def test_the_old_keywords_mean_the_same(mesh):
+    f = pjit(double, in_axis_resources=P("x"), out_axis_resources=P("y"))
+    with mesh:
+        assert spec_of(f(f32(8))) == ("y",)
+
+
+def test_a_keyword_in_both_writings_is_refused():
+    with pytest.raises(ResourceError, match="in_shardings and in_axis_resources"):
+        pjit(double, in_shardings=None, in_axis_resources=None)
+
+
+def test_a_spec_without_a_mesh_says_what_to_write():
+    with pytest.raises(MeshError, match=r"in_shardings of x is .*P\('x',?\).*with mesh:"):
+        pjit(double, in_shardings=P("x"))(f32(8))
+
+
+def test_none_without_a_mesh_means_replicated_on_the_programs_devices(mesh):
+    f = pjit(lambda x, y: x + y, in_shardings=(None, NamedSharding(mesh, P("x"))))
+    out = f(f32(8), f32(8))
+    assert len(out.devices()) == 8
+    assert pjit(double, in_shardings=None, out_shardings=None)(f32(8)).shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("x", r"PartitionSpec\('x'\)"),
+        (jax.devices, "None \\(replicated\\)"),
+        (3, "None \\(replicated\\)"),
+        (np.arange(3), "None \\(replicated\\)"),
+    ],
+)
+@pytest.mark.parametrize("keyword", ["in_shardings", "out_shardings"])
+def test_what_is_no_resource(wrong, hint, keyword):
+    with pytest.raises(ResourceError, match=rf"{keyword}\[1\]\['a'\] is .*{hint}") as caught:
+        pjit(double, **{keyword: (None, {"a": wrong})})
+    assert caught.value.path == f"{keyword}[1]['a']"
+
+
+def test_a_device_or_a_mesh_as_a_resource(mesh):
+    with pytest.raises(ResourceError, match="SingleDeviceSharding"):
+        pjit(double, in_shardings=jax.devices()[0])
+    with pytest.raises(ResourceError, match="NamedSharding"):
+        pjit(double, in_shardings=mesh)
+
+
+def test_memory_kinds(mesh):
+    host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    out = pjit(lambda x: x, out_shardings=host)(f32(8))
+    assert out.sharding.memory_kind == "pinned_host"
+    np.testing.assert_array_equal(out, f32(8))
+
+
+def test_a_mesh_of_one_device_gives_named_results():
+    with make_mesh((1,), ("x",)):
+        out = pjit(double)(f32(4))
+    assert isinstance(out.sharding, NamedSharding)

@@ -1,0 +1,102 @@
+"""The signature of a function: how positions and names of its parameters go together."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlashard.errors import ArgumentError
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def function_name(fun: Callable[..., Any]) -> str:
+    """The name of a function, of what a partial calls, or of a callable object's class."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", type(fun).__name__)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What is known of a function's parameters.
+
+    Attributes:
+        function: The function's name.
+        names: The names of positional parameters, in order.
+        by_keyword: The names that an argument may be passed under, `**more` not counted.
+        rest: The name of `*rest`, or None; `"args"` for a function without a signature.
+        more: The name of `**more`, or None; `"kwargs"` for a function without a signature.
+    """
+
+    function: str
+    names: tuple[str, ...]
+    by_keyword: frozenset[str]
+    rest: str | None
+    more: str | None
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any]) -> "Signature":
+        """Reads it, where Python knows one."""
+        name = function_name(fun)
+        try:
+            parameters = inspect.signature(fun).parameters.values()
+        except (TypeError, ValueError):
+            return cls(name, (), frozenset(), "args", "kwargs")
+        kinds = {p.kind: p.name for p in parameters}
+        return cls(
+            function=name,
+            names=tuple(p.name for p in parameters if p.kind in _POSITIONAL),
+            by_keyword=frozenset(p.name for p in parameters if p.kind in _NAMED),
+            rest=kinds.get(inspect.Parameter.VAR_POSITIONAL),
+            more=kinds.get(inspect.Parameter.VAR_KEYWORD),
+        )
+
+    def name(self, position: int) -> str:
+        """What a positional argument is called: `x`, `rest[0]`."""
+        if position < len(self.names):
+            return self.names[position]
+        return f"{self.rest or 'args'}[{position - len(self.names)}]"
+
+    def keyword(self, name: str) -> str:
+        """What an argument passed by keyword is called: `x`, `more['y']`."""
+        return name if name in self.by_keyword else f"{self.more}[{name!r}]"
+
+    def settle(
+        self, argnums: Sequence[int], argnames: Sequence[str], what: str
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The same parameters by position and by name, each as far as it has one.
+
+        Args:
+            argnums: Positions; negative ones count from the end.
+            argnames: Names.
+            what: `"static"` or `"donate"`, for errors.
+
+        Raises:
+            ArgumentError: If one does not exist.
+        """
+        positions = {self._position(i, what) for i in argnums}
+        for name in argnames:
+            if name not in self.by_keyword and self.more is None:
+                raise ArgumentError(
+                    f"{what}_argnames holds {name!r}, but {self.function} has no such parameter: "
+                    f"{self.describe()}"
+                )
+        positions |= {self.names.index(n) for n in argnames if n in self.names}
+        names = {self.names[i] for i in positions if i < len(self.names)} & self.by_keyword
+        return tuple(sorted(positions)), tuple(sorted({*argnames, *names}))
+
+    def _position(self, i: int, what: str) -> int:
+        settled = i + len(self.names) if i < 0 and self.rest is None else i
+        if settled < 0 or (settled >= len(self.names) and self.rest is None):
+            raise ArgumentError(
+                f"{what}_argnums holds {i}, but {self.function} takes {len(self.names)} "
+                f"positional arguments: {self.describe()}"
+            )
+        return settled
+
+    def describe(self) -> str:
+        """`(x, y)`, the positional parameters."""
+        return f"({', '.join(self.names)})"
