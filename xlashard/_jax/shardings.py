@@ -1,9 +1,11 @@
 """JAX's sharding classes and the HLO shardings behind them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src.layout import AutoLayout, Format, Layout
 from jax._src.lib import xla_client as xc
 from jax._src.mesh import AbstractMesh, Mesh
@@ -45,6 +47,8 @@ __all__ = [
     "is_auto_layout",
     "jax_hlo_sharding",
     "layout_text",
+    "listed_device_ids",
+    "listed_sharding",
     "with_interface",
 ]
 
@@ -60,6 +64,36 @@ def with_interface[T](interface: type[T], jax_class: type) -> type[T]:
     )
     joined.__bases__ = (interface, jax_class)
     return joined
+
+
+def listed_sharding(
+    devices: Sequence[Device],
+    counts: Sequence[int],
+    order: Sequence[int],
+    memory_kind: str | None = None,
+) -> JaxSharding:
+    """Tiles dealt to devices in an order that no mesh of theirs has.
+
+    Shardy refuses JAX's class for bare tiles with such an order, but takes a mesh that lists it.
+
+    Args:
+        devices: The device assignment.
+        counts: Tiles per dimension.
+        order: Positions in `devices`: the holders of the first tile, then of the second, ...
+        memory_kind: The memory that holds the data.
+    """
+    copies = len(devices) // math.prod(counts)
+    names = [f"_axis_{i}" for i in range(len(counts) + 1)]
+    grid = np.array(devices, dtype=object).reshape(*counts, copies)
+    spec = jax.sharding.PartitionSpec(*names[:-1])
+    return JaxNamedSharding(
+        Mesh(grid, tuple(names)), spec, memory_kind=memory_kind, _logical_device_ids=tuple(order)
+    )
+
+
+def listed_device_ids(sharding: JaxSharding) -> tuple[int, ...] | None:
+    """The order in which a sharding lists the devices of its mesh; None where it does not."""
+    return getattr(sharding, "_logical_device_ids", None)
 
 
 def device_assignment(sharding: JaxSharding) -> tuple[Device, ...]:

@@ -106,6 +106,11 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
 
 
+def run_one(executable: Any, handle: Handle, handler: Any) -> Handle:
+    """Runs a program of one argument and one result, which a handler makes a handle of."""
+    return executable.execute_sharded([handle]).consume_with_handlers([handler])[0]
+
+
 def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
     """The value of a single-device or replicated handle, and whether it is a copy of its own.
 
@@ -117,11 +122,6 @@ def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
 def start_host_copy(handle: Handle) -> None:
     """Starts the transfer of a single-device handle to the host."""
     handle._copy_single_device_array_to_host_async()
-
-
-def shareable(device: Device) -> bool:
-    """Whether the device's memory is the host's, so that several may use one block of it."""
-    return device.platform == "cpu"
 
 
 def aligned_copy(value: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from xlashard._jax.shardings import (
     Mesh,
     hlo_text,
     jax_hlo_sharding,
+    listed_device_ids,
 )
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.geometry import TileAssignment, spec_from_tile_assignment
@@ -24,6 +25,11 @@ from xlashard.sharding.single import SingleDeviceSharding
 @lru_cache(maxsize=4096)
 def _from_jax(sharding: JaxSharding) -> Sharding:
     if isinstance(sharding, JaxNamedSharding):
+        if listed_device_ids(sharding) is not None:
+            hlo = jax_hlo_sharding(sharding, len(sharding.spec))
+            return GSPMDSharding(
+                tuple(sharding._device_assignment), hlo, memory_kind=sharding.memory_kind
+            )
         return NamedSharding(sharding.mesh, sharding.spec, memory_kind=sharding.memory_kind)
     if isinstance(sharding, JaxSingleDeviceSharding):
         (device,) = sharding.device_set

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from xlashard._jax.shardings import (
     Device,
     JaxGSPMDSharding,
@@ -10,14 +12,18 @@ from xlashard._jax.shardings import (
     hlo_from_text,
     hlo_text,
     jax_hlo_sharding,
+    listed_sharding,
 )
 from xlashard.geometry import TileAssignment, Tiling
 
 
 def gspmd_twin(
     devices: Sequence[Device], tiling: Tiling, memory_kind: str | None = None
-) -> JaxGSPMDSharding:
-    """JAX's sharding class for bare tiles."""
+) -> JaxSharding:
+    """The sharding of JAX for bare tiles."""
+    if tiling.listed:
+        order = np.argsort(tiling.tile_ids(), kind="stable").tolist()
+        return listed_sharding(devices, tiling.counts, order, memory_kind)
     hlo = hlo_from_text(tiling.to_tile_assignment().to_text())
     return JaxGSPMDSharding(tuple(devices), hlo, memory_kind=memory_kind)
 

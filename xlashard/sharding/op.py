@@ -8,6 +8,7 @@ from xlashard._jax.shardings import (
     Device,
     HloSharding,
     JaxGSPMDSharding,
+    JaxSharding,
     OpSharding,
     hlo_from_text,
     hlo_text,
@@ -16,6 +17,7 @@ from xlashard._jax.shardings import (
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.foreign import gspmd_twin
 
 if TYPE_CHECKING:
 
@@ -119,11 +121,14 @@ class GSPMDSharding(_GSPMDBase):
         return tiling
 
     @cached_property
-    def _twin(self) -> JaxGSPMDSharding:
+    def _twin(self) -> JaxSharding:
+        ndim = self._assignment.ndim
+        if ndim is not None and not self._assignment.is_iota:
+            return gspmd_twin(self.devices, self.rank_tiling(ndim), self.memory_kind)
         return JaxGSPMDSharding(self.devices, self._hlo_sharding, memory_kind=self.memory_kind)
 
-    def twin(self, shape: Sequence[int] = ()) -> JaxGSPMDSharding:
-        """JAX's own class with the same devices and tiles."""
+    def twin(self, shape: Sequence[int] = ()) -> JaxSharding:
+        """The sharding of JAX with the same devices and tiles."""
         return self._twin
 
 

@@ -1,0 +1,284 @@
+"""`Array`: one buffer handle that spans all addressable devices."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+from jax.experimental.layout import Format, Layout
+
+from xlashard._jax.shardings import Device
+from xlashard._jax.transfer import HandleType, copy_to, split
+from xlashard.array.holder import Handle, check_alive, type_text
+from xlashard.array.host import start_read
+from xlashard.array.indexing import Indexing
+from xlashard.array.methods import NumpyMethods
+from xlashard.array.operators import Operators
+from xlashard.array.protocols import HostProtocols
+from xlashard.array.shard import Shard
+from xlashard.errors import ArgumentError
+from xlashard.sharding import Sharding, from_jax, to_jax
+
+
+class Array(Operators, NumpyMethods, Indexing, HostProtocols):
+    """An array dealt out over devices.
+
+    It is made by a constructor (`device_put`, `make_array_from_callback`, ...), by a program, or
+    from an array of JAX (`Array.from_jax`); JAX's own functions take it as it is. It never
+    changes. Every operation on it runs on the devices that hold it and gives an Array again.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, device_put
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> x = device_put(np.arange(3, dtype=np.int32), NamedSharding(mesh, P("data")))
+        >>> x + 1
+        Array([1, 2, 3], dtype=int32)
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_jax(cls, x: jax.Array) -> Self:
+        """An array of JAX as an Array, sharing its buffers.
+
+        Args:
+            x: A concrete array. An Array comes back as it is.
+
+        Raises:
+            ArgumentError: It is a tracer, a key array, or no array of JAX.
+        """
+        if isinstance(x, cls):
+            return x
+        if type(x) is not HandleType:
+            raise ArgumentError(
+                f"Array.from_jax takes a concrete jax.Array, not {type(x).__name__}: "
+                "device_put(x) makes one of NumPy arrays and numbers; key arrays stay jax.Arrays"
+            )
+        if isinstance(x.sharding, Sharding):
+            # Programs of JAX don't know our classes on their arguments.
+            x = copy_to(x, to_jax(x.sharding, x.shape))
+        out = cls()
+        out._handle = x
+        return out
+
+    def to_jax(self) -> jax.Array:
+        """JAX's own array over the same buffers."""
+        return self._handle
+
+    @property
+    def aval(self) -> Any:
+        """The abstract value: shape, dtype, weak type."""
+        return self._handle.aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension, over all devices."""
+        return self._handle.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements."""
+        return self._handle.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._handle.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements, over all devices, copies counted once."""
+        return self._handle.size
+
+    @property
+    def itemsize(self) -> int:
+        """The size of an element in bytes."""
+        return self._handle.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all elements in bytes, copies counted once."""
+        return self._handle.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the dtype gives way to the other operand's, as a Python number's does."""
+        return self._handle.weak_type
+
+    @property
+    def sharding(self) -> Sharding:
+        """Which slice is on which device; the user's own object where one placed the array."""
+        own = self._own_sharding
+        return from_jax(self._handle.sharding) if own is None else own
+
+    @property
+    def committed(self) -> bool:
+        """Whether computations with it must stay on its devices."""
+        return self._handle.committed
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all its devices belong to this process."""
+        return self._handle.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each of its devices holds all of it."""
+        return self._handle.is_fully_replicated
+
+    @property
+    def layout(self) -> Layout | None:
+        """The order of the dimensions in each device's memory; None where the runtime won't say."""
+        check_alive(self)
+        return self._handle.format.layout
+
+    @property
+    def format(self) -> Format:
+        """Layout and sharding in one, as constructors take it."""
+        check_alive(self)
+        sharding: Any = self.sharding
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = self._handle.sharding
+        return Format(self._handle.format.layout, sharding)
+
+    @property
+    def device(self) -> Device | Sharding:
+        """The device that holds it; the sharding if there are several."""
+        check_alive(self)
+        devices = self._handle.sharding.device_set
+        return next(iter(devices)) if len(devices) == 1 else self.sharding
+
+    def devices(self) -> set[Device]:
+        """All devices that hold it or a part of it, in any process."""
+        check_alive(self)
+        return self._handle.devices()
+
+    @property
+    def device_buffer(self) -> Any:
+        """Gone since `jax.Array` took the place of DeviceArray."""
+        raise AttributeError("device_buffer is deprecated: write x.addressable_data(0)")
+
+    @property
+    def device_buffers(self) -> Any:
+        """Gone since `jax.Array` took the place of ShardedDeviceArray."""
+        raise AttributeError(
+            "device_buffers is deprecated: write [shard.data for shard in x.addressable_shards]"
+        )
+
+    def addressable_data(self, index: int) -> "Array":
+        """The data on one of this process's devices.
+
+        Args:
+            index: Which of them, in the order of the device assignment.
+
+        Raises:
+            IndexError: This process has not so many of the array's devices.
+        """
+        check_alive(self)
+        buffers = split(self._handle)
+        if not -len(buffers) <= index < len(buffers):
+            raise IndexError(
+                f"addressable_data({index}): {len(buffers)} of the array's devices are addressable"
+            )
+        return wrap(buffers[index])
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """The pieces on this process's devices, in the order of the device assignment."""
+        check_alive(self)
+        sharding = self.sharding
+        devices = [sharding.devices[i] for i in sharding.addressable_positions]
+        return [
+            Shard(device, sharding, self.shape, wrap(buffer))
+            for device, buffer in zip(devices, split(self._handle), strict=True)
+        ]
+
+    @property
+    def global_shards(self) -> list[Shard]:
+        """The pieces on all devices; the data of other processes' is None."""
+        local = {shard.device: shard for shard in self.addressable_shards}
+        sharding, shape = self.sharding, self.shape
+        return [local.get(device) or Shard(device, sharding, shape) for device in sharding.devices]
+
+    def on_device_size_in_bytes(self) -> int:
+        """What it takes in the memories of all its devices together, copies and padding counted."""
+        check_alive(self)
+        return self._handle.on_device_size_in_bytes()
+
+    def unsafe_buffer_pointer(self) -> int:
+        """The address of the buffer on its only device; good as long as the array is alive.
+
+        Raises:
+            ValueError: It is on several devices.
+        """
+        return self._only("unsafe_buffer_pointer").unsafe_buffer_pointer()
+
+    def unsafe_raw_buffer(self) -> Any:
+        """The runtime's own object for the buffer on its only device.
+
+        Raises:
+            ValueError: It is on several devices.
+        """
+        return self._only("unsafe_raw_buffer").unsafe_raw_buffer()
+
+    def _only(self, name: str) -> Any:
+        check_alive(self)
+        count = self._handle.sharding.num_devices
+        if count != 1:
+            raise ValueError(
+                f"{name}() speaks of one buffer, this Array {type_text(self)} is on {count} "
+                f"devices: write [shard.data.{name}() for shard in x.addressable_shards]"
+            )
+        return self._handle
+
+    def platform(self) -> str:
+        """The kind of devices that hold it: `"cpu"`, `"gpu"`, `"tpu"`."""
+        return self._handle.platform()
+
+    @property
+    def traceback(self) -> Any:
+        """Where it was made, as the runtime recorded it."""
+        return self._handle.traceback
+
+    def is_deleted(self) -> bool:
+        """Whether its buffers are gone."""
+        return self._handle.is_deleted()
+
+    def is_ready(self) -> bool:
+        """Whether it is computed."""
+        check_alive(self)
+        return self._handle.is_ready()
+
+    def delete(self) -> None:
+        """Gives its memory back at once; any later use of it is an error."""
+        self._value_cache = None
+        self._handle.delete()
+
+    def block_until_ready(self) -> Self:
+        """Waits until it is computed."""
+        check_alive(self)
+        self._handle.block_until_ready()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Starts bringing the value to the host, for whoever reads it soon."""
+        start_read(self)
+
+
+def wrap(handle: Handle) -> Array:
+    """An `Array` over a handle, sharing its buffers."""
+    out = Array()
+    out._handle = handle
+    return out
+
+
+def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
+    """The pytree whose leaves are `Array`s over the handles, in order."""
+    leaves = []
+    append = leaves.append
+    for handle in handles:
+        # Written out: a call per leaf is a third of what wrapping one costs.
+        out = Array()
+        out._handle = handle
+        append(out)
+    return treedef.unflatten(leaves)

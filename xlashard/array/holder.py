@@ -1,0 +1,94 @@
+"""What an `Array` is made of: one buffer handle and three slots, and the errors of empty ones."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from xlashard._jax.transfer import HandleType
+from xlashard.errors import ArgumentError, DeletedError
+
+type Handle = Any
+"""JAX's own array object: the PJRT buffers of one value, on all of this process's devices."""
+
+# Slots that stay unset until somebody fills them; unset reads as None.
+_OPTIONAL = frozenset({"_deleted_by", "_own_sharding", "_value_cache"})
+
+
+class Holder(jax.Array):
+    """Holds one buffer handle.
+
+    Attributes:
+        _handle: The buffers. They carry one of JAX's own shardings.
+        _own_sharding: A sharding that a user wrote, where the array was placed by one.
+        _value_cache: The value, once read.
+        _deleted_by: What took the buffers, where it was donated.
+    """
+
+    # Unset slots cost nothing where outputs are wrapped; each is filled when somebody asks.
+    __slots__ = ("_deleted_by", "_handle", "_own_sharding", "_value_cache")
+
+    _handle: Handle
+
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        """Reached only where the ordinary lookup found nothing."""
+        if name in _OPTIONAL:
+            return None
+        if name == "_handle":
+            raise ArgumentError(
+                "this Array has no buffers, for it was made by Array(): make one with "
+                "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
+            )
+        own = getattr(type(self), name, None)
+        if isinstance(own, property):
+            # Python comes here when a property itself raises AttributeError, and drops its text.
+            return own.__get__(self)
+        if name.startswith("_") and not name.startswith("__"):
+            # JAX reaches for private members of its own class in places that take any array.
+            return getattr(self._handle, name)
+        raise AttributeError(f"an Array has no attribute {name!r}")
+
+
+def rewrapped(like: Holder, out: Any) -> Any:
+    """What a handle's method gave, with its handles wrapped; anything else as it is."""
+    if type(out) is HandleType:
+        array = type(like)()
+        array._handle = out
+        return array
+    if type(out) in (tuple, list):
+        return type(out)(rewrapped(like, part) for part in out)
+    return out
+
+
+def type_text(x: Any) -> str:
+    """Shape and dtype as in `float32[4,8]`."""
+    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
+
+
+def check_alive(*operands: Any) -> None:
+    """Checks that no array among the operands is deleted.
+
+    Raises:
+        DeletedError: Naming the first that is.
+    """
+    for x in operands:
+        if isinstance(x, Holder):
+            if x._handle.is_deleted():
+                raise DeletedError(_deleted_text(x._handle, x._deleted_by)) from None
+        elif type(x) is HandleType and x.is_deleted():
+            raise DeletedError(_deleted_text(x, None)) from None
+
+
+def _deleted_text(handle: Handle, taker: str | None) -> str:
+    if taker is None:
+        return (
+            f"an Array {type_text(handle)} has been deleted: delete() was called on it, or it was "
+            "donated to a program; use what that program returned instead"
+        )
+    return (
+        f"an Array {type_text(handle)} has been deleted: it was donated to {taker}; use what that "
+        "call returned instead"
+    )

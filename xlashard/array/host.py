@@ -1,0 +1,111 @@
+"""Reading values: every distinct piece comes to the host once, all of them on their way at once."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard.array.holder import Handle, Holder, check_alive, type_text
+from xlashard.errors import NotAddressableError
+from xlashard.geometry import Tiling
+from xlashard.sharding import from_jax
+
+
+class _Distinct(NamedTuple):
+    """Which of this process's buffers hold tiles that no earlier one holds.
+
+    Attributes:
+        buffers: Their numbers among this process's buffers.
+        positions: Their device positions.
+        complete: Whether these are all tiles of the array.
+    """
+
+    buffers: tuple[int, ...]
+    positions: tuple[int, ...]
+    complete: bool
+
+
+@lru_cache(maxsize=4096)
+def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> _Distinct:
+    first: dict[int, int] = {}
+    for number, tile in enumerate(tiling.tile_ids(positions).tolist()):
+        first.setdefault(tile, number)
+    buffers = tuple(first.values())
+    return _Distinct(
+        buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles
+    )
+
+
+def _needed(handle: Handle) -> tuple[Tiling, _Distinct]:
+    sharding = from_jax(handle.sharding)
+    tiling = sharding.tiling(handle.shape)
+    return tiling, _distinct(tiling, sharding.addressable_positions)
+
+
+def start_read(array: Holder) -> None:
+    """Starts the copies that reading the value will wait for."""
+    check_alive(array)
+    handle = array._handle
+    if array._value_cache is not None:
+        return
+    buffers = split(handle)
+    if handle.is_fully_replicated:
+        start_host_copy(buffers[0])
+        return
+    for number in _needed(handle)[1].buffers:
+        start_host_copy(buffers[number])
+
+
+def has_value(array: Holder) -> bool:
+    """Whether the value is wholly in this process."""
+    handle = array._handle
+    if handle.is_fully_addressable:
+        return True
+    return bool(split(handle)) and _needed(handle)[1].complete
+
+
+def read_value(array: Holder) -> np.ndarray:
+    """The value as a read-only NumPy array.
+
+    A copy is kept for the next time. Where the value is one block in memory that the host can
+    read, it is a window on that instead, and nothing is kept, so that the buffer stays free to be
+    donated.
+
+    Raises:
+        DeletedError: The buffers are gone.
+        NotAddressableError: Parts of it are in other processes.
+    """
+    handle = array._handle
+    if handle.is_deleted():
+        array._value_cache = None
+        check_alive(array)
+    value = array._value_cache
+    if value is not None:
+        return value
+    value, own = _fetch(handle)
+    value.flags.writeable = False
+    if own:
+        array._value_cache = value
+    return value
+
+
+def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
+    if handle.is_fully_replicated and split(handle):
+        return host_view(handle)
+    tiling, distinct = _needed(handle)
+    if not distinct.complete:
+        raise NotAddressableError(
+            f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "
+            f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
+            "[shard.data for shard in x.addressable_shards], or bring the whole array to every "
+            "process by process_allgather(x)"
+        )
+    buffers = split(handle)
+    for number in distinct.buffers:
+        start_host_copy(buffers[number])
+    out = np.empty(handle.shape, handle.dtype)
+    indices = tiling.indices(handle.shape, distinct.positions)
+    for number, index in zip(distinct.buffers, indices, strict=True):
+        out[index] = host_view(buffers[number])[0]
+    return out, True

@@ -1,0 +1,190 @@
+"""The NumPy-style methods of an `Array`, and `x.at[...]`: programs on the array's devices."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, Self
+
+from xlashard._jax.transfer import HandleType
+from xlashard.array.holder import Holder, check_alive, rewrapped
+
+
+def _bare(x: Any) -> Any:
+    return x._handle if isinstance(x, Holder) else x
+
+
+def _call(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a method of the handle, wrapped."""
+    try:
+        out = call(
+            self._handle, *map(_bare, args), **{name: _bare(x) for name, x in kwargs.items()}
+        )
+    except RuntimeError:
+        check_alive(self, *args, *kwargs.values())
+        raise
+    return rewrapped(self, out)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """The method of `jax.Array`; help() and signature() show JAX's own."""
+    call = getattr(HandleType, name)
+
+    def method(self: Holder, *args: Any, **kwargs: Any) -> Any:
+        return _call(self, call, args, kwargs)
+
+    return update_wrapper(method, call) if callable(call) else method
+
+
+class NumpyMethods(Holder):
+    """Every method and property that computes an array from an array."""
+
+    __slots__ = ()
+
+    all: Callable[..., Self] = _method("all")
+    any: Callable[..., Self] = _method("any")
+    argmax: Callable[..., Self] = _method("argmax")
+    argmin: Callable[..., Self] = _method("argmin")
+    argpartition: Callable[..., Self] = _method("argpartition")
+    argsort: Callable[..., Self] = _method("argsort")
+    astype: Callable[..., Self] = _method("astype")
+    byteswap: Callable[..., Self] = _method("byteswap")
+    choose: Callable[..., Self] = _method("choose")
+    clip: Callable[..., Self] = _method("clip")
+    compress: Callable[..., Self] = _method("compress")
+    conj: Callable[..., Self] = _method("conj")
+    conjugate: Callable[..., Self] = _method("conjugate")
+    copy: Callable[..., Self] = _method("copy")
+    cumprod: Callable[..., Self] = _method("cumprod")
+    cumsum: Callable[..., Self] = _method("cumsum")
+    diagonal: Callable[..., Self] = _method("diagonal")
+    dot: Callable[..., Self] = _method("dot")
+    flatten: Callable[..., Self] = _method("flatten")
+    max: Callable[..., Self] = _method("max")
+    mean: Callable[..., Self] = _method("mean")
+    min: Callable[..., Self] = _method("min")
+    nonzero: Callable[..., tuple[Self, ...]] = _method("nonzero")
+    prod: Callable[..., Self] = _method("prod")
+    ptp: Callable[..., Self] = _method("ptp")
+    ravel: Callable[..., Self] = _method("ravel")
+    repeat: Callable[..., Self] = _method("repeat")
+    reshape: Callable[..., Self] = _method("reshape")
+    round: Callable[..., Self] = _method("round")
+    searchsorted: Callable[..., Self] = _method("searchsorted")
+    sort: Callable[..., Self] = _method("sort")
+    squeeze: Callable[..., Self] = _method("squeeze")
+    std: Callable[..., Self] = _method("std")
+    sum: Callable[..., Self] = _method("sum")
+    swapaxes: Callable[..., Self] = _method("swapaxes")
+    take: Callable[..., Self] = _method("take")
+    to_device: Callable[..., Self] = _method("to_device")
+    trace: Callable[..., Self] = _method("trace")
+    transpose: Callable[..., Self] = _method("transpose")
+    var: Callable[..., Self] = _method("var")
+    view: Callable[..., Self] = _method("view")
+
+    # JAX's own code calls these on whatever array it was given.
+    _multi_slice: Callable[..., list[Self]] = _method("_multi_slice")
+    _split: Callable[..., list[Self]] = _method("_split")
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.copy()
+
+    @property
+    def T(self) -> Self:
+        """The transpose: all dimensions in reverse order."""
+        return _call(self, _TRANSPOSE, (), {})
+
+    @property
+    def mT(self) -> Self:
+        """The matrix transpose: the last two dimensions swapped."""
+        return _call(self, _MATRIX_TRANSPOSE, (), {})
+
+    @property
+    def real(self) -> Self:
+        """The real part."""
+        return _call(self, _REAL, (), {})
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary part."""
+        return _call(self, _IMAG, (), {})
+
+    @property
+    def flat(self) -> Any:
+        """Never available, as an Array can't be written through an iterator.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("an Array has no flat iterator: write x.ravel()")
+
+    @property
+    def at(self) -> "Updates[Self]":
+        """Updates of parts: `x.at[index].set(y)` is `x` with `y` in that place."""
+        return Updates(self)
+
+
+_TRANSPOSE, _MATRIX_TRANSPOSE, _REAL, _IMAG = (
+    getattr(HandleType, name).fget for name in ("T", "mT", "real", "imag")
+)
+
+
+class Updates[A: NumpyMethods]:
+    """What `x.at` gives: index it to say which part."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: A) -> None:
+        self._array = array
+
+    def __getitem__(self, index: Any) -> "PartUpdates[A]":
+        return PartUpdates(self._array, index)
+
+    def __repr__(self) -> str:
+        return f"{self._array!r}.at"
+
+
+def _update(name: str) -> Callable[..., Any]:
+    def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
+        def on_handle(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(handle.at[bare_index(self._index)], name)(*args, **kwargs)
+
+        return _call(self._array, on_handle, args, kwargs)
+
+    update.__name__ = name
+    update.__doc__ = f"`jax.numpy.ndarray.at[index].{name}`, as an `Array`."
+    return update
+
+
+class PartUpdates[A: NumpyMethods]:
+    """What `x.at[index]` gives: each method is a new array with that part changed."""
+
+    __slots__ = ("_array", "_index")
+
+    def __init__(self, array: A, index: Any) -> None:
+        self._array = array
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"{self._array!r}.at[{self._index!r}]"
+
+    get: Callable[..., A] = _update("get")
+    set: Callable[..., A] = _update("set")
+    apply: Callable[..., A] = _update("apply")
+    add: Callable[..., A] = _update("add")
+    subtract: Callable[..., A] = _update("subtract")
+    multiply: Callable[..., A] = _update("multiply")
+    mul: Callable[..., A] = _update("mul")
+    divide: Callable[..., A] = _update("divide")
+    power: Callable[..., A] = _update("power")
+    min: Callable[..., A] = _update("min")
+    max: Callable[..., A] = _update("max")
+
+
+def bare_index(index: Any) -> Any:
+    """An index with handles in the place of Arrays."""
+    if type(index) is tuple:
+        return tuple(map(_bare, index))
+    return _bare(index)

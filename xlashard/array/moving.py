@@ -1,0 +1,237 @@
+"""`device_put` and its way back: pytrees of values to places, and from there to the host."""
+
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format
+
+from xlashard._jax.transfer import (
+    Handle,
+    HandleType,
+    Tracer,
+    assemble,
+    make_aval,
+    split,
+)
+from xlashard.array.array import Array, wrap
+from xlashard.array.holder import check_alive
+from xlashard.array.host import read_value, start_read
+from xlashard.array.host_put import host_value, put_value
+from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
+from xlashard.array.placement import Placement, Places, as_placement, is_place, places
+from xlashard.array.prefix import broadcast_prefix, leaf_path
+from xlashard.array.protocols import host_to_handle
+from xlashard.array.reshard import relayout, reshard
+from xlashard.errors import ArgumentError, DeletedError, GeometryError, PlacementError
+from xlashard.sharding import Sharding, to_jax
+
+
+def device_put(
+    x: Any,
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> Any:
+    """Puts values on devices.
+
+    A NumPy array or number is cut and sent in one transfer. An array moves on the devices; where
+    its placement is equivalent already, no byte moves.
+
+    Args:
+        x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
+        device: Where to: a device, a sharding of this package or of JAX, one that you wrote, or a
+            `Format`, for all of `x` or as a pytree prefix of it. `None` leaves arrays where they
+            are and puts other values, uncommitted, on the default device.
+        src: Where `x` is; only inside a traced function does it mean something (to JAX).
+        donate: Whether the arrays of `x` may be used up: they are deleted. A bool or a pytree
+            prefix of bools.
+        may_alias: False always copies. True also lets buffers be the memory of a NumPy array,
+            which then must not change any more. A bool, `None`, or a pytree prefix.
+
+    Returns:
+        `x` with an `Array` for every value (for keys: a key array of JAX). A tracer stays one.
+
+    Raises:
+        ArgumentError: A value that no device holds, or a place that is none, with its path.
+        PlacementError: A shape that can't be placed so, with its path.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, device_put
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> batch = {"x": np.zeros((8, 4), np.float32), "y": np.zeros(8, np.int32)}
+        >>> device_put(batch, NamedSharding(mesh, P("data")))["y"].shape
+        (8,)
+    """
+    leaves, treedef = jax.tree.flatten(x)
+    entries = broadcast_prefix(device, x, is_place, "device", "x")
+    donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
+    aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
+    known: dict[int, Placement] = {}
+    out = []
+    for number, (leaf, entry) in enumerate(zip(leaves, entries, strict=True)):
+        try:
+            placement = known.get(id(entry))
+            if placement is None:
+                placement = known[id(entry)] = as_placement(entry, "device")
+            moved = _put_leaf(leaf, placement, bool(donated[number]), aliased[number], src)
+        except (GeometryError, PlacementError) as error:
+            raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from error
+        except ArgumentError as error:
+            raise ArgumentError(f"{leaf_path(x, number, 'x')}: {error}") from None
+        except DeletedError as error:
+            raise DeletedError(f"{leaf_path(x, number, 'x')}: {error}") from None
+        out.append(moved)
+    return treedef.unflatten(out)
+
+
+def _is_flag(x: Any) -> bool:
+    return x is None or isinstance(x, bool)
+
+
+def _put_leaf(
+    x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any
+) -> Any:
+    if donate and may_alias:
+        raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
+    if isinstance(x, Tracer):
+        return _put_tracer(x, placement, src)
+    if is_key_array(x):
+        return _put_keys(x, placement, donate, may_alias)
+    if not isinstance(x, Array | HandleType):
+        return _put_host(x, placement, may_alias)
+    array = x if isinstance(x, Array) else Array.from_jax(x)
+    check_alive(array)
+    out = _put_array(array, placement, donate, fresh=may_alias is False)
+    if donate:
+        _use_up(array)
+    return out
+
+
+def _put_tracer(x: Any, placement: Placement, src: Any) -> Any:
+    if placement.sharding is None:
+        return x
+    twin: Any = to_jax(placement.sharding, x.shape)
+    if placement.layout is not None:
+        twin = Format(placement.layout, twin)
+    return jax.device_put(x, twin, src=src)
+
+
+def _put_host(x: Any, placement: Placement, may_alias: bool | None) -> Array:
+    value, weak_type = host_value(x, "it")
+    if placement.sharding is None:
+        return wrap(host_to_handle(value, weak_type))
+    target = places(value.shape, placement.sharding)
+    handle = put_value(value, target, weak_type=weak_type, alias=bool(may_alias))
+    return placed(relayout(handle, placement.layout, target), placement.sharding)
+
+
+def placed(handle: Handle, sharding: Sharding) -> Array:
+    """An `Array` whose sharding is the caller's own object."""
+    array = wrap(handle)
+    array._own_sharding = sharding
+    return array
+
+
+def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool) -> Array:
+    handle = array.to_jax()
+    if placement.sharding is None:
+        return array if not (donate or fresh) else _renewed(array, donate)
+    if (
+        not (donate or fresh)
+        and handle.committed
+        and placement.layout is None
+        and array._own_sharding is placement.sharding
+    ):
+        return array
+    target = places(handle.shape, placement.sharding)
+    moved = reshard(handle, target, donate=donate, fresh=fresh)
+    return placed(relayout(moved, placement.layout, target), placement.sharding)
+
+
+def _renewed(array: Array, donate: bool) -> Array:
+    """The same array in the same place, in other buffers or with the source used up."""
+    handle = array.to_jax()
+    target = places(handle.shape, array.sharding)
+    moved = reshard(handle, target, donate=donate, fresh=not donate)
+    if not handle.committed:
+        aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
+        moved = assemble(aval, target.twin, split(moved), committed=False)
+    out = wrap(moved)
+    out._own_sharding = array._own_sharding
+    return out
+
+
+def _use_up(array: Array) -> None:
+    array._deleted_by = "device_put(..., donate=True)"
+    array._value_cache = None
+    if not array.is_deleted():
+        array.to_jax().delete()
+
+
+def _put_keys(keys: Any, placement: Placement, donate: bool, may_alias: bool | None) -> Any:
+    if placement.sharding is None and not donate and may_alias is not False:
+        return keys
+    numbers = Array.from_jax(key_handle(keys))
+    check_alive(numbers)
+    if placement.layout is not None:
+        raise ArgumentError("a key array has no layout: give the sharding alone")
+    if placement.sharding is not None:
+        logical = places(tuple(keys.shape), placement.sharding)
+        there: Places = number_places(logical, numbers.shape[keys.ndim :])
+        placement = Placement(there.sharding)
+    out = _put_array(numbers, placement, donate, fresh=may_alias is False)
+    if donate and not numbers.is_deleted():
+        numbers.delete()
+    return keys_over(out.to_jax(), keys)
+
+
+def device_get(x: Any) -> Any:
+    """Brings values to the host; all transfers start before the first is awaited.
+
+    Args:
+        x: An array or a pytree of them.
+
+    Returns:
+        `x` with a read-only NumPy array for every array; other leaves as they are.
+
+    Raises:
+        NotAddressableError: A value that is not wholly in this process.
+        DeletedError: A deleted array.
+    """
+    leaves, treedef = jax.tree.flatten(x)
+    arrays = [wrap(leaf) if type(leaf) is HandleType else leaf for leaf in leaves]
+    for array in arrays:
+        if isinstance(array, Array):
+            start_read(array)
+    return treedef.unflatten(
+        read_value(array)
+        if isinstance(array, Array)
+        else (jax.device_get(array) if isinstance(array, jax.Array) else array)
+        for array in arrays
+    )
+
+
+def live_arrays(platform: str | None = None) -> list[Array]:
+    """All arrays whose buffers are alive in this process, JAX's own among them.
+
+    Each is a new `Array` over the buffers: deleting it deletes those.
+
+    Args:
+        platform: Only those on this kind of devices.
+    """
+    return [wrap(handle) for handle in jax.live_arrays(platform) if type(handle) is HandleType]
+
+
+def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) -> Array:
+    """An Array over the memory of another library's array.
+
+    Args:
+        external: Anything with `__dlpack__` and `__dlpack_device__`; read-only from now on.
+        device: The device to have it on; where it is, if not given.
+        copy: True always copies, False never; `None` where it must.
+    """
+    return Array.from_jax(jax.dlpack.from_dlpack(external, device=device, copy=copy))

@@ -1,0 +1,181 @@
+"""Where an array shall go: what callers may write, as one value, and as places for one shape."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.layout import Format, Layout
+
+from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
+from xlashard.errors import ArgumentError, PlacementError
+from xlashard.geometry import Tiling
+from xlashard.sharding import PartitionSpec, Sharding, SingleDeviceSharding, from_jax, to_jax
+
+type Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where to, and in what layout.
+
+    Attributes:
+        sharding: None leaves an array where it is, and a host value uncommitted.
+        layout: None is the device's default one.
+    """
+
+    sharding: Sharding | None
+    layout: Layout | None = None
+
+
+STAY = Placement(None)
+
+
+def is_place(x: Any) -> bool:
+    """Whether it says a place by itself, rather than being a tree of places."""
+    kinds = (jax.Device, Sharding, JaxSharding, Format, PartitionSpec)
+    return x is None or isinstance(x, kinds)
+
+
+def as_placement(given: Any, name: str) -> Placement:
+    """Reads what a caller wrote.
+
+    Args:
+        given: A device, a sharding, a `Format`, or None.
+        name: What to call it in an error.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if given is None:
+        return STAY
+    if isinstance(given, Sharding):
+        return Placement(given)
+    if isinstance(given, JaxSharding):
+        return Placement(from_jax(given))
+    if isinstance(given, jax.Device):
+        return Placement(SingleDeviceSharding(given))
+    if isinstance(given, Format):
+        return _from_format(given, name)
+    if isinstance(given, PartitionSpec):
+        raise ArgumentError(
+            f"{name} is a bare {given}, which says nothing of devices: write "
+            f"NamedSharding(mesh, {given})"
+        )
+    raise ArgumentError(
+        f"{name} must be a device, a sharding or a Format, not {type(given).__name__}: for example "
+        "jax.devices()[0] or NamedSharding(mesh, P('data'))"
+    )
+
+
+def as_sharding(given: Any, name: str) -> tuple[Sharding, Layout | None]:
+    """Reads what a caller wrote where a sharding is needed: a device alone won't do.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    placement = as_placement(given, name) if not isinstance(given, jax.Device) else STAY
+    if placement.sharding is None:
+        raise ArgumentError(
+            f"{name} must be a sharding, not {given!r}: for example NamedSharding(mesh, P('data')) "
+            "or SingleDeviceSharding(jax.devices()[0])"
+        )
+    return placement.sharding, placement.layout
+
+
+def _from_format(given: Format, name: str) -> Placement:
+    layout: Any = given.layout
+    if is_auto_layout(layout):
+        raise ArgumentError(
+            f"{name} leaves the layout to a compiler, but no program runs here: write "
+            "Format(Layout(major_to_minor=(1, 0)), sharding), or only the sharding"
+        )
+    if given.sharding is None:
+        if layout is None:
+            return STAY
+        raise ArgumentError(f"{name} has a layout and no sharding: write Format(layout, sharding)")
+    return Placement(from_jax(given.sharding), layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a sharding means for arrays of one shape.
+
+    Attributes:
+        shape: Of the whole array, in elements.
+        sharding: The caller's own.
+        tiling: Which tile each device position holds.
+        twin: JAX's sharding that says the same.
+        shard_shape: Of the piece on one device.
+    """
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    tiling: Tiling
+    twin: JaxSharding
+    shard_shape: tuple[int, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The positions of this process's devices."""
+        return self.sharding.addressable_positions
+
+    @property
+    def devices(self) -> list[Device]:
+        """This process's devices, in the order in which a handle holds its buffers."""
+        devices = self.sharding.devices
+        return [devices[i] for i in self.positions]
+
+    @property
+    def indices(self) -> list[Index]:
+        """Which part of the array each of this process's devices holds."""
+        return self.tiling.indices(self.shape, self.positions)
+
+    @property
+    def tiles(self) -> list[int]:
+        """The number of the tile that each of this process's devices holds."""
+        return self.tiling.tile_ids(self.positions).tolist()
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the devices that is meant, also where the sharding leaves it open."""
+        return memory_kind_of(self.sharding)
+
+
+def memory_kind_of(sharding: Sharding) -> str | None:
+    """The memory kind of a sharding; the devices' default one where it says none."""
+    return sharding.memory_kind or default_memory_kind(sharding.devices[0])
+
+
+def places(shape: tuple[int, ...], sharding: Sharding) -> Places:
+    """What a sharding means for a shape.
+
+    Raises:
+        GeometryError: The shape can't be placed so.
+    """
+    shard_shape = sharding.shard_shape(shape)
+    return Places(shape, sharding, sharding.tiling(shape), to_jax(sharding, shape), shard_shape)
+
+
+def as_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
+    """A shape as a tuple of ints.
+
+    Raises:
+        ArgumentError: It has something else in it, or is no sequence.
+        PlacementError: A size is negative.
+    """
+    try:
+        shape = tuple(given) if np.ndim(given) else (given,)
+        shape = tuple(n.__index__() for n in shape)
+    except (TypeError, AttributeError, ValueError, jax.errors.JAXTypeError):
+        raise ArgumentError(
+            f"{name} must be a tuple of integers, not {_brief(given)}: for example (8, 128)"
+        ) from None
+    if any(n < 0 for n in shape):
+        raise PlacementError(f"{name} {shape} has a negative size")
+    return shape
+
+
+def _brief(x: Any) -> str:
+    text = repr(x) if isinstance(x, int | float | str | tuple | list | None) else type(x).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."

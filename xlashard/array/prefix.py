@@ -1,0 +1,57 @@
+"""A pytree given for a whole tree of values: one entry may stand for a subtree."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xlashard.errors import ArgumentError
+
+
+def broadcast_prefix(
+    prefix: Any, tree: Any, is_entry: Callable[[Any], bool], name: str, tree_name: str
+) -> list[Any]:
+    """For each leaf of a tree the entry of the prefix that stands for it.
+
+    Args:
+        prefix: A tree of entries with the structure of the upper part of `tree`.
+        tree: The values.
+        is_entry: Tells an entry from a node of the prefix.
+        name: What to call the prefix in an error.
+        tree_name: What to call the tree.
+
+    Raises:
+        ArgumentError: The structures differ, with the path where they do.
+    """
+    if is_entry(prefix):
+        return [prefix] * jax.tree.structure(tree).num_leaves
+    entries, prefix_def = _one_level(prefix)
+    children, tree_def = _one_level(tree)
+    if prefix_def != tree_def:
+        raise ArgumentError(
+            f"{name} and {tree_name} part ways: {name} is {_outline(prefix)}, {tree_name} is "
+            f"{_outline(tree)}; give a tree like {tree_name}, or one entry for all of it"
+        )
+    found: list[Any] = []
+    for (path, entry), (_, child) in zip(entries, children, strict=True):
+        step = jax.tree_util.keystr(path)
+        found += broadcast_prefix(entry, child, is_entry, name + step, tree_name + step)
+    return found
+
+
+def _one_level(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+
+
+def _outline(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return f"a dict with keys {sorted(map(repr, tree))}".replace('"', "")
+    if isinstance(tree, list | tuple):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a {type(tree).__name__}"
+
+
+def leaf_path(tree: Any, number: int, name: str) -> str:
+    """How a person would write the way to a leaf: `x['w'][0]`."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return name + jax.tree_util.keystr(paths[number][0])

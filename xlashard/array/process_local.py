@@ -1,0 +1,167 @@
+"""Arrays from the part of the data that this process has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.layout import Layout
+
+from xlashard._jax.transfer import make_aval, put
+from xlashard.array.array import Array
+from xlashard.array.host_put import host_value, put_value
+from xlashard.array.moving import placed
+from xlashard.array.placement import as_shape, as_sharding, is_place, places
+from xlashard.array.prefix import broadcast_prefix, leaf_path
+from xlashard.array.reshard import relayout
+from xlashard.errors import ArgumentError, GeometryError, PlacementError
+from xlashard.geometry import Tiling
+from xlashard.sharding import Sharding, XLACompatibleSharding
+
+
+def make_array_from_process_local_data(
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any:
+    """Makes an array of which every process gives its own part.
+
+    In each dimension the local data are either whole, or just what this process's devices hold
+    of it: the tiles of this process, side by side in the order of the whole array. Where several
+    processes hold the same tile, they must give the same data.
+
+    Args:
+        sharding: A sharding of this package or of JAX, one that you wrote, or a Format; for all
+            of `local_data` or as a pytree prefix of it.
+        local_data: NumPy arrays or a pytree of them.
+        global_shape: Of the whole array, in elements; for a pytree, a tree of shapes like it. If
+            not given, the local data are taken for this process's tiles in every dimension.
+
+    Returns:
+        `local_data` with an `Array`, committed, for every value.
+
+    Raises:
+        PlacementError: A dimension with a size that can't be, with the sizes that can, and its
+            path; a sharding that gives processes unequal shares, with no `global_shape`.
+        ArgumentError: Something that no device can hold; no sharding.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, make_array_from_process_local_data
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> rows = np.zeros((4, 16), np.float32)
+        >>> make_array_from_process_local_data(NamedSharding(mesh, P("data")), rows).shape
+        (4, 16)
+    """
+    leaves, treedef = jax.tree.flatten(local_data)
+    entries = broadcast_prefix(sharding, local_data, is_place, "sharding", "local_data")
+    shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
+    out = []
+    for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
+        try:
+            out.append(_from_local(*as_sharding(entry, "sharding"), leaf, shape))
+        except (GeometryError, PlacementError) as error:
+            path = leaf_path(local_data, number, "local_data")
+            raise PlacementError(f"{path}: {error}") from error
+        except ArgumentError as error:
+            path = leaf_path(local_data, number, "local_data")
+            raise ArgumentError(f"{path}: {error}") from None
+    return treedef.unflatten(out)
+
+
+def _is_shape(x: Any) -> bool:
+    return x is None or (
+        isinstance(x, tuple | list) and all(n is None or isinstance(n, int | np.integer) for n in x)
+    )
+
+
+def _from_local(
+    sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any
+) -> Array:
+    value, _ = host_value(data, "it")
+    shape = (
+        _inferred_shape(value.shape, sharding)
+        if global_shape is None
+        else as_shape(global_shape, "global_shape")
+    )
+    if len(shape) != value.ndim:
+        raise PlacementError(
+            f"local data of shape {value.shape} have {value.ndim} dimensions, global_shape {shape} "
+            f"has {len(shape)}"
+        )
+    target = places(shape, sharding)
+    if value.shape == shape:
+        handle = put_value(value, target)
+    else:
+        windows = _windows(value.shape, shape, target.tiling, target.positions)
+        pieces = [value[window] for window in windows]
+        aval = make_aval(shape, value.dtype, target.twin)
+        handle = put(aval, target.twin, pieces, target.devices)
+    return placed(relayout(handle, layout, target), sharding)
+
+
+def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    """The whole shape, if this process has just its own tiles in every dimension."""
+    if sharding.is_fully_addressable:
+        return local
+    if not isinstance(sharding, XLACompatibleSharding):
+        raise PlacementError(
+            f"a {type(sharding).__name__} cuts by the global shape, which the local data don't "
+            "tell: give global_shape=(...)"
+        )
+    tiling = sharding.rank_tiling(len(local))
+    processes = np.array([device.process_index for device in sharding.devices])
+    shares = [
+        _distinct_per_dim(tiling, np.flatnonzero(processes == process))
+        for process in np.unique(processes)
+    ]
+    mine = _distinct_per_dim(tiling, sharding.addressable_positions)
+    if any(share != mine for share in shares):
+        raise PlacementError(
+            f"this process holds {mine} distinct tiles per dimension and others hold "
+            f"{sorted(set(shares) - {mine})[0]}, so the local data don't tell the global shape: "
+            "give global_shape=(...)"
+        )
+    for dim, (size, held) in enumerate(zip(local, mine, strict=True)):
+        if size % held:
+            raise PlacementError(
+                f"dimension {dim} of local data of shape {local} has {size} elements, but this "
+                f"process holds {held} tiles of it: accepted are multiples of {held}, for example "
+                f"{-(-size // held) * held}"
+            )
+    return tuple(
+        size // held * count for size, held, count in zip(local, mine, tiling.counts, strict=True)
+    )
+
+
+def _distinct_per_dim(tiling: Tiling, positions: Any) -> tuple[int, ...]:
+    """How many different tiles some devices hold, counted along each dimension."""
+    coordinates = tiling.coordinates(positions)
+    return tuple(len(np.unique(coordinates[:, dim])) for dim in range(tiling.ndim))
+
+
+def _windows(
+    local: tuple[int, ...], shape: tuple[int, ...], tiling: Tiling, positions: Sequence[int]
+) -> list[tuple[slice, ...]]:
+    """Per device which part of the local data it takes.
+
+    Raises:
+        PlacementError: A dimension is neither whole nor just this process's tiles.
+    """
+    coordinates = tiling.coordinates(positions)
+    extents = tiling.shard_shape(shape)
+    columns = []
+    for dim, (size, whole, extent) in enumerate(zip(local, shape, extents, strict=True)):
+        held = coordinates[:, dim]
+        distinct = np.unique(held)
+        if size == whole:
+            starts = held * extent
+        elif size == extent * len(distinct):
+            starts = np.searchsorted(distinct, held) * extent
+        else:
+            mine = extent * len(distinct)
+            share = f" or {mine} (this process's {len(distinct)} tiles of {extent})"
+            raise PlacementError(
+                f"dimension {dim} of local data of shape {local} has {size} elements; accepted: "
+                f"{whole} (the whole of {shape}){share if mine != whole else ''}"
+            )
+        columns.append([slice(start, start + extent) for start in starts.tolist()])
+    return list(zip(*columns, strict=True))

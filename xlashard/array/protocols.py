@@ -1,0 +1,168 @@
+"""What Python and NumPy ask of a value: conversions, text, pickling and other people's memory."""
+
+import operator
+from typing import Any, Self
+
+import numpy as np
+
+from xlashard._jax.transfer import HandleType, default_device, make_aval, put
+from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
+from xlashard.array.host import read_value
+from xlashard.array.text import array_format, array_repr, array_str
+from xlashard.errors import ArgumentError
+from xlashard.sharding import SingleDeviceSharding
+
+
+class HostProtocols(Holder):
+    """Everything that reads the value, or hands the memory to somebody else."""
+
+    __slots__ = ()
+
+    @property
+    def _value(self) -> np.ndarray:
+        return read_value(self)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ArgumentError("len() of an Array without dimensions")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(
+                f"an Array {type_text(self)} is neither true nor false, having {self.size} "
+                "elements: write x.any(), x.all() or x.size > 0"
+            )
+        return bool(read_value(self))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    def __index__(self) -> int:
+        return self._integer("an index")
+
+    def __hex__(self) -> str:
+        return hex(self._integer("hex()"))
+
+    def __oct__(self) -> str:
+        return oct(self._integer("oct()"))
+
+    def _scalar(self, kind: str) -> Any:
+        if self.ndim:
+            raise ArgumentError(
+                f"only an Array without dimensions becomes a Python {kind}, this one is "
+                f"{type_text(self)}: write {kind}(x[index]) or x.tolist()"
+            )
+        return read_value(self)[()]
+
+    def _integer(self, use: str) -> int:
+        if self.ndim or not np.issubdtype(self.dtype, np.integer):
+            raise ArgumentError(
+                f"only an integer Array without dimensions serves as {use}, this one is "
+                f"{type_text(self)}"
+            )
+        return operator.index(read_value(self)[()])
+
+    def __repr__(self) -> str:
+        return array_repr(self)
+
+    def __str__(self) -> str:
+        return array_str(self)
+
+    def __format__(self, spec: str) -> str:
+        return array_format(self, spec)
+
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return read_value(self).tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """The value's elements as bytes, row by row (`"C"`) or column by column (`"F"`)."""
+        return read_value(self).tobytes(order)  # pyright: ignore[reportArgumentType]
+
+    def item(self, *args: int) -> Any:
+        """One element as a Python number; its position may be left out if there is only one."""
+        return read_value(self).item(*args)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = read_value(self)
+        if copy:
+            return np.array(value, dtype)
+        if dtype is None or value.dtype == dtype:
+            return value
+        if copy is False:
+            raise ValueError(f"an Array {type_text(self)} can't be read as {dtype} without a copy")
+        return value.astype(dtype)
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        try:
+            return memoryview(read_value(self))
+        except ValueError:
+            raise BufferError(
+                f"the buffer protocol has no {self.dtype.name}: write x.tobytes()"
+            ) from None
+
+    def __array_module__(self, types: Any) -> Any:
+        check_alive(self)
+        bare = tuple(HandleType if issubclass(kind, Holder) else kind for kind in types)
+        return HandleType.__array_module__(self._handle, bare)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return HandleType.__array_namespace__(self._handle, api_version=api_version)
+
+    @property
+    def __numpy_dtype__(self) -> Any:
+        return self._handle.__numpy_dtype__
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        check_alive(self)
+        if len(self._handle.sharding.device_set) > 1:
+            raise BufferError(
+                f"DLPack describes memory of one device, this Array {type_text(self)} is on "
+                f"{self._handle.sharding.num_devices}: give x.addressable_shards[i].data instead"
+            )
+        return self._handle.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        check_alive(self)
+        if len(self._handle.sharding.device_set) > 1:
+            raise BufferError(
+                f"DLPack describes memory of one device, this Array is on "
+                f"{self._handle.sharding.num_devices}"
+            )
+        return self._handle.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        check_alive(self)
+        return self._handle.__cuda_array_interface__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (type(self), np.asarray(read_value(self)), bool(self.weak_type))
+
+    def clone(self) -> Self:
+        """Another Array over the same buffers."""
+        check_alive(self)
+        return rewrapped(self, self._handle.clone())
+
+
+def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
+    """A value on the default device, which it may leave again (uncommitted)."""
+    device = default_device()
+    twin = SingleDeviceSharding(device).twin(value.shape)
+    aval = make_aval(value.shape, value.dtype, twin, weak_type)
+    return put(aval, twin, [value], [device], committed=False)
+
+
+def _unpickle(kind: type[Holder], value: np.ndarray, weak_type: bool) -> Holder:
+    array = kind()
+    array._handle = host_to_handle(value, weak_type)
+    return array
+
+

@@ -1,0 +1,61 @@
+"""How an `Array` is written for people."""
+
+from typing import Any
+
+import numpy as np
+
+from xlashard.array.holder import Holder, type_text
+from xlashard.array.host import has_value, read_value
+
+# A bigger value is not worth bringing to the host only to print a few of its elements.
+_PRINTED_BYTES = 1 << 20
+
+
+def _printable(array: Holder) -> bool:
+    return array.nbytes <= _PRINTED_BYTES and has_value(array)
+
+
+def array_repr(array: Holder) -> str:
+    """`Array([1, 2], dtype=int32)`; the shape for a value that is elsewhere or big."""
+    handle = array._handle
+    if handle.is_deleted():
+        return f"Array({type_text(handle)}, deleted)"
+    suffix = f"dtype={handle.dtype.name}"
+    if handle.weak_type:
+        suffix += ", weak_type=True"
+    prefix = "Array("
+    if not _printable(array):
+        return f"{prefix}shape={handle.shape}, {suffix})"
+    if array.size == 0:
+        return f"{prefix}[], shape={handle.shape}, {suffix})"
+    width = np.get_printoptions()["linewidth"]
+    body = np.array2string(
+        read_value(array), prefix=prefix, suffix=",", separator=", ", max_line_width=width
+    )
+    last_line = len(prefix) + len(body) - (body.rfind("\n") + 1)
+    gap = " " if last_line + len(suffix) + len(", )") <= width else "\n" + " " * len(prefix)
+    return f"{prefix}{body},{gap}{suffix})"
+
+
+def array_str(array: Holder) -> str:
+    """As NumPy prints the value."""
+    if array._handle.is_deleted() or not _printable(array):
+        return array_repr(array)
+    return str(read_value(array))
+
+
+def array_format(array: Holder, spec: str) -> str:
+    """As NumPy formats the value: numbers by the spec, arrays only by an empty one."""
+    if array._handle.is_deleted() or not has_value(array):
+        return array_repr(array)
+    if not array.ndim:
+        return format(read_value(array)[()], spec)
+    return format(read_value(array), spec) if spec else array_str(array)
+
+
+def index_text(index: Any) -> str:
+    """An index as one writes it: `[0:2, :]`."""
+    parts = [
+        ":" if s.start is None and s.stop is None else f"{s.start or 0}:{s.stop}" for s in index
+    ]
+    return f"[{', '.join(parts)}]" if parts else "[()]"
