@@ -16,7 +16,18 @@ import os as _os
 from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install
 from xlashard._version import __version__
-from xlashard.array import Array
+from xlashard.array import (
+    Array,
+    Shard,
+    device_get,
+    device_put,
+    from_dlpack,
+    key_shards,
+    live_arrays,
+    make_array_from_callback,
+    make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
+)
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.config import read_flags as _read_flags
@@ -62,12 +73,21 @@ __all__ = [
     "OpShardingSharding",
     "P",
     "PartitionSpec",
+    "Shard",
     "Sharding",
     "SingleDeviceSharding",
     "Traced",
     "XLACompatibleSharding",
     "__version__",
+    "device_get",
+    "device_put",
+    "from_dlpack",
     "jit",
+    "key_shards",
+    "live_arrays",
+    "make_array_from_callback",
+    "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays",
     "pjit",
     "with_sharding_constraint",
 ]
