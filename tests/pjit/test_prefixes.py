@@ -135,17 +135,15 @@ def test_a_tuple_argument_wants_a_tuple_around_its_prefix(mesh):
 
     with mesh, pytest.raises(ResourceError) as caught:
         pjit(f, in_shardings=(P("x"), P("y")))((f32(8), f32(8)))
-    assert "in_shardings has 2 entries, but f was called with 1 argument (pair)" in str(
-        caught.value
-    )
-    assert "write in_shardings=((P('x'), P('y')),)" in str(caught.value)
+    assert "in_shardings has 2 entries, but f takes 1 argument (pair)" in str(caught.value)
+    assert f"write in_shardings=({(P('x'), P('y'))!r},)" in str(caught.value)
 
 
 def test_a_single_argument_that_is_a_dict_wants_a_tuple(mesh):
     def f(state):
         return state
 
-    with mesh, pytest.raises(ResourceError, match=r"in_shardings=\(\{'a': P\('x'\)\},\)"):
+    with mesh, pytest.raises(ResourceError, match=r"write in_shardings=\(\{'a': P\(.*\)\},\)"):
         pjit(f, in_shardings={"a": P("x")})({"a": f32(8)})
 
 

@@ -1,13 +1,17 @@
 """Making primitives of our own, with the rules by which JAX transforms them."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
+import jax
 from jax._src import core
 from jax._src.interpreters import ad, batching, mlir
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
 from jax._src.lax.eval_jaxpr import register_call_primitive_rules
+
+from xlashard._jax.shardings import Device, JaxGSPMDSharding, device_list
 
 Primitive = core.Primitive
 AxisData = Any
@@ -47,10 +51,27 @@ def identity_primitive(
     primitive = Primitive(name)
     primitive.def_impl(impl)
     primitive.def_abstract_eval(lambda aval, **_: aval)
+    core.pp_eqn_rules[primitive] = _print_without_witness
     ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
     return primitive
+
+
+@lru_cache(maxsize=1024)
+def device_witness(devices: tuple[Device, ...]) -> Any:
+    """A jaxpr that names devices in JAX's own words.
+
+    JAX's own compiled functions learn which devices their program is for from the primitives that
+    they know, in whatever jaxpr those stand. As a parameter of an equation of ours (`witness`)
+    this jaxpr tells them, and nothing of it is ever run.
+    """
+    everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
+    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, everywhere))(0.0)
+
+
+def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:
+    return core._pp_eqn(eqn, context, settings, params=[k for k in eqn.params if k != "witness"])
 
 
 def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:

@@ -6,16 +6,31 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.experimental.layout import with_layout_constraint
 
 from xlashard._jax import lowering, tracing
 from xlashard._jax.jaxprs import as_function, from_function
-from xlashard._jax.primitives import AxisData, identity_primitive, spmd_axis_names
+from xlashard._jax.primitives import (
+    AxisData,
+    device_witness,
+    identity_primitive,
+    spmd_axis_names,
+)
 from xlashard.array.handles import wrap_result
-from xlashard.errors import GeometryError, ResourceError
-from xlashard.pjit.resources import REPLICATED, expand, read_resources, to_sharding
+from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.pjit.arguments import check_values
+from xlashard.pjit.resources import (
+    REPLICATED,
+    Resource,
+    as_tiles,
+    expand,
+    read_resources,
+    to_sharding,
+)
 from xlashard.program import Partitioner, is_open, open_dims, sharding_text
 from xlashard.sharding import (
     GSPMDSharding,
+    Mesh,
     NamedSharding,
     Sharding,
     XLACompatibleSharding,
@@ -48,36 +63,53 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
         >>> with_sharding_constraint(jax.numpy.ones(4), sharding).shape
         (4,)
     """
-    leaves, treedef = jax.tree_util.tree_flatten(x)
-    resources = read_resources(shardings, "shardings")
+    flat, treedef = jax.tree_util.tree_flatten_with_path(x)
+    paths = ["x" + jax.tree_util.keystr(path) for path, _ in flat]
+    leaves = [leaf for _, leaf in flat]
+    check_values(leaves, paths)
     mesh = tracing.mesh_in_force()
-    flat = expand(resources, treedef, lambda path: "x" + jax.tree_util.keystr(tuple(path)))
-    paths = ["x" + jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]]
-    out = []
-    for leaf, resource, path in zip(leaves, flat, paths, strict=True):
-        sharding = to_sharding(resource, mesh, f"the sharding of {path}")
-        if sharding is None or sharding is REPLICATED:
-            out.append(leaf)
-            continue
-        out.append(_constrain(leaf, sharding, path))
-    return treedef.unflatten(out)
+    resources = expand(
+        read_resources(shardings, "shardings"),
+        treedef,
+        lambda path: "x" + jax.tree_util.keystr(tuple(path)),
+    )
+    return treedef.unflatten(
+        [_pin(*each, mesh=mesh) for each in zip(leaves, resources, paths, strict=True)]
+    )
 
 
-def _constrain(leaf: Any, sharding: Sharding, path: str) -> Any:
-    aval = tracing.abstractify(leaf)
-    if not isinstance(sharding, XLACompatibleSharding):
-        tiles = sharding.tiling(aval.shape).to_tile_assignment()
-        sharding = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
+    said = to_sharding(resource, mesh, f"the sharding of {path}")
+    if said is REPLICATED:
+        raise MeshError(
+            f"the sharding of {path} is None (replicated), but no mesh is in force to say over "
+            "which devices: call inside `with mesh:`, or give NamedSharding(mesh, PartitionSpec())"
+        )
+    if said is not None:
+        leaf = constrain(leaf, _fitting(said, tracing.abstractify(leaf), path))
+    if resource.layout is not None:
+        leaf = wrap_result(with_layout_constraint(leaf, resource.layout))
+    return leaf
+
+
+def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
+    """The sharding as one that XLA can be told of, if it is one for arrays of this rank."""
     try:
+        sharding = as_tiles(said, aval.shape)
         sharding.rank_tiling(aval.ndim)
-    except GeometryError as error:
+    except (GeometryError, ShardingError) as error:
         raise ResourceError(
-            f"the sharding of {path} (shape {tuple(aval.shape)}) is {sharding}: {error}", path=path
+            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {said}: {error}", path=path
         ) from None
-    return constraint_p.bind(leaf, sharding=sharding)
+    return sharding
 
 
-def _impl(x: Any, *, sharding: XLACompatibleSharding) -> Any:
+def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
+    """Binds the constraint to one value."""
+    return constraint_p.bind(value, sharding=sharding, witness=device_witness(sharding.devices))
+
+
+def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
     aval = tracing.abstractify(x)
     if not is_open(sharding):
         try:
@@ -86,16 +118,17 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding) -> Any:
             pass  # uneven: only the partitioner can do it
         else:
             return wrap_result(jax.device_put(x, sharding.twin(aval.shape)))
-    jaxpr = _identity(sharding, aval.shape, str(aval.dtype))
+    if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
+        # A program takes arguments of its own devices only.
+        x = jax.device_put(x, GSPMDSharding.get_replicated(sharding.devices).twin(aval.shape))
+    jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
 
 
 @lru_cache(maxsize=1024)
-def _identity(sharding: XLACompatibleSharding, shape: tuple[int, ...], dtype: str) -> Any:
+def _identity(sharding: XLACompatibleSharding, shape: tuple[int, ...], dtype: Any) -> Any:
     aval = tracing.abstractify(jax.ShapeDtypeStruct(shape, dtype))
-    return from_function(
-        lambda v: [constraint_p.bind(v, sharding=sharding)], [aval], "with_sharding_constraint"
-    )
+    return from_function(lambda v: [constrain(v, sharding)], [aval], "with_sharding_constraint")
 
 
 def _batch(
@@ -104,13 +137,14 @@ def _batch(
     dims: Sequence[int | None],
     *,
     sharding: XLACompatibleSharding,
+    witness: Any,
 ) -> tuple[Any, int | None]:
     (x,), (dim,) = values, dims
     if dim is None:
-        return constraint_p.bind(x, sharding=sharding), None
+        return constrain(x, sharding), None
     ndim = tracing.abstractify(x).ndim
     batched = _with_batch_dim(sharding, dim, ndim, spmd_axis_names(axis_data))
-    return constraint_p.bind(x, sharding=batched), dim
+    return constrain(x, batched), dim
 
 
 def _with_batch_dim(
@@ -132,7 +166,7 @@ def _with_batch_dim(
     return sharding.with_spec(partition_spec(spec.insert(dim, axes or None)))
 
 
-def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding) -> Any:
+def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
     (aval,) = ctx.avals_in
     trailing = tracing.physical_aval(aval).ndim - aval.ndim
     if sharding.num_devices == 1:
@@ -144,7 +178,8 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding) -> Any:
 
 
 constraint_p = identity_primitive("sharding_constraint", _impl, _batch, _lower)
-"""Pins the sharding of a value; its parameter is `sharding`, of this package."""
+"""Pins the sharding of a value; parameters `sharding`, of this package, and `witness`, which tells
+JAX of its devices."""
 
 
 def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:

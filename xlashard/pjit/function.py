@@ -11,15 +11,22 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.shardings import Device
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
+from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import Argument, check_values, describe_arguments
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.resources import REPLICATED, Resource, expand, to_sharding
+from xlashard.pjit.resources import Resource, expand, to_sharding
 from xlashard.pjit.run import fast_path, mark_donated, run_prepared
-from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding, from_jax
+from xlashard.sharding import (
+    Mesh,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,16 +141,20 @@ class Function:
         )
 
     def _device(self) -> Device | None:
-        if self.options.backend is not None:
-            return compiling.devices_of(self.options.backend)[0]
-        return self.options.device
+        backend = self.options.backend
+        if backend is None:
+            return self.options.device
+        try:
+            return compiling.devices_of(backend)[0]
+        except RuntimeError as error:
+            raise ArgumentError(f"{self.name} was told to run on backend={backend!r}: {error}") from None
 
     def prepare(self, call: Call) -> Prepared:
         """The compiled program of a call."""
         order = self.order(call, self.arguments(call))
-        prepared = PROGRAMS.prepared(call.traced.jaxpr, order)
-        prepared.lowered.report_donation(self.options.donation, self.name)
-        return prepared
+        _, lowered = PROGRAMS.lowered(call.traced.jaxpr, order)
+        lowered.report_donation(self.options.donation, self.name)
+        return PROGRAMS.prepared(call.traced.jaxpr, order)
 
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
@@ -167,18 +178,29 @@ class Function:
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""
-        traced = call.traced
+        traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
-        ins = tuple(map(_constraint, call.in_shardings, traced.in_avals))
-        outs = tuple(map(_constraint, call.out_shardings, traced.jaxpr.out_avals))
-        self.order(call, tuple(map(_unplaced, self.arguments(call))))
+        placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
+        ins = tuple(map(self._pinned, call.in_shardings, placement.in_shardings))
+        outs = tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
         body = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
         values = [*traced.consts, *call.values]
-        if self.options.inline:
+        if options.inline:
             results = as_function(body)(*values)
         else:
-            results = pjit_p.bind(*values, call_jaxpr=body, label=traced.name)
+            results = pjit_p.bind(
+                *values, call_jaxpr=body, label=traced.name, options=options.compiler_options
+            )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
+
+    def _pinned(
+        self, said: Sharding | None, sharding: XLACompatibleSharding | None
+    ) -> XLACompatibleSharding | None:
+        """What the body's boundary must say of a value, for programs of which it is a part."""
+        device = self._device()
+        if device is not None:
+            return SingleDeviceSharding(device)
+        return None if said is None else sharding
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and with it its programs."""
@@ -196,15 +218,6 @@ def _shardings(
 def _unplaced(argument: Argument) -> Argument:
     """Inside a trace a value's own place does not bind: the whole program is placed later."""
     return Argument(argument.path, argument.aval, None, False)
-
-
-def _constraint(sharding: Sharding | None, aval: Any) -> Any:
-    if sharding is None or sharding is REPLICATED:
-        return None
-    if isinstance(sharding, XLACompatibleSharding):
-        return sharding
-    tiles = sharding.tiling(aval.shape).to_tile_assignment()
-    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
 
 
 def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:

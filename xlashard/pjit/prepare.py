@@ -3,7 +3,8 @@
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import jax
@@ -23,9 +24,17 @@ from xlashard.program import (
     ProgramPlan,
     ValuePlan,
     compile_program,
+    is_open,
     lower_program,
 )
-from xlashard.sharding import XLACompatibleSharding, from_jax
+from xlashard.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+)
 
 # A closed-over array above this size becomes an argument of the program, not a constant in it.
 _LARGEST_CONSTANT = 1 << 16
@@ -72,6 +81,10 @@ class Order:
     options: tuple[tuple[str, Any], ...]
     context: Any
 
+    def normal(self) -> "Order":
+        """The order of the program that serves this one."""
+        return replace(self, placement=self.placement.normal())
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -93,6 +106,35 @@ class Prepared:
     def bitvec(self) -> list[bool]:
         """`kept` as jaxlib's dispatcher reads it: the placed values come first."""
         return [True] * len(self.consts) + list(self.kept)
+
+    def said_as(self, placement: Placement) -> "Prepared":
+        """The same program, whose values bear the shardings in a placement's own writing."""
+        parts = self.program.parts
+        taken = [None] * len(self.consts) + list(compress(placement.in_shardings, self.kept))
+        mesh = placement.mesh
+        parts = replace(
+            parts,
+            in_shardings=tuple(
+                _said_as(*pair, mesh)
+                for pair in zip(taken, parts.in_shardings, strict=True)
+            ),
+            out_shardings=tuple(
+                _said_as(*pair, mesh)
+                for pair in zip(placement.out_shardings, parts.out_shardings, strict=True)
+            ),
+            committed=placement.committed,
+        )
+        return replace(self, program=Program(self.program.executable, parts))
+
+
+def _said_as(
+    said: XLACompatibleSharding | None, found: XLACompatibleSharding, mesh: Mesh | None
+) -> XLACompatibleSharding:
+    if said is not None and not is_open(said):
+        return said
+    if mesh is not None and isinstance(found, SingleDeviceSharding):
+        return NamedSharding(mesh, PartitionSpec(), memory_kind=found.memory_kind)
+    return found
 
 
 def make_order(name: str, placement: Placement, donated: Sequence[bool], **rest: Any) -> Order:
@@ -145,6 +187,7 @@ class ProgramCache:
 
     def lowered(self, jaxpr: Any, order: Order) -> "tuple[Interface, LoweredProgram]":
         """The module for a jaxpr and an order; made by the first of several threads."""
+        order = order.normal()
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
             if slot.value is None:
@@ -153,17 +196,24 @@ class ProgramCache:
 
     def prepared(self, jaxpr: Any, order: Order) -> Prepared:
         """The program for a jaxpr and an order; compiled by the first of several threads."""
-        slot = self._slot(jaxpr, ("prepared", order))
+        slot = self._slot(jaxpr, ("said", order))
         with slot.lock:
             if slot.value is None:
-                slot.value = compile_prepared(*self.lowered(jaxpr, order), order.placement)
+                slot.value = self._compiled(jaxpr, order.normal()).said_as(order.placement)
+            return slot.value
+
+    def _compiled(self, jaxpr: Any, order: Order) -> Prepared:
+        slot = self._slot(jaxpr, ("compiled", order))
+        with slot.lock:
+            if slot.value is None:
+                slot.value = compile_prepared(*self.lowered(jaxpr, order))
             return slot.value
 
     def sizes(self) -> tuple[int, int]:
         """How many jaxprs it knows, and how many programs."""
         with self._lock:
             slots = [s for table in self._by_jaxpr.values() for s in table]
-            return len(self._by_jaxpr), sum(kind == "prepared" for kind, _ in slots)
+            return len(self._by_jaxpr), sum(kind == "compiled" for kind, _ in slots)
 
 
 class _Slot:
@@ -279,14 +329,13 @@ def _special_memory(sharding: XLACompatibleSharding | None) -> str | None:
 def compile_prepared(
     interface: Interface,
     lowered: LoweredProgram,
-    placement: Placement,
     options: Sequence[tuple[str, Any]] = (),
 ) -> Prepared:
     """Compiles a module and places the values that its function closes over."""
     program = compile_program(
         lowered,
         (interface.in_avals, interface.out_avals),
-        committed=placement.committed,
+        committed=True,
         options=options,
     )
     used = _keep(interface.consts, interface.kept[: len(interface.consts)])

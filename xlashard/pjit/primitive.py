@@ -5,6 +5,7 @@ which JAX transforms the body carries them along, and every piece that comes bac
 still says where its values belong.
 """
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -14,33 +15,36 @@ from xlashard._jax.jaxprs import as_function, boundary, from_function
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
 from xlashard.pjit.arguments import describe_arguments
-from xlashard.pjit.constraint import constraint_p, constraints_in
+from xlashard.pjit.constraint import constrain, constraint_p, constraints_in
 from xlashard.pjit.prepare import PROGRAMS, make_order
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import run_prepared
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
-def _impl(*args: Any, call_jaxpr: Any, **params: Any) -> Sequence[Any]:
+def _impl(
+    *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
+) -> Sequence[Any]:
     """Runs a piece of a transformed call as a program."""
-    name = params.get("label", "pjit")
-    paths = [f"argument {i} of {name}" for i in range(len(args))]
+    paths = [f"argument {i} of {label}" for i in range(len(args))]
     arguments = describe_arguments(args, paths, call_jaxpr.in_avals)
     ins, outs = boundary(call_jaxpr, constraint_p, "sharding")
-    closed = [
-        s if a.sharding is None or not a.committed else None
-        for s, a in zip(ins, arguments, strict=True)
-    ]
+    in_shardings = tuple(
+        None if argument.committed else _closed(sharding, argument.aval)
+        for sharding, argument in zip(ins, arguments, strict=True)
+    )
+    inner = inner_shardings(call_jaxpr)
+    placed = inner or any(argument.committed for argument in arguments)
     wanted = Wanted(
         arguments=arguments,
-        in_shardings=tuple(_closed(s, a) for s, a in zip(closed, call_jaxpr.in_avals, strict=True)),
-        out_shardings=tuple(_closed(s, a) for s, a in zip(outs, call_jaxpr.out_avals, strict=True)),
+        in_shardings=in_shardings,
+        out_shardings=tuple(map(_closed, outs, call_jaxpr.out_avals)),
         result_avals=tuple(call_jaxpr.out_avals),
-        result_paths=tuple(f"result {i} of {name}" for i in range(len(outs))),
-        inner=inner_shardings(call_jaxpr),
-        mesh=None,
+        result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
+        inner=inner,
+        mesh=None if placed else tracing.mesh_in_force(),
     )
-    order = make_order(name, resolve(wanted), (False,) * len(args))
+    order = make_order(label, resolve(wanted), (False,) * len(args), options=options)
     prepared = PROGRAMS.prepared(call_jaxpr, order)
     return [wrap_result(h) for h in run_prepared(prepared, args)]
 
@@ -59,7 +63,8 @@ def _closed(sharding: Any, aval: Any) -> Any:
 
 
 pjit_p = call_primitive("pjit", _impl)
-"""A call of a pjit-ed function; parameters `call_jaxpr` and `label`, the function's name."""
+"""A call of a pjit-ed function; parameters `call_jaxpr`, `label`, the function's name, and
+`options` of the compiler."""
 
 
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
@@ -69,6 +74,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
 
 
 _constrained: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_constrained_lock = threading.Lock()
 
 
 def constrained_body(jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str) -> Any:
@@ -82,18 +88,22 @@ def constrained_body(jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: 
     """
     if not any(ins) and not any(outs):
         return jaxpr
-    table = _constrained.setdefault(jaxpr, {})
     key = (tuple(ins), tuple(outs))
-    if key not in table:
-        inner = as_function(jaxpr)
+    with _constrained_lock:
+        made = _constrained.setdefault(jaxpr, {}).get(key)
+    if made is not None:
+        return made
+    inner = as_function(jaxpr)
 
-        def body(*args: Any) -> list[Any]:
-            results = inner(*map(_constrain, args, ins))
-            return list(map(_constrain, results, outs))
+    def body(*args: Any) -> list[Any]:
+        results = inner(*map(_constrain, args, ins))
+        return list(map(_constrain, results, outs))
 
-        table[key] = from_function(body, jaxpr.in_avals, name)
-    return table[key]
+    made = from_function(body, jaxpr.in_avals, name)
+    with _constrained_lock:
+        # Whoever came first: programs are kept by the identity of their jaxpr.
+        return _constrained.setdefault(jaxpr, {}).setdefault(key, made)
 
 
 def _constrain(value: Any, sharding: Any) -> Any:
-    return value if sharding is None else constraint_p.bind(value, sharding=sharding)
+    return value if sharding is None else constrain(value, sharding)

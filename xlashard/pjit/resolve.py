@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.lowering import dtype_name
+from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.transfer import default_device
 from xlashard.errors import (
     DeviceMismatchError,
     DivisibilityError,
     GeometryError,
     ResourceError,
+    ShardingError,
 )
 from xlashard.geometry import Spec
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.resources import REPLICATED
+from xlashard.pjit.resources import REPLICATED, as_tiles
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
@@ -27,6 +29,7 @@ from xlashard.sharding import (
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    partition_spec,
 )
 
 
@@ -47,6 +50,38 @@ class Placement:
     in_shardings: tuple[XLACompatibleSharding | None, ...]
     out_shardings: tuple[XLACompatibleSharding | None, ...]
     committed: bool
+
+    def normal(self) -> "Placement":
+        """What of it decides the program: two placements with one normal form share theirs.
+
+        Each spec stands in its shortest writing. On a single device nothing is dealt out, so that
+        only memories other than the default one are said.
+        """
+        alone = len(self.devices) == 1
+        normal = _normal_on_one if alone else _normal
+        return Placement(
+            self.devices,
+            None if alone else self.mesh,
+            tuple(map(normal, self.in_shardings)),
+            tuple(map(normal, self.out_shardings)),
+            True,
+        )
+
+
+def _normal(sharding: XLACompatibleSharding | None) -> XLACompatibleSharding | None:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    shortest = partition_spec(sharding.normal_spec)
+    return sharding if shortest == sharding.spec else sharding.with_spec(shortest)
+
+
+def _normal_on_one(sharding: XLACompatibleSharding | None) -> XLACompatibleSharding | None:
+    if sharding is None or sharding.memory_kind is None:
+        return None
+    device, kind = sharding.devices[0], sharding.memory_kind
+    if kind == default_memory_kind(device):
+        return None
+    return SingleDeviceSharding(device, memory_kind=kind)
 
 
 @dataclass(frozen=True)
@@ -88,10 +123,11 @@ def resolve(wanted: Wanted) -> Placement:
     multi = len(devices) > 1
     ins = []
     for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
-        sharding = _concrete(said, devices, mesh, argument)
+        value = _Value("in_shardings", argument.path, argument.aval)
+        sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
+            _check_fits(sharding, value)
             _check_agrees(argument, sharding)
-            _check_fits(sharding, argument.aval, argument.path, "in_shardings")
         elif argument.committed:
             sharding = argument.sharding
         elif multi and argument.aval.ndim == 0:
@@ -102,12 +138,25 @@ def resolve(wanted: Wanted) -> Placement:
     for aval, path, said in zip(
         wanted.result_avals, wanted.result_paths, wanted.out_shardings, strict=True
     ):
-        sharding = _concrete(said, devices, mesh, None, aval)
+        value = _Value("out_shardings", path, aval)
+        sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
-            _check_fits(sharding, aval, path, "out_shardings")
+            _check_fits(sharding, value)
         outs.append(sharding)
     committed = multi or bool(voices)
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """An argument or result, as errors speak of it."""
+
+    what: str
+    path: str
+    aval: Any
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.path} ({dtype_name(self.aval)})"
 
 
 @dataclass(frozen=True)
@@ -184,20 +233,17 @@ def _replicated(devices: tuple[Device, ...], mesh: Mesh | None) -> XLACompatible
 
 
 def _concrete(
-    said: Sharding | None,
-    devices: tuple[Device, ...],
-    mesh: Mesh | None,
-    argument: Argument | None,
-    aval: Any = None,
+    said: Sharding | None, value: _Value, devices: tuple[Device, ...], mesh: Mesh | None
 ) -> XLACompatibleSharding | None:
     """A sharding that XLA can be told of, for what was said."""
     if said is REPLICATED:
         return _replicated(devices, mesh)
-    if said is None or isinstance(said, XLACompatibleSharding):
-        return said
-    aval = argument.aval if argument is not None else aval
-    tiling = said.tiling(aval.shape)
-    return GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=said.memory_kind)
+    if said is None:
+        return None
+    try:
+        return as_tiles(said, value.aval.shape)
+    except (GeometryError, ShardingError) as error:
+        raise ResourceError(f"{value} is {said}: {error}", path=value.path) from None
 
 
 def _check_agrees(argument: Argument, sharding: XLACompatibleSharding) -> None:
@@ -224,41 +270,37 @@ def _said(sharding: XLACompatibleSharding) -> str:
     return f"NamedSharding({shape}; {sharding.spec}{memory})"
 
 
-def _check_fits(sharding: XLACompatibleSharding, aval: Any, path: str, what: str) -> None:
-    shape = tuple(aval.shape)
+def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:
     try:
-        sharding.is_compatible_aval(shape)
-    except DivisibilityError as error:
-        raise ResourceError(
-            f"{what} of {path} is {_said(sharding)}: {error}. {_divisible_hint(sharding, error)}",
-            path=path,
-        ) from None
+        sharding.is_compatible_aval(tuple(value.aval.shape))
     except GeometryError as error:
+        divisible = isinstance(error, DivisibilityError)
+        hint = _divisible_hint if divisible else _rank_hint
         raise ResourceError(
-            f"{what} of {path} is {_said(sharding)}, but its shape is {shape}: {error}. "
-            f"{_rank_hint(sharding, shape)}",
-            path=path,
+            f"{value} is {_said(sharding)}: {error}. {hint(sharding, error, value.aval.ndim)}",
+            path=value.path,
         ) from None
 
 
-def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError) -> str:
+def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError, ndim: int) -> str:
     if not isinstance(sharding, NamedSharding):
         return f"Pad dimension {error.dim} to a multiple of {error.tiles}"
     dims = list(sharding.normal_spec.dims)
     dims[error.dim] = ()
-    fixed = Spec(tuple(dims))
-    entries = ", ".join(_entry(d) for d in fixed.dims)
+    entries = ", ".join(map(_entry, Spec(tuple(dims)).dims))
     return (
         f"Pad dimension {error.dim} to a multiple of {error.tiles}, or leave it whole: "
         f"PartitionSpec({entries})"
     )
 
 
-def _rank_hint(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> str:
+def _rank_hint(sharding: XLACompatibleSharding, error: GeometryError, ndim: int) -> str:
     if not isinstance(sharding, NamedSharding):
-        return f"Give a sharding for {len(shape)} dimensions"
-    entries = ", ".join(_entry(d) for d in sharding.normal_spec.dims[: len(shape)])
-    return f"Give at most {len(shape)} entries: PartitionSpec({entries})"
+        return f"Give a sharding for {ndim} dimensions"
+    if ndim == 0:
+        return "A scalar can't be cut: PartitionSpec()"
+    entries = ", ".join(map(_entry, sharding.normal_spec.dims[:ndim]))
+    return f"Give at most {ndim} entries: PartitionSpec({entries})"
 
 
 def _entry(axes: tuple[str, ...] | None) -> str:

@@ -12,10 +12,13 @@ from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
 from xlashard.errors import GeometryError, MeshError, ResourceError
 from xlashard.geometry import validate_spec
 from xlashard.sharding import (
+    AbstractMesh,
+    GSPMDSharding,
     Mesh,
     NamedSharding,
     PartitionSpec,
     Sharding,
+    XLACompatibleSharding,
     from_jax,
     grid_of,
     spec_of,
@@ -142,6 +145,8 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
     given = resource.given
     if resource.is_unspecified:
         return None
+    if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
+        return _on_devices(given, mesh, path)
     if isinstance(given, Sharding):
         return given
     if given is None:
@@ -156,6 +161,29 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
         return named(mesh, given)
     except GeometryError as error:
         raise ResourceError(f"{path} is {given}: {error}", path=path) from None
+
+
+def _on_devices(sharding: NamedSharding, mesh: Mesh | None, path: str) -> NamedSharding:
+    """A sharding on an abstract mesh, on the devices of the mesh in force."""
+    if mesh is None or mesh.abstract_mesh != sharding.mesh:
+        raise MeshError(
+            f"{path} stands on {sharding.mesh}, which has no devices, and the mesh in force is "
+            f"{mesh}: call inside `with mesh:` of a mesh of that shape"
+        )
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def as_tiles(said: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
+    """A sharding that XLA can be told of, for arrays of a shape.
+
+    Raises:
+        GeometryError: If it can't be said as tiles of equal size.
+        ShardingError: If it has no place for one of its devices.
+    """
+    if isinstance(said, XLACompatibleSharding):
+        return said
+    tiles = said.tiling(tuple(shape)).to_tile_assignment()
+    return GSPMDSharding(said.devices, tiles, memory_kind=said.memory_kind)
 
 
 class _Replicated(Sharding):

@@ -161,12 +161,9 @@ class Lowered:
         function = self._traced._function
         self._program.report_donation(function.options.donation, function.name)
         if compiler_options:
-            prepared = compile_prepared(
-                self._interface,
-                self._program,
-                self._order.placement,
-                compiler_option_items(compiler_options),
-            )
+            options = compiler_option_items(compiler_options)
+            prepared = compile_prepared(self._interface, self._program, options)
+            prepared = prepared.said_as(self._order.placement)
         else:
             prepared = PROGRAMS.prepared(self._traced.jaxpr, self._order)
         return Compiled(self, prepared)
