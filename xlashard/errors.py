@@ -190,6 +190,10 @@ class ModuleError(XlashardError, ValueError):
     """A StableHLO module that can't be read, or does not fit what is to be made of it."""
 
 
+class PlanError(XlashardError, ValueError):
+    """A plan of a program that contradicts itself, or the module that it is for."""
+
+
 class CompileError(XlashardError, RuntimeError):
     """A program that the compiler refuses, or says too little of."""
 

@@ -1,6 +1,8 @@
 """The PJRT client: compile a module, run it, hold its buffers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,22 +34,34 @@ def devices_of(backend: str) -> list[Device]:
     return xla_bridge.get_backend(backend).local_devices()
 
 
-def compile_module(
-    module: modules.Module,
-    devices: Sequence[Device],
-    free: tuple[Sequence[bool], Sequence[bool]],
-    options: Sequence[tuple[str, Any]],
-    host_callbacks: Sequence[Any] = (),
-) -> Executable:
-    """Compiles through JAX's persistent cache, where one is configured.
+@dataclass(frozen=True)
+class CompileRequest:
+    """How a module is to be compiled.
 
-    Args:
-        module: The annotated module.
+    Attributes:
         devices: The device assignment.
-        free: For each argument and for each result, whether the partitioner may choose.
+        shardy: Whether Shardy partitions, not GSPMD.
+        free_args: For each argument, whether the partitioner may choose its sharding.
+        free_results: For each result, whether the partitioner may choose its sharding.
         options: Options of the compiler, by name.
         host_callbacks: From the lowering.
     """
+
+    devices: tuple[Device, ...]
+    shardy: bool
+    free_args: tuple[bool, ...]
+    free_results: tuple[bool, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+    host_callbacks: tuple[Any, ...] = ()
+
+
+def compile_module(module: modules.Module, request: CompileRequest) -> Executable:
+    """Compiles through JAX's persistent cache, where one is configured.
+
+    Raises:
+        RuntimeError: With the compiler's text, if it refuses the module or an option.
+    """
+    devices = request.devices
     client = client_of(devices[0])
     grid = np.empty((1, len(devices)), dtype=object)
     grid[0, :] = devices
@@ -55,18 +69,21 @@ def compile_module(
         num_replicas=1,
         num_partitions=len(devices),
         device_assignment=grid,
-        env_options_overrides=dict(options),
+        env_options_overrides=dict(request.options),
         detailed_logging=compiler.use_detailed_logging(module),
         backend=client,
     )
     build = compile_options.executable_build_options
-    build.allow_spmd_sharding_propagation_to_parameters = list(free[0])
-    build.allow_spmd_sharding_propagation_to_output = list(free[1])
+    build.use_shardy_partitioner = request.shardy
+    # A program without results still has one: the empty tuple.
+    build.allow_spmd_sharding_propagation_to_output = list(request.free_results) or [False]
+    build.allow_spmd_sharding_propagation_to_parameters = list(request.free_args)
     compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
-        len(free[0]), client.platform
+        len(request.free_args), client.platform
     )
+    callbacks = list(request.host_callbacks)
     return compiler.compile_or_get_cached(
-        client, module, grid[0], compile_options, list(host_callbacks), device_list(devices), None
+        client, module, grid[0], compile_options, callbacks, device_list(devices), None
     )
 
 
@@ -82,8 +99,8 @@ def physical_sharding(aval: Any, sharding: Any) -> Any:
     return sharding_impls.physical_sharding(aval, sharding)
 
 
-def reported_shardings(executable: Executable, of: str, count: int) -> list[Any] | None:
-    """What the partitioner chose, as `OpSharding`s, or None where it does not say.
+def reported_shardings(executable: Executable, of: str, count: int) -> list[str] | None:
+    """What the partitioner chose, in the HLO syntax, or None where it does not say.
 
     Args:
         executable: The compiled program.
@@ -94,18 +111,16 @@ def reported_shardings(executable: Executable, of: str, count: int) -> list[Any]
         found = executable.get_parameter_shardings()
     else:
         found = executable.get_output_shardings()
-    if not found:
-        return None
+    if not found or not count:
+        return None if count else []
     found = list(found)
-    if len(found) == 1 and count > 1:
+    if len(found) == 1 and found[0].tuple_shardings:
+        # Arguments that travel as one tuple.
+        found = list(found[0].tuple_shardings)
+    if len(found) == 1:
         # XLA puts one sharding in place of a tuple of equal ones.
         found = found * count
-    return found if len(found) == count else None
-
-
-def sharding_texts(found: Sequence[Any]) -> list[str]:
-    """`OpSharding`s in the HLO syntax."""
-    return [hlo_text(s) for s in found]
+    return [hlo_text(s) for s in found] if len(found) == count else None
 
 
 def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
@@ -134,7 +149,7 @@ def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Se
 
 
 def runner(
-    executable: Executable, handlers: Sequence[Any]
+    executable: Executable, handlers: Sequence[Any], name: str
 ) -> Callable[[Sequence[Handle]], list[Handle]]:
     """A function that runs a program without effects: handles in, handles out.
 
@@ -146,14 +161,18 @@ def runner(
     def run(handles: Sequence[Handle]) -> list[Handle]:
         results = execute(handles)
         if debug_nans.value or debug_infs.value:
-            return results.consume_with_handlers([h.pre_wrap(_check_special) for h in handlers])
+            return results.consume_with_handlers(_checking(handlers, name))
         return results.consume_with_handlers(handlers)
 
     return run
 
 
-def _check_special(buffers: Any) -> Any:
-    return dispatch.check_special_array("pjit", buffers)
+def _checking(handlers: Sequence[Any], name: str) -> Sequence[Any]:
+    """Handlers that also look through the results, where that is asked for."""
+    if not dispatch.needs_check_special():
+        return handlers
+    check = partial(dispatch.check_special_array, name)
+    return [h.pre_wrap(check) for h in handlers]
 
 
 def run_with_tokens(
@@ -161,6 +180,7 @@ def run_with_tokens(
     handles: Sequence[Handle],
     handlers: Sequence[Any],
     ordered_effects: Sequence[Any],
+    name: str,
 ) -> list[Handle]:
     """Runs a program with effects, in order with those that ran before."""
     devices = executable.local_devices()
@@ -175,7 +195,7 @@ def run_with_tokens(
         runtime.set_output_runtime_token(device, sharded.get_token(i))
     for effect, buffers in zip(ordered_effects, token_buffers, strict=True):
         runtime.set_token_result(effect, core.Token(_joined_token(buffers)))
-    return results.consume_with_handlers(handlers)
+    return results.consume_with_handlers(_checking(handlers, name))
 
 
 def _joined_token(buffers: Sequence[Any]) -> Any:

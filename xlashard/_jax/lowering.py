@@ -10,6 +10,7 @@ from jax._src import effects as effects_lib
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 
+from xlashard._jax import modules
 from xlashard._jax.shardings import AbstractMesh, Device, JaxNamedSharding, JaxSharding
 from xlashard._jax.tracing import Jaxpr, needs_devices
 
@@ -138,18 +139,8 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
         open_dims: Dimensions left to the partitioner (HLO form; in Shardy's the text says it).
     """
     if uses_shardy():
-        from_text = ir.Attribute.parse(text)
-        return mlir.dialects.sdy.sharding_constraint(x, from_text)
-    config_text = f"unspecified_dims=[{','.join(map(str, open_dims))}]" if open_dims else ""
-    op = mlir.custom_call(
-        "Sharding",
-        result_types=[x.type],
-        operands=[x],
-        backend_config=config_text,
-        api_version=1,
-    )
-    op.attributes["mhlo.sharding"] = ir.StringAttr.get(text)
-    return op.result
+        return mlir.dialects.sdy.sharding_constraint(x, ir.Attribute.parse(text))
+    return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
 
 
 def register_lowering(primitive: Any, rule: Any) -> None:

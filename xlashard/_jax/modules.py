@@ -1,22 +1,48 @@
-"""StableHLO modules as jaxlib's MLIR bindings hold them: parse, print, annotate."""
+"""StableHLO modules as jaxlib's MLIR bindings hold them: print, look into, annotate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import hlo
 
 type Module = Any
+type Function = Any
+type Value = Any
 type Attributes = Mapping[str, Any]
 """Names and values; a value is a bool, an int (i32), a text, or `Parsed` MLIR text."""
-
-MlirError = ir.MLIRError
 
 
 class Parsed(str):
     """An attribute's value given as MLIR text."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """The type of a tensor.
+
+    Attributes:
+        shape: Its dimensions, None for one that is not known before it runs.
+        element: The type of its elements in MLIR's writing: `f32`, `ui8`, `complex<f64>`.
+    """
+
+    shape: tuple[int | None, ...]
+    element: str
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A sharding that stands inside the body, as an operation of GSPMD.
+
+    Attributes:
+        text: The HLO sharding.
+        open_dims: Dimensions that the partitioner may still cut.
+    """
+
+    text: str
+    open_dims: tuple[int, ...] = ()
 
 
 def to_text(module: Module, *, debug_info: bool = False) -> str:
@@ -29,58 +55,68 @@ def to_bytecode(module: Module) -> bytes:
     return mlir.module_to_bytecode(module)
 
 
-def from_source(source: str | bytes) -> Module:
-    """Reads a module from MLIR text, MLIR bytecode or a portable StableHLO artifact.
-
-    Raises:
-        ValueError: With the parser's own messages, if it is none of them.
-    """
-    context = mlir.make_ir_context()
-    portable = isinstance(source, bytes)
-    with context, ir.Location.unknown(context):
-        try:
-            return ir.Module.parse(source)
-        except ir.MLIRError as error:
-            if not portable:
-                raise ValueError(str(error)) from None
-            try:
-                return hlo.deserialize_portable_artifact(context, source)
-            except Exception:
-                raise ValueError(str(error)) from None
-
-
-def clone(module: Module) -> Module:
-    """A module of its own that may be annotated without touching the first."""
-    with module.context, ir.Location.unknown(module.context):
-        return ir.Module.parse(to_bytecode(module))
-
-
-def main_function(module: Module) -> Any | None:
+def main_function(module: Module) -> Function | None:
     """The `func.func` that a program starts in: `@main`, or the only public function."""
     public = []
     for op in module.body.operations:
-        if not isinstance(op, func_dialect.FuncOp):
+        if not isinstance(op, func_dialect.FuncOp) or op.is_external:
             continue
         if ir.StringAttr(op.attributes["sym_name"]).value == "main":
             return op
-        if "sym_visibility" not in op.attributes:
+        visibility = op.attributes.get("sym_visibility")
+        if visibility is None or ir.StringAttr(visibility).value == "public":
             public.append(op)
     return public[0] if len(public) == 1 else None
 
 
-def function_types(main: Any) -> tuple[list[tuple[tuple[int, ...], Any]], list[Any]]:
-    """`(shape, dtype)` of the arguments and of the results; None for what is no static array."""
+def function_types(main: Function) -> tuple[list[TensorType | str], list[TensorType | str]]:
+    """The types of the arguments and of the results; a text for what is no ranked tensor."""
     kind = main.type
-    return [_shape_dtype(t) for t in kind.inputs], [_shape_dtype(t) for t in kind.results]
+    return [_tensor_type(t) for t in kind.inputs], [_tensor_type(t) for t in kind.results]
 
 
-def _shape_dtype(kind: Any) -> Any:
+def _tensor_type(kind: Any) -> TensorType | str:
     if not isinstance(kind, ir.RankedTensorType):
-        return None
+        return str(kind)
     tensor = ir.RankedTensorType(kind)
-    if not tensor.has_static_shape:
-        return None
-    return tuple(tensor.shape), str(tensor.element_type)
+    shape = tuple(None if tensor.is_dynamic_dim(i) else size for i, size in enumerate(tensor.shape))
+    return TensorType(shape, str(tensor.element_type))
+
+
+def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
+    """The attributes of each argument or result; numbers, texts and bools are Python's own.
+
+    Args:
+        main: The function.
+        of: `"arg_attrs"` or `"res_attrs"`.
+    """
+    kinds = main.type.inputs if of == "arg_attrs" else main.type.results
+    rows = main.operation.attributes.get(of)
+    if rows is None:
+        return [{} for _ in kinds]
+    return [{a.name: _python_value(a.attr) for a in ir.DictAttr(row)} for row in rows]
+
+
+def module_attribute(module: Module, name: str) -> Any:
+    """An attribute of the module, None where it has none of that name."""
+    found = module.operation.attributes.get(name)
+    return None if found is None else _python_value(found)
+
+
+def _python_value(attribute: Any) -> Any:
+    for kind in (ir.BoolAttr, ir.IntegerAttr, ir.StringAttr):
+        if isinstance(attribute, kind):
+            return kind(attribute).value
+    return Parsed(str(attribute))
+
+
+def operations(op: Any) -> Iterator[Any]:
+    """An operation and all those inside it."""
+    yield op
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from operations(inner.operation)
 
 
 def _attribute(value: Any) -> Any:
@@ -93,62 +129,108 @@ def _attribute(value: Any) -> Any:
     return ir.StringAttr.get(value)
 
 
-def _merged(old: Any, count: int, new: Sequence[Attributes]) -> Any:
+def _merged(old: Any, new: Sequence[Attributes]) -> Any:
     rows = []
-    for i in range(count):
-        row = {a.name: a.attr for a in ir.DictAttr(old[i])} if len(old) else {}
-        row.update({name: _attribute(value) for name, value in new[i].items()})
+    for i, attributes in enumerate(new):
+        row = {} if old is None else {a.name: a.attr for a in ir.DictAttr(old[i])}
+        row.update({name: _attribute(value) for name, value in attributes.items()})
         rows.append(ir.DictAttr.get(row))
     return ir.ArrayAttr.get(rows)
 
 
 def annotate(
-    main: Any,
+    main: Function,
     args: Sequence[Attributes],
     results: Sequence[Attributes],
     module_attributes: Attributes,
 ) -> None:
     """Writes attributes on a function's arguments and results, and on its module.
 
+    Attributes that are there already stay, unless one of the same name is written.
+
     Raises:
         ValueError: If an attribute's text is not what MLIR reads.
     """
     module = main.operation.parent.opview
-    context = main.operation.context
-    with context, ir.Location.unknown(context):
+    with _within(main):
+        attributes = main.operation.attributes
         try:
-            old_args = main.operation.attributes.get("arg_attrs", ())
-            old_results = main.operation.attributes.get("res_attrs", ())
-            main.arg_attrs = _merged(old_args, len(args), args)
-            main.operation.attributes["res_attrs"] = _merged(old_results, len(results), results)
+            for name, rows in (("arg_attrs", args), ("res_attrs", results)):
+                attributes[name] = _merged(attributes.get(name), rows)
             for name, value in module_attributes.items():
                 module.operation.attributes[name] = _attribute(value)
         except ir.MLIRError as error:
             raise ValueError(str(error)) from None
 
 
-def place_results(main: Any, memory_kinds: Sequence[str | None]) -> None:
-    """Marks results that must end in a memory other than the device's default one."""
-    context = main.operation.context
-    with context, ir.Location.unknown(context):
-        block = main.regions[0].blocks[0]
-        ret = block.operations[len(block.operations) - 1]
+def _within(main: Function) -> Any:
+    return ir.Location.unknown(main.operation.context)
+
+
+def _block(main: Function) -> Any:
+    return main.regions[0].blocks[0]
+
+
+def sharding_call(value: Value, constraint: Constraint) -> Any:
+    """The operation by which GSPMD pins the sharding of a value, here at the insertion point."""
+    dims = ",".join(map(str, constraint.open_dims))
+    op = mlir.custom_call(
+        "Sharding",
+        result_types=[value.type],
+        operands=[value],
+        backend_config=f"unspecified_dims=[{dims}]" if dims else "",
+        api_version=1,
+    )
+    op.attributes["mhlo.sharding"] = ir.StringAttr.get(constraint.text)
+    return op
+
+
+def constrain_ends(
+    main: Function,
+    args: Sequence[Constraint | None],
+    results: Sequence[Constraint | None],
+) -> None:
+    """Pins arguments right where they come in, and results right before they are returned."""
+    if not any(args) and not any(results):
+        return
+    block = _block(main)
+    ret = block.operations[len(block.operations) - 1]
+    with _within(main):
+        with ir.InsertionPoint.at_block_begin(block):
+            for value, constraint in zip(block.arguments, args, strict=True):
+                if constraint is not None:
+                    op = sharding_call(value, constraint)
+                    value.replace_all_uses_except(op.result, op.operation)
         with ir.InsertionPoint(ret):
-            for i, kind in enumerate(memory_kinds):
-                if kind is None:
-                    continue
-                value = ret.operands[i]
-                op = mlir.custom_call(
-                    "annotate_device_placement",
-                    result_types=[value.type],
-                    operands=[value],
-                    has_side_effect=True,
-                    api_version=1,
-                )
-                op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
-                    {"_xla_buffer_placement": ir.StringAttr.get(kind)}
-                )
-                ret.operands[i] = op.result
+            for i, constraint in enumerate(results):
+                if constraint is not None:
+                    ret.operands[i] = sharding_call(ret.operands[i], constraint).result
+
+
+def place_results(main: Function, memory_kinds: Sequence[str | None]) -> None:
+    """Marks results that must end in a memory other than the device's default one."""
+    if not any(memory_kinds):
+        return
+    block = _block(main)
+    ret = block.operations[len(block.operations) - 1]
+    with _within(main), ir.InsertionPoint(ret):
+        for i, kind in enumerate(memory_kinds):
+            if kind is not None:
+                ret.operands[i] = _placed(ret.operands[i], kind)
+
+
+def _placed(value: Value, memory_kind: str) -> Value:
+    op = mlir.custom_call(
+        "annotate_device_placement",
+        result_types=[value.type],
+        operands=[value],
+        has_side_effect=True,
+        api_version=1,
+    )
+    op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {"_xla_buffer_placement": ir.StringAttr.get(memory_kind)}
+    )
+    return op.result
 
 
 def verify(module: Module) -> None:
@@ -165,4 +247,4 @@ def verify(module: Module) -> None:
 
 def sanitize(name: str) -> str:
     """A function's name as a module may bear it."""
-    return mlir.sanitize_name(name).rstrip("_")
+    return mlir.sanitize_name(name).rstrip("_") or "module"

@@ -5,8 +5,13 @@ from xlashard.program.compile import LoweredProgram, compile_program, lower_prog
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.emit import write_main
 from xlashard.program.execute import Program, ProgramParts
-from xlashard.program.gspmd import open_dims
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, option_items
+from xlashard.program.plan import (
+    Partitioner,
+    ProgramPlan,
+    ValuePlan,
+    open_dims,
+    option_items,
+)
 
 __all__ = [
     "Donation",

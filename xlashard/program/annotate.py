@@ -1,10 +1,11 @@
-"""One value's attributes on `@main`, for either partitioner."""
+"""What `@main` says of one value, for either partitioner."""
 
 from dataclasses import replace
 
-from xlashard._jax.modules import Parsed
+from xlashard._jax.modules import Constraint, Parsed
+from xlashard.errors import GeometryError, PlanError
 from xlashard.program import gspmd, shardy
-from xlashard.program.plan import Partitioner, ValuePlan
+from xlashard.program.plan import Partitioner, ValuePlan, open_dims
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
 
 type Attributes = dict[str, str | int | bool]
@@ -13,7 +14,11 @@ type Attributes = dict[str, str | int | bool]
 def sharding_text(
     sharding: XLACompatibleSharding, ndim: int, partitioner: Partitioner, trailing: int = 0
 ) -> str:
-    """The text of a sharding annotation for a value of rank `ndim + trailing`."""
+    """The text of a sharding annotation for a value of rank `ndim + trailing`.
+
+    Raises:
+        GeometryError: If the sharding has no tiles, or not for this rank.
+    """
     if trailing and not isinstance(sharding, NamedSharding):
         sharding = _padded(sharding, ndim, trailing)
     write = shardy.sharding_text if partitioner is Partitioner.SHARDY else gspmd.sharding_text
@@ -29,25 +34,21 @@ def _padded(sharding: XLACompatibleSharding, ndim: int, trailing: int) -> XLACom
 
 def is_open(sharding: XLACompatibleSharding | None) -> bool:
     """True if the partitioner has a say in any dimension."""
-    if sharding is None:
-        return True
-    return isinstance(sharding, NamedSharding) and not sharding.normal_spec.is_constrained
+    return sharding is None or bool(open_dims(sharding))
 
 
 def value_attributes(value: ValuePlan, partitioner: Partitioner, *, result: bool) -> Attributes:
     """The attributes of one argument or result, without donation.
 
-    An annotation on a result binds all its dimensions, so one that leaves some to the partitioner
-    is not written there (the body constrains the value instead).
+    Raises:
+        PlanError: If its sharding can't be said for its rank.
     """
     attributes: Attributes = {}
-    sharding = value.sharding
-    if sharding is not None and len(sharding.devices) > 1 and not (result and is_open(sharding)):
-        text = sharding_text(sharding, len(value.shape), partitioner, value.trailing)
-        if partitioner is Partitioner.SHARDY:
-            attributes[shardy.ATTRIBUTE] = Parsed(text)
-        else:
-            attributes[gspmd.ATTRIBUTE] = text
+    text = _text(value, partitioner)
+    if text is not None and partitioner is Partitioner.SHARDY:
+        attributes[shardy.ATTRIBUTE] = Parsed(text)
+    elif text is not None and not is_open(value.sharding):
+        attributes[gspmd.ATTRIBUTE] = text
     if value.memory_kind is not None:
         attributes["mhlo.memory_kind"] = value.memory_kind
     if value.layout is not None:
@@ -55,3 +56,29 @@ def value_attributes(value: ValuePlan, partitioner: Partitioner, *, result: bool
     if result and value.name:
         attributes["jax.result_info"] = value.name
     return attributes
+
+
+def body_constraint(value: ValuePlan, partitioner: Partitioner) -> Constraint | None:
+    """What must be said of a value inside the body, because an attribute can't say it.
+
+    An HLO sharding on an argument or result binds all its dimensions. One that leaves some to the
+    partitioner is an operation on the value.
+    """
+    if partitioner is Partitioner.SHARDY or value.sharding is None:
+        return None
+    dims = open_dims(value.sharding)
+    text = _text(value, partitioner) if dims else None
+    return None if text is None else Constraint(text, dims)
+
+
+def _text(value: ValuePlan, partitioner: Partitioner) -> str | None:
+    sharding = value.sharding
+    if sharding is None or value.annotated or len(sharding.devices) == 1:
+        return None
+    try:
+        return sharding_text(sharding, len(value.shape), partitioner, value.trailing)
+    except GeometryError as error:
+        raise PlanError(
+            f"{value.name or 'a value'} of shape {value.shape} can't be dealt out as {sharding}: "
+            f"{error}"
+        ) from None

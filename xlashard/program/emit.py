@@ -1,29 +1,34 @@
 """Writes `@main`: shardings, donation, layouts, memory kinds, names and the partition count."""
 
+from collections.abc import Sequence
+
 from xlashard._jax import modules
 from xlashard._jax.lowering import lift_meshes
-from xlashard.errors import CompileError
-from xlashard.program.annotate import Attributes, value_attributes
+from xlashard.errors import ModuleError, PlanError
+from xlashard.program.annotate import Attributes, body_constraint, value_attributes
 from xlashard.program.donation import Donation, plan_donation
-from xlashard.program.plan import Partitioner, ProgramPlan
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 
 
-def main_attributes(
-    plan: ProgramPlan, donation: Donation, tokens: int
-) -> tuple[list[Attributes], list[Attributes]]:
-    """The attributes of every argument and result, the leading tokens included."""
+def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], list[Attributes]]:
+    """The attributes of every argument and result, the leading tokens included.
+
+    Raises:
+        PlanError: If a sharding can't be said of its value.
+    """
     args: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
     results: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
-    for i, value in enumerate(plan.args):
-        attributes = value_attributes(value, plan.partitioner, result=False)
-        target = donation.alias[i]
-        if target is not None:
-            attributes["tf.aliasing_output"] = target + tokens
-        elif donation.donor[i]:
-            attributes["jax.buffer_donor"] = True
-        args.append(attributes)
+    args += [value_attributes(v, plan.partitioner, result=False) for v in plan.args]
     results += [value_attributes(v, plan.partitioner, result=True) for v in plan.results]
     return args, results
+
+
+def _mark_donated(args: list[Attributes], donation: Donation, tokens: int) -> None:
+    for i, (target, donor) in enumerate(zip(donation.alias, donation.donor, strict=True)):
+        if target is not None:
+            args[i + tokens]["tf.aliasing_output"] = target + tokens
+        elif donor:
+            args[i + tokens]["jax.buffer_donor"] = True
 
 
 def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) -> Donation:
@@ -38,36 +43,63 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
         What became of the donated arguments.
 
     Raises:
-        CompileError: If the module has no entry function, or not one of the plan's arity.
+        ModuleError: If the module has no entry function, or does not verify.
+        PlanError: If the plan and the entry function disagree.
     """
     main = modules.main_function(module)
     if main is None:
-        raise CompileError("the module has no function @main, and not just one public function")
-    given, returned = (len(side) for side in modules.function_types(main))
-    if (given, returned) != (len(plan.args) + tokens, len(plan.results) + tokens):
-        raise CompileError(
-            f"@main takes {given} and gives {returned} values, the plan is for "
-            f"{len(plan.args) + tokens} and {len(plan.results) + tokens}"
-        )
+        raise ModuleError("the module has no function @main, and not just one public function")
+    _check_signature(main, plan, tokens)
+    args, results = main_attributes(plan, tokens)
     donation = plan_donation(plan)
-    args, results = main_attributes(plan, donation, tokens)
-    kinds = [None] * tokens + [v.memory_kind for v in plan.results]
-    if any(kinds):
-        modules.place_results(main, kinds)
+    _mark_donated(args, donation, tokens)
+    _write_body(main, plan, tokens)
     try:
-        modules.annotate(
-            main,
-            args,
-            results,
-            {
-                "sym_name": modules.sanitize(plan.name),
-                "mhlo.num_replicas": 1,
-                "mhlo.num_partitions": len(plan.devices),
-            },
-        )
+        modules.annotate(main, args, results, _module_attributes(plan))
         modules.verify(module)
         if plan.partitioner is Partitioner.SHARDY:
             lift_meshes(module)
     except ValueError as error:
-        raise CompileError(f"the module {plan.name} does not verify: {error}") from None
+        raise ModuleError(f"the module {plan.name} does not verify: {error}") from None
     return donation
+
+
+def _module_attributes(plan: ProgramPlan) -> Attributes:
+    return {
+        "sym_name": modules.sanitize(plan.name),
+        "mhlo.num_replicas": 1,
+        "mhlo.num_partitions": len(plan.devices),
+    }
+
+
+def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
+    """Writes what stands at the ends of the body: open shardings and other memories."""
+    none = [None] * tokens
+    args, results = (
+        [*none, *(body_constraint(v, plan.partitioner) for v in values)]
+        for values in (plan.args, plan.results)
+    )
+    modules.constrain_ends(main, args, results)
+    modules.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
+
+
+def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
+    taken, given = modules.function_types(main)
+    _check_values("argument", taken[tokens:], plan.args)
+    _check_values("result", given[tokens:], plan.results)
+
+
+def _check_values(
+    what: str, there: Sequence[modules.TensorType | str], values: Sequence[ValuePlan]
+) -> None:
+    if len(there) != len(values):
+        raise PlanError(f"@main has {len(there)} {what}s, the plan has {len(values)}")
+    for i, (kind, value) in enumerate(zip(there, values, strict=True)):
+        if isinstance(kind, str):
+            raise PlanError(f"{what} {i} of @main is a {kind}, the plan says {value.shape}")
+        ndim = len(value.shape)
+        if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
+            raise PlanError(
+                f"{what} {i} of @main has the shape {kind.shape}, the plan says {value.shape}"
+                + (f" and {value.trailing} more dimensions" if value.trailing else "")
+            )

@@ -98,12 +98,13 @@ class Program:
         The handles of donated arguments are deleted; the results may still be on their way when
         it returns.
         """
-        body, executable, handlers = self.parts.body, self.executable, self.handlers
-        if not body.has_effects:
-            return compiling.runner(executable, handlers)
+        executable, handlers, name = self.executable, self.handlers, self.name
+        effects = self.parts.body.ordered_effects
+        if not self.parts.body.has_effects:
+            return compiling.runner(executable, handlers, name)
 
         def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
-            return compiling.run_with_tokens(executable, handles, handlers, body.ordered_effects)
+            return compiling.run_with_tokens(executable, handles, handlers, effects, name)
 
         return run_with_tokens
 

@@ -3,7 +3,7 @@
 Syntax: https://openxla.org/xla/sharding and XLA's `hlo_sharding.h`.
 """
 
-from xlashard.sharding import NamedSharding, XLACompatibleSharding
+from xlashard.sharding import XLACompatibleSharding
 
 ATTRIBUTE = "mhlo.sharding"
 
@@ -14,12 +14,8 @@ def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:
     Args:
         sharding: The sharding; unconstrained dimensions count as uncut.
         ndim: The rank of the value's buffers.
+
+    Raises:
+        GeometryError: If it has no tiles, or not for this rank.
     """
     return sharding.rank_tiling(ndim).to_tile_assignment().to_text()
-
-
-def open_dims(sharding: XLACompatibleSharding, ndim: int) -> tuple[int, ...]:
-    """The dimensions that a sharding leaves to the partitioner."""
-    if not isinstance(sharding, NamedSharding):
-        return ()
-    return tuple(i for i, axes in enumerate(sharding.normal_spec.for_rank(ndim)) if axes is None)

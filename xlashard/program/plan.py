@@ -1,12 +1,13 @@
 """What a program is asked to be, as frozen values: the way in to this room."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from xlashard._jax.shardings import Device
-from xlashard.sharding import Mesh, XLACompatibleSharding
+from xlashard.errors import PlanError
+from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 
 class Partitioner(Enum):
@@ -28,6 +29,7 @@ class ValuePlan:
         memory_kind: The memory it lives in; None for the device's default one.
         trailing: Dimensions that its buffers have past those of `shape` (PRNG keys), never cut.
         name: What a person would call it: `state['params']['w']`, `result[0]`.
+        annotated: True if the module has a sharding for it already, which then stands.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +39,19 @@ class ValuePlan:
     memory_kind: str | None = None
     trailing: int = 0
     name: str = ""
+    annotated: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """True if the partitioner has a say in how it is dealt out."""
+        if self.annotated:
+            return False
+        return self.sharding is None or bool(open_dims(self.sharding))
+
+    @property
+    def is_settled(self) -> bool:
+        """True if it is known before compilation how it is dealt out."""
+        return self.sharding is not None and not self.is_free
 
     @property
     def physical_ndim(self) -> int:
@@ -56,6 +71,7 @@ class ProgramPlan:
         args: The arguments, tokens not counted.
         results: The results, tokens not counted.
         donated: For each argument, whether its buffers may be reused.
+        aliased: Positions of results that the module itself gives an argument's buffers already.
         partitioner: Who partitions.
         options: Options of the compiler, sorted by name.
         mesh: The mesh on which shardings that the partitioner chose get their names.
@@ -69,12 +85,42 @@ class ProgramPlan:
     donated: tuple[bool, ...]
     partitioner: Partitioner
     options: tuple[tuple[str, Any], ...] = ()
-    mesh: Mesh | None = field(default=None)
+    mesh: Mesh | None = None
     context: Any = None
+    aliased: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
-            raise ValueError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")
+            raise PlanError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")
+        for value in (*self.args, *self.results):
+            _check_devices(value, self.devices)
+
+
+def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
+    if value.sharding is None:
+        return
+    its = value.sharding.devices
+    if its is devices or its == devices:
+        return
+    ids, program_ids = ([d.id for d in ds[:8]] for ds in (its, devices))
+    raise PlanError(
+        f"{value.name or 'a value'} is dealt out over {len(its)} devices {ids}, the program runs "
+        f"on {len(devices)}: {program_ids}"
+    )
+
+
+def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple[int, ...]:
+    """The dimensions that a sharding leaves to the partitioner.
+
+    Args:
+        sharding: The sharding.
+        ndim: The rank of the value, checked if it is given.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return ()
+    spec = sharding.normal_spec
+    dims = spec.dims if ndim is None else spec.for_rank(ndim)
+    return tuple(i for i, axes in enumerate(dims) if axes is None)
 
 
 def option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from xlashard.errors import CompileError, GeometryError
+import numpy as np
+
+from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, spec_from_tiling
 from xlashard.sharding import NamedSharding, XLACompatibleSharding, grid_of
 
@@ -22,17 +24,22 @@ def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:
         ndim: The rank of the value's buffers.
 
     Raises:
-        CompileError: If the tiles can't be said by axes of any mesh.
+        GeometryError: If it has no tiles, or not for this rank.
     """
-    grid, spec = _as_spec(sharding, ndim)
-    dims = [_dim(axes) for axes in spec.for_rank(ndim)]
-    return f"#sdy.sharding<mesh<{_mesh(grid)}>, [{', '.join(dims)}]>"
+    if isinstance(sharding, NamedSharding):
+        return _text(_mesh(grid_of(sharding.mesh)), sharding.normal_spec, ndim)
+    return _text(*_on_made_up_mesh(sharding.rank_tiling(ndim)), ndim)
+
+
+def _text(mesh: str, spec: Spec, ndim: int) -> str:
+    dims = ", ".join(map(_dim, spec.for_rank(ndim)))
+    return f"#sdy.sharding<mesh<{mesh}>, [{dims}]>"
 
 
 def _dim(axes: tuple[str, ...] | None) -> str:
     if axes is None:
         return "{?}"
-    return "{" + ", ".join(_quoted(a) for a in axes) + "}"
+    return "{" + ", ".join(map(_quoted, axes)) + "}"
 
 
 def _mesh(grid: MeshGrid) -> str:
@@ -41,34 +48,49 @@ def _mesh(grid: MeshGrid) -> str:
 
 
 def _quoted(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _as_spec(sharding: XLACompatibleSharding, ndim: int) -> tuple[MeshGrid, Spec]:
-    if isinstance(sharding, NamedSharding):
-        return grid_of(sharding.mesh), sharding.normal_spec
-    tiling = sharding.rank_tiling(ndim)
-    if tiling.is_replicated:
-        return MeshGrid((), ()), Spec()
-    try:
-        return _made_up_mesh(tiling)
-    except GeometryError as error:
-        text = tiling.to_tile_assignment().to_text()
-        raise CompileError(
-            f"the tiles {text} can't be said by mesh axes, which Shardy needs ({error}): use a "
-            "NamedSharding, or partitioner='gspmd'"
-        ) from None
+    """A name as a text of MLIR: what it has no letter for goes by the bytes of UTF-8."""
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
+        for byte in name.encode()
+    )
+    return f'"{plain}"'
 
 
 @lru_cache(maxsize=1024)
-def _made_up_mesh(tiling: Tiling) -> tuple[MeshGrid, Spec]:
+def _on_made_up_mesh(tiling: Tiling) -> tuple[str, Spec]:
+    """A mesh on which a spec gives the tiling; its axes are as many as that takes."""
+    if tiling.is_replicated:
+        return _mesh(MeshGrid((), ())), Spec()
+    if tiling.listed:
+        return _on_listed_devices(tiling)
+    grid = _grid([size for step in tiling.steps for size in _cut(*step, _borders(tiling))])
+    try:
+        return _mesh(grid), spec_from_tiling(grid, tiling)
+    except GeometryError:
+        # A digit of the position lies across two dimensions (2 x 3 tiles, 3 x 2 devices).
+        return _on_listed_devices(tiling)
+
+
+def _grid(sizes: Sequence[int]) -> MeshGrid:
+    return MeshGrid(tuple(f"_axis_{i}" for i in range(len(sizes))), tuple(sizes))
+
+
+def _on_listed_devices(tiling: Tiling) -> tuple[str, Spec]:
+    """One axis per cut dimension and one for the copies; the mesh lists its devices."""
+    sizes = [count for count in (*tiling.counts, tiling.num_replicas) if count > 1]
+    grid = _grid(sizes)
+    names = iter(grid.axis_names)
+    spec = Spec(tuple((next(names),) if count > 1 else () for count in tiling.counts))
+    devices = ", ".join(map(str, np.argsort(tiling.tile_ids(), kind="stable").tolist()))
+    return f"{_mesh(grid)}, device_ids=[{devices}]", spec
+
+
+def _borders(tiling: Tiling) -> list[int]:
+    """The strides at which the number of a tile passes from one dimension to the next."""
     borders = [1]
     for count in reversed(tiling.counts):
         borders.append(borders[-1] * count)
-    sizes = [size for step in tiling.steps for size in _cut(*step, borders)]
-    grid = MeshGrid(tuple(f"_axis_{i}" for i in range(len(sizes))), tuple(sizes))
-    return grid, spec_from_tiling(grid, tiling)
+    return borders
 
 
 def _cut(size: int, stride: int, borders: Sequence[int]) -> list[int]:

@@ -1,0 +1,140 @@
+"""StableHLO modules that were made elsewhere: read them, and tell what they say of themselves."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo, sdy
+
+from xlashard._jax import modules
+from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.modules import Module
+
+_PORTABLE = "vhlo."
+_PLACE = re.compile(r':(\d+):(\d+)"?\)?$')
+
+
+@dataclass(frozen=True)
+class NamedMesh:
+    """A mesh that a module names axes of.
+
+    Attributes:
+        axes: Names and sizes, major to minor.
+        device_ids: The order of its devices, empty for the natural one.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    device_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Notations:
+    """Whose annotations a module holds.
+
+    Attributes:
+        shardy: An example of Shardy's, or None.
+        gspmd: An example of GSPMD's, or None.
+    """
+
+    shardy: str | None
+    gspmd: str | None
+
+
+def read_module(source: str | bytes) -> Module:
+    """Reads a module from MLIR text, MLIR bytecode or a portable StableHLO artifact.
+
+    Raises:
+        ValueError: With the line and what is wrong there, if it is none of them.
+    """
+    context = mlir.make_ir_context()
+    with context, ir.Location.unknown(context):
+        try:
+            module = ir.Module.parse(source)
+        except ir.MLIRError as error:
+            raise ValueError(_diagnosis(error, source)) from None
+        if not any(op.operation.name.startswith(_PORTABLE) for op in module.body.operations):
+            return module
+        try:
+            return hlo.deserialize_portable_artifact(context, source)
+        except Exception as error:
+            raise ValueError(f"the portable artifact is of a version too new: {error}") from None
+
+
+def _diagnosis(error: Any, source: str | bytes) -> str:
+    diagnostics = list(error.error_diagnostics)
+    if not diagnostics:
+        return str(error)
+    first = diagnostics[0]
+    place = _PLACE.search(str(first.location))
+    if place is None or isinstance(source, bytes):
+        return first.message
+    line, column = map(int, place.groups())
+    lines = source.splitlines()
+    if not 0 < line <= len(lines):
+        return f"line {line}: {first.message}"
+    shown = lines[line - 1]
+    return f"line {line}, column {column}: {first.message}\n{shown}\n{' ' * (column - 1)}^"
+
+
+def notations(module: Module) -> Notations:
+    """Whose annotations stand anywhere in a module."""
+    shardy = gspmd = None
+    for op in modules.operations(module.operation):
+        found_shardy, found_gspmd = _annotations(op)
+        shardy = shardy or found_shardy
+        gspmd = gspmd or found_gspmd
+    return Notations(shardy, gspmd)
+
+
+def _annotations(op: Any) -> tuple[str | None, str | None]:
+    attributes = op.attributes
+    shardy = op.name if op.name.startswith("sdy.") and op.name != "sdy.mesh" else None
+    names = set(attributes)
+    for of in ("arg_attrs", "res_attrs"):
+        for row in attributes[of] if of in names else ():
+            names |= {a.name for a in ir.DictAttr(row)}
+    if "sdy.sharding" in names:
+        shardy = "sdy.sharding"
+    return shardy, "mhlo.sharding" if "mhlo.sharding" in names else None
+
+
+def named_meshes(module: Module) -> list[NamedMesh]:
+    """The meshes that a module has symbols for and that have axes."""
+    found = []
+    for op in module.body.operations:
+        if op.operation.name != "sdy.mesh":
+            continue
+        mesh = sdy.MeshAttr(op.attributes["mesh"])
+        axes = [sdy.MeshAxisAttr(a) for a in mesh.axes]
+        if axes:
+            found.append(NamedMesh(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids)))
+    return found
+
+
+_ELEMENT = re.compile(r"(?P<kind>b?f|u?i)(?P<bits>\d+)(?P<rest>E\w+)?")
+_KINDS = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}
+
+
+def dtype_of(element: str) -> np.dtype[Any] | None:
+    """The dtype of a tensor's elements, None for a type that no array has."""
+    if element == "i1":
+        return np.dtype(bool)
+    if element.startswith("complex<"):
+        bits = element.removeprefix("complex<f").removesuffix(">")
+        return np.dtype(f"complex{2 * int(bits)}")
+    match = _ELEMENT.fullmatch(element)
+    if match is None:
+        return None
+    rest = f"_{match['rest'].lower()}" if match["rest"] else ""
+    try:
+        return np.dtype(f"{_KINDS[match['kind']]}{match['bits']}{rest}")
+    except TypeError:
+        return None
+
+
+def foreign_body(module: Module) -> LoweredBody:
+    """A module without effects or callbacks, as something to make a program of."""
+    return LoweredBody(module, modules.main_function(module), (), False, (), ())

@@ -1,0 +1,113 @@
+"""What the compiler decided: the sharding of every argument and result of a compiled program."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xlashard._jax import compiling
+from xlashard.errors import CompileError
+from xlashard.geometry import TileAssignment, Tiling
+from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.sharding import (
+    Mesh,
+    NamedSharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_hlo,
+)
+
+type Shardings = tuple[XLACompatibleSharding, ...]
+
+
+def settled_shardings(
+    executable: compiling.Executable, plan: ProgramPlan, tokens: int
+) -> tuple[Shardings, Shardings]:
+    """The sharding of every argument and of every result: what was asked for, else what was chosen.
+
+    Args:
+        executable: The compiled program.
+        plan: What it was compiled for.
+        tokens: How many ordering tokens come before the arguments and the results.
+
+    Raises:
+        CompileError: If the compiler doesn't say what it chose, or chose what no array can have.
+    """
+    args, results = _known(plan, plan.args), _known(plan, plan.results)
+    if args is None:
+        texts = _reported(executable, "parameters", plan, tokens)
+        args = _settled(plan, plan.args, texts, [v.memory_kind for v in plan.args])
+    if results is None:
+        kinds = compiling.output_memory_kinds(executable, len(plan.results) + tokens)[tokens:]
+        texts = _reported(executable, "outputs", plan, tokens)
+        results = _settled(plan, plan.results, texts, kinds)
+    return args, results
+
+
+def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
+    """What was asked for, if the compiler had no say in any of it."""
+    known = tuple(v.sharding for v in values if v.is_settled and v.sharding is not None)
+    return known if len(known) == len(values) else None
+
+
+def _reported(
+    executable: compiling.Executable, of: str, plan: ProgramPlan, tokens: int
+) -> Sequence[str]:
+    count = len(plan.args if of == "parameters" else plan.results)
+    if len(plan.devices) == 1:
+        # The partitioner did not run.
+        return ["{replicated}"] * count
+    texts = compiling.reported_shardings(executable, of, count + tokens)
+    if texts is None:
+        raise CompileError(
+            f"the compiler does not report how it dealt out the {of} of {plan.name}: give them "
+            "explicit shardings"
+        )
+    return texts[tokens:]
+
+
+def _settled(
+    plan: ProgramPlan,
+    values: Sequence[ValuePlan],
+    texts: Sequence[str],
+    kinds: Sequence[str | None],
+) -> Shardings:
+    return tuple(
+        value.sharding
+        if value.is_settled and value.sharding is not None
+        else _chosen(text, plan, value, kind)
+        for value, text, kind in zip(values, texts, kinds, strict=True)
+    )
+
+
+def _chosen(
+    text: str, plan: ProgramPlan, value: ValuePlan, kind: str | None
+) -> XLACompatibleSharding:
+    if len(plan.devices) == 1:
+        return value.sharding or SingleDeviceSharding(plan.devices[0], memory_kind=kind)
+    if value.trailing:
+        text = _logical_text(text, plan, value)
+    found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
+    if not isinstance(found, XLACompatibleSharding):
+        raise CompileError(f"the compiler dealt {value.name} of {plan.name} out as {text}")
+    return found
+
+
+def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
+    """The mesh to name axes of: that of the value's own spec, where it has one."""
+    sharding = value.sharding
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    return plan.mesh
+
+
+def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
+    """The tiles without the dimensions that only the buffers have."""
+    tiling = Tiling.from_tile_assignment(
+        TileAssignment.parse_text(text), value.physical_ndim, num_devices=len(plan.devices)
+    )
+    ndim = len(value.shape)
+    if any(count > 1 for count in tiling.counts[ndim:]):
+        raise CompileError(
+            f"the compiler cut the elements of {value.name} ({value.dtype}) of {plan.name} in "
+            f"pieces, {text}: give it an explicit sharding"
+        )
+    return replace(tiling, counts=tiling.counts[:ndim]).to_tile_assignment().to_text()
