@@ -106,6 +106,12 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
 
 
+def dressed(handle: Handle, sharding: JaxSharding) -> Handle:
+    """The same buffers under another sharding that says the same of them."""
+    aval = make_aval(handle.shape, handle.dtype, sharding, handle.weak_type)
+    return handle._rewrap_with_aval_and_sharding(aval, sharding)
+
+
 def run_one(executable: Any, handle: Handle, handler: Any) -> Handle:
     """Runs a program of one argument and one result, which a handler makes a handle of."""
     return executable.execute_sharded([handle]).consume_with_handlers([handler])[0]

@@ -7,7 +7,7 @@ import jax
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import HandleType, copy_to, split
+from xlashard._jax.transfer import HandleType, dressed, split
 from xlashard.array.holder import Handle, check_alive, type_text
 from xlashard.array.host import start_read
 from xlashard.array.indexing import Indexing
@@ -56,7 +56,7 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
             )
         if isinstance(x.sharding, Sharding):
             # Programs of JAX don't know our classes on their arguments.
-            x = copy_to(x, to_jax(x.sharding, x.shape))
+            x = dressed(x, to_jax(x.sharding, x.shape))
         out = cls()
         out._handle = x
         return out

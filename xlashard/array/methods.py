@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Self
 
+import jax.numpy as jnp
+
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder, check_alive, rewrapped
 
@@ -109,7 +111,7 @@ class NumpyMethods(Holder):
     @property
     def imag(self) -> Self:
         """The imaginary part."""
-        return _call(self, _IMAG, (), {})
+        return _call(self, _imaginary, (), {})
 
     @property
     def flat(self) -> Any:
@@ -126,9 +128,16 @@ class NumpyMethods(Holder):
         return Updates(self)
 
 
-_TRANSPOSE, _MATRIX_TRANSPOSE, _REAL, _IMAG = (
-    getattr(HandleType, name).fget for name in ("T", "mT", "real", "imag")
+_TRANSPOSE, _MATRIX_TRANSPOSE, _REAL = (
+    getattr(HandleType, name).fget for name in ("T", "mT", "real")
 )
+
+
+def _imaginary(handle: Any) -> Any:
+    """JAX's own puts the zeros of a real array on the default device."""
+    if jnp.iscomplexobj(handle) or not handle.committed:
+        return handle.imag
+    return jnp.zeros_like(handle, device=handle.sharding)
 
 
 class Updates[A: NumpyMethods]:

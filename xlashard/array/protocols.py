@@ -97,7 +97,8 @@ class HostProtocols(Holder):
         if dtype is None or value.dtype == dtype:
             return value
         if copy is False:
-            raise ValueError(f"an Array {type_text(self)} can't be read as {dtype} without a copy")
+            wanted = np.dtype(dtype)
+            raise ValueError(f"an Array {type_text(self)} can't be read as {wanted} without a copy")
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
@@ -118,7 +119,7 @@ class HostProtocols(Holder):
 
     @property
     def __numpy_dtype__(self) -> Any:
-        return self._handle.__numpy_dtype__
+        return self.dtype
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         check_alive(self)

@@ -1,0 +1,125 @@
+"""Shardings, values and ways to make arrays of them, for all tests of arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import xlashard
+from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding
+
+DEVICES = jax.devices()
+MESH = Mesh(np.array(DEVICES).reshape(2, 4), ("x", "y"))
+HALF = Mesh(np.array(DEVICES[4:]), ("z",))
+
+DTYPES = {
+    name: jnp.dtype(name)
+    for name in (
+        "float32",
+        "int32",
+        "bool",
+        "bfloat16",
+        "complex64",
+        "float8_e4m3fn",
+        "int4",
+        "uint8",
+    )
+}
+
+
+class Stripes(Sharding):
+    """What a user might write: rows dealt to devices in an order of their own."""
+
+    def __init__(self, devices: Sequence[Any], order: Sequence[int]) -> None:
+        self._devices = tuple(devices)
+        self.order = tuple(order)
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        return self._devices
+
+    def devices_indices_map(self, shape: Sequence[int]) -> Mapping[Any, tuple[slice, ...]]:
+        extent = shape[0] // len(self._devices)
+        return {
+            device: (slice(n * extent, (n + 1) * extent), *(slice(None) for _ in shape[1:]))
+            for device, n in zip(self._devices, self.order, strict=True)
+        }
+
+
+def named(*spec: Any, mesh: Mesh = MESH, **rest: Any) -> NamedSharding:
+    return NamedSharding(mesh, P(*spec), **rest)
+
+
+SHARDINGS: dict[str, Any] = {
+    "rows": named(("x", "y")),
+    "columns": named(None, "y"),
+    "both": named("x", "y"),
+    "partly replicated": named("y"),
+    "replicated": named(),
+    "single": SingleDeviceSharding(DEVICES[3]),
+    "half the devices": NamedSharding(HALF, P("z")),
+    "permuted mesh": NamedSharding(Mesh(MESH.devices.T[::-1], ("y", "x")), P("x", "y")),
+    "bare tiles": GSPMDSharding(DEVICES, "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
+    "listed tiles": GSPMDSharding(DEVICES, "{devices=[4,2]3,1,0,2,7,5,6,4}"),
+    "pinned": named("x", memory_kind="pinned_host"),
+    "jax's own": jax.sharding.NamedSharding(MESH, P("x")),
+    "own": Stripes(DEVICES[:4], (2, 0, 3, 1)),
+}
+
+SHAPE = (8, 16)
+
+
+def value(dtype: Any, shape: Sequence[int] = SHAPE) -> np.ndarray:
+    """Distinct numbers where the dtype has enough of them."""
+    count = int(np.prod(shape))
+    numbers = np.arange(count) % 7 if np.dtype(dtype).itemsize == 1 else np.arange(count)
+    if dtype == np.complex64:
+        numbers = numbers + 2j * numbers
+    return numbers.astype(dtype).reshape(shape)
+
+
+def by_callback(v: np.ndarray, s: Any) -> Array:
+    return xlashard.make_array_from_callback(v.shape, s, lambda index: v[index])
+
+
+def by_single_device_arrays(v: np.ndarray, s: Any) -> Array:
+    kind = getattr(s, "memory_kind", None)
+    pieces = [
+        xlashard.device_put(v[index], SingleDeviceSharding(device, memory_kind=kind))
+        for device, index in s.devices_indices_map(v.shape).items()
+    ]
+    return xlashard.make_array_from_single_device_arrays(v.shape, s, pieces[::-1])
+
+
+def by_local_data(v: np.ndarray, s: Any) -> Array:
+    return xlashard.make_array_from_process_local_data(s, v)
+
+
+def by_device_put(v: np.ndarray, s: Any) -> Array:
+    return xlashard.device_put(v, s)
+
+
+def by_moving(v: np.ndarray, s: Any) -> Array:
+    return xlashard.device_put(xlashard.device_put(v, named(None, "x")), s)
+
+
+def by_moving_jax(v: np.ndarray, s: Any) -> Array:
+    return xlashard.device_put(jnp.asarray(v), s)
+
+
+CONSTRUCTORS: dict[str, Callable[[np.ndarray, Any], Array]] = {
+    "callback": by_callback,
+    "single-device arrays": by_single_device_arrays,
+    "process-local data": by_local_data,
+    "device_put": by_device_put,
+    "moved": by_moving,
+    "moved from jax": by_moving_jax,
+}
+
+
+def same(x: Any, v: Any) -> bool:
+    """Whether values are equal to the bit, dtype and shape included."""
+    got = np.asarray(x)
+    return got.dtype == v.dtype and got.shape == v.shape and got.tobytes() == v.tobytes()

@@ -1,0 +1,252 @@
+"""What Python and NumPy ask of an Array."""
+
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xlashard
+from tests.array.cases import DEVICES, HALF, named, same, value
+from xlashard import Array, NamedSharding, P, device_put
+from xlashard.errors import ArgumentError
+
+ROWS = named("x")
+
+
+def put(x: Any, sharding: Any = ROWS) -> Array:
+    return device_put(x, sharding)
+
+
+def scalar(x: Any) -> Array:
+    return device_put(x, named())
+
+
+def test_numbers() -> None:
+    assert len(put(np.zeros((4, 2)))) == 4
+    assert bool(scalar(True)) is True
+    assert int(scalar(np.int32(7))) == 7
+    assert float(scalar(np.float32(1.5))) == 1.5
+    assert float(scalar(jnp.bfloat16(1.5))) == 1.5
+    assert complex(scalar(np.complex64(1 + 2j))) == 1 + 2j
+    assert [10, 11, 12][scalar(np.int32(1))] == 11
+    assert hex(scalar(np.int32(255))) == "0xff"
+    assert oct(scalar(np.int32(8))) == "0o10"
+    assert range(3)[scalar(np.uint8(2))] == 2
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda: len(scalar(1.0)), "without dimensions"),
+        (lambda: bool(put(np.zeros(2))), "x.any(), x.all() or x.size > 0"),
+        (lambda: bool(put(np.zeros(0))), "0 elements"),
+        (lambda: int(put(np.zeros(2))), "int(x[index]) or x.tolist()"),
+        (lambda: float(put(np.zeros(2))), "this one is float32[2]"),
+        (lambda: complex(put(np.zeros(2))), "complex"),
+        (lambda: [1][scalar(1.0)], "only an integer Array"),
+        (lambda: hex(scalar(1.0)), "serves as an index"),
+        (lambda: oct(put(np.zeros(2, np.int32))), "this one is int32[2]"),
+        (lambda: hash(scalar(1.0)), "unhashable"),
+        (lambda: iter(scalar(1.0)), "iteration over an Array without dimensions"),
+        (lambda: put(np.zeros(2)).__setitem__(0, 1.0), "x = x.at[index].set(y)"),
+    ],
+)
+def test_what_a_value_is_not(use: Any, text: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        use()
+    assert text in str(caught.value)
+
+
+def test_text() -> None:
+    x = put(np.array([1, 2], np.int32))
+    assert repr(x) == "Array([1, 2], dtype=int32)"
+    assert str(x) == "[1 2]"
+    assert f"{x}" == "[1 2]"
+    assert f"{scalar(np.float32(1.5)):.3f}" == "1.500"
+    assert repr(device_put(2.0)) == "Array(2., dtype=float32, weak_type=True)"
+    assert repr(put(np.zeros((0, 3)))) == "Array([], shape=(0, 3), dtype=float32)"
+    big = put(np.zeros((1024, 1024), np.float32))
+    assert repr(big) == "Array(shape=(1024, 1024), dtype=float32)"
+    with pytest.raises(TypeError):
+        f"{x:.3f}"
+
+
+def test_long_text_breaks_lines_as_numpy_does() -> None:
+    v = np.arange(60, dtype=np.int32)
+    text = repr(put(v))
+    assert max(map(len, text.splitlines())) <= np.get_printoptions()["linewidth"]
+    assert eval(text, {"Array": lambda values, dtype: values, "int32": None}) == v.tolist()
+
+
+def test_a_deleted_one_still_has_a_text() -> None:
+    x = put(np.zeros((4, 2)))
+    x.delete()
+    assert repr(x) == str(x) == f"{x}" == "Array(float32[4,2], deleted)"
+
+
+def test_iterating_stays_on_the_devices() -> None:
+    v = value(np.float32, (130, 4))
+    x = put(v, named("x", "y"))
+    rows = list(x)
+    assert len(rows) == 130
+    assert all(type(row) is Array and row.devices() == x.devices() for row in rows)
+    assert all(same(row, v[i]) for i, row in enumerate(rows))
+    assert all(same(row, v[-1 - i]) for i, row in enumerate(reversed(x)))
+    a, b = put(np.arange(2))
+    assert (int(a), int(b)) == (0, 1)
+    assert list(put(np.zeros((0, 3)))) == []
+    assert 3 in put(np.arange(4)) and 9 not in put(np.arange(4))
+
+
+def test_numpy_reads_it_and_may_not_write() -> None:
+    v = value(np.float32)
+    x = put(v, named("x", "y"))
+    read = np.asarray(x)
+    with pytest.raises(ValueError, match="read-only"):
+        read[0, 0] = 1
+    own = np.array(x)
+    own[0, 0] = 100
+    assert same(x, v)
+    assert np.asarray(x, np.int32).dtype == np.int32
+    assert x.__array__() is x.__array__()
+    assert x.__array__(copy=True) is not x.__array__()
+    with pytest.raises(ValueError, match="can't be read as int32 without a copy"):
+        x.__array__(np.int32, copy=False)
+    assert np.add(x, 1).dtype == np.float32
+    assert np.sum(x) == v.sum()
+    assert np.concatenate([x, x]).shape == (16, 16)
+    assert x.__array_priority__ == 100
+    assert np.dtype(x) == np.float32
+
+
+def test_buffers() -> None:
+    v = value(np.float32)
+    assert bytes(put(v, named("x", "y"))) == v.tobytes()
+    assert memoryview(put(v)).shape == v.shape
+    assert memoryview(put(v)).readonly
+    with pytest.raises(BufferError, match="no bfloat16"):
+        memoryview(put(v.astype(jnp.bfloat16)))
+
+
+def test_items() -> None:
+    v = value(np.float32)
+    x = put(v)
+    assert x.item(3) == v.item(3)
+    assert x.item(2, 1) == v.item(2, 1)
+    assert scalar(np.int32(4)).item() == 4
+    assert x.tobytes("F") == v.tobytes("F")
+
+
+def test_dlpack_goes_out_from_one_device() -> None:
+    v = value(np.float32)
+    x = device_put(v, DEVICES[0])
+    assert same(np.from_dlpack(x), v)
+    assert same(jax.dlpack.from_dlpack(x), v)
+    assert x.__dlpack_device__() == x.to_jax().__dlpack_device__()
+    for use in (lambda y: y.__dlpack__(), lambda y: y.__dlpack_device__()):
+        with pytest.raises(BufferError, match="DLPack describes memory of one device"):
+            use(put(v))
+
+
+def test_dlpack_comes_in() -> None:
+    v = value(np.float32)
+    x = xlashard.from_dlpack(v)
+    assert type(x) is Array and same(x, v)
+    y = xlashard.from_dlpack(v, device=DEVICES[2], copy=True)
+    assert y.devices() == {DEVICES[2]}
+
+
+def test_memory_of_other_libraries_is_only_offered_where_there_is_some() -> None:
+    x = device_put(value(np.float32), DEVICES[0])
+    on_cpu = DEVICES[0].platform == "cpu"
+    assert hasattr(x, "__cuda_array_interface__") is not on_cpu
+    assert x.unsafe_buffer_pointer() == x.to_jax().unsafe_buffer_pointer()
+    with pytest.raises(ValueError, match="unsafe_buffer_pointer"):
+        put(value(np.float32)).unsafe_buffer_pointer()
+
+
+def test_pickle_keeps_value_dtype_and_weak_type_not_the_place() -> None:
+    x = put(value(jnp.bfloat16), named("x", "y"))
+    back = pickle.loads(pickle.dumps(x))
+    assert same(back, np.asarray(x))
+    assert back.devices() == {jax.devices()[0]}
+    assert pickle.loads(pickle.dumps(device_put(1.0))).weak_type
+    assert pickle.loads(pickle.dumps({"a": [x]}))["a"][0].dtype == jnp.bfloat16
+
+
+def test_arrays_compare_by_element() -> None:
+    x = put(np.arange(4))
+    assert (x == x).tolist() == [True] * 4
+    assert (x != 2).tolist() == [True, True, False, True]
+    assert (x == None) is False  # noqa: E711
+    with pytest.raises(TypeError):
+        {x}  # noqa: B018
+
+
+def test_a_raw_one_says_how_to_make_one() -> None:
+    raw = Array()
+    for use in (
+        lambda: raw.shape,
+        lambda: raw + 1,
+        lambda: np.asarray(raw),
+        lambda: raw.sum(),
+        lambda: raw[0],
+        lambda: repr(raw),
+        lambda: jnp.sin(raw),
+        lambda: jax.jit(lambda x: x)(raw),
+        lambda: device_put(raw, DEVICES[0]),
+        lambda: raw.delete(),
+        lambda: raw.is_deleted(),
+    ):
+        with pytest.raises(ArgumentError, match=r"made by Array\(\)"):
+            use()
+
+
+def test_old_names_tell_the_new_ones() -> None:
+    x = put(np.zeros(4))
+    with pytest.raises(AttributeError, match=r"addressable_data\(0\)"):
+        _ = x.device_buffer
+    with pytest.raises(AttributeError, match=r"shard\.data for shard in x\.addressable_shards"):
+        _ = x.device_buffers
+    assert not hasattr(x, "device_buffer")
+    with pytest.raises(AttributeError, match="an Array has no attribute 'colour'"):
+        _ = x.colour
+
+
+def test_one_of_its_parts() -> None:
+    x = device_put(np.arange(8), NamedSharding(HALF, P("z")))
+    assert x.addressable_data(-1).devices() == {DEVICES[7]}
+    with pytest.raises(IndexError, match=r"addressable_data\(4\): 4 of the array's devices"):
+        x.addressable_data(4)
+    (first, *_) = x.addressable_shards
+    assert repr(first).startswith("Shard(device=")
+    assert "index=[0:2]" in repr(first)
+    assert x.platform() == DEVICES[0].platform
+
+
+def test_live_arrays_are_ours() -> None:
+    x = put(np.zeros(4))
+    pointers = [a.to_jax() for a in xlashard.live_arrays()]
+    assert any(p is x.to_jax() for p in pointers)
+    assert all(type(a) is Array for a in xlashard.live_arrays(DEVICES[0].platform))
+
+
+def test_from_jax_takes_arrays_only() -> None:
+    for wrong in (np.zeros(2), 1.0, jax.random.key(0)):
+        with pytest.raises(ArgumentError, match=r"Array\.from_jax takes a concrete jax\.Array"):
+            Array.from_jax(wrong)
+    with pytest.raises(ArgumentError, match="Tracer"):
+        jax.jit(lambda x: Array.from_jax(x))(1.0)
+    x = put(np.zeros(4))
+    assert Array.from_jax(x) is x
+
+
+def test_a_handle_never_carries_our_sharding() -> None:
+    handle = jax.device_put(np.zeros(4), ROWS)
+    assert type(handle.sharding) is NamedSharding
+    x = Array.from_jax(handle)
+    assert type(x.to_jax().sharding) is jax.sharding.NamedSharding
+    assert x.sharding == ROWS
