@@ -135,13 +135,36 @@ def _dispatched(function: Function) -> Any:
         clear_fast_paths()
         function.clear_cache()
 
-    call.lower = lower
-    call.trace = trace
-    call.eval_shape = eval_shape
-    call.clear_cache = clear_cache
-    call._cache_size = cache_size
-    call._function = function
+    own = {
+        "lower": lower,
+        "trace": trace,
+        "eval_shape": eval_shape,
+        "clear_cache": clear_cache,
+        "_cache_size": cache_size,
+        "_function": function,
+    }
+    call.__dict__ = _Attributes(own, **call.__dict__)
     return call
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a pjit-ed function, of which wrappers around it copy only the public face.
+
+    `functools.wraps`, and `jax.jit` and `jax.vmap` with their own, copy the attributes of what they
+    wrap. Without this `jax.jit(f).lower` would be that of `f`. Looking an attribute up doesn't come
+    here.
+    """
+
+    def __init__(self, own: dict[str, Any], **copied: Any) -> None:
+        super().__init__(copied)
+        self.update(own)
+        self._own = frozenset(own)
+
+    def keys(self) -> Any:
+        return [key for key in super().keys() if key not in self._own]
+
+    def __iter__(self) -> Any:
+        return iter(self.keys())
 
 
 def _explaining(call: Any, function: Function) -> Any:

@@ -12,7 +12,7 @@ import jax
 from xlashard._jax import compiling, dispatch
 from xlashard._jax.context import trace_context
 from xlashard._jax.jaxprs import drop_unused, hoist
-from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
+from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.array import Array
@@ -313,7 +313,7 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         dtype=str(aval.dtype),
         sharding=sharding,
         layout=layout_text(layout, aval.dtype),
-        memory_kind=_special_memory(sharding),
+        memory_kind=_special_memory(sharding) if sharding is not None else memory_kind_of(aval),
         trailing=trailing,
         name=name or "",
     )

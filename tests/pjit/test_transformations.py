@@ -1,0 +1,279 @@
+"""pjit under JAX's transformations: the same values as plain jax.jit, and the shardings kept."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32, spec_of
+from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard.errors import ResourceError
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w) * 2
+
+
+W, X = f32(4, 8) / 10, f32(8, 4) / 10
+
+
+def sharded(mesh, fun=layer):
+    """The function with every argument and result dealt out."""
+    named = functools.partial(NamedSharding, mesh)
+    return pjit(
+        fun,
+        in_shardings=(named(P(None, "y")), named(P("x", None))),
+        out_shardings=named(P("x", "y")),
+    )
+
+
+def assert_same(got, wanted):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), got, wanted)
+
+
+def loss(f):
+    return lambda w, x: (f(w, x) ** 2).sum()
+
+
+TRANSFORMED = {
+    "grad": lambda f: jax.grad(loss(f)),
+    "grad of both": lambda f: jax.grad(loss(f), argnums=(0, 1)),
+    "value_and_grad": lambda f: jax.value_and_grad(loss(f)),
+    "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (w * 2, x * 3)),
+    "jvp of one": lambda f: lambda w, x: jax.jvp(lambda w: f(w, x), (w,), (w * 2,)),
+    "vjp": lambda f: lambda w, x: jax.vjp(f, w, x)[1](f32(8, 8)),
+    "linearize": lambda f: lambda w, x: jax.linearize(f, w, x)[1](w * 2, x * 3),
+    "hessian": lambda f: jax.hessian(loss(f)),
+    "jacrev": lambda f: jax.jacrev(f),
+    "jacfwd": lambda f: jax.jacfwd(f, argnums=1),
+    "vmap": lambda f: lambda w, x: jax.vmap(f)(jnp.stack([w, w + 1]), jnp.stack([x, x + 1])),
+    "vmap of one": lambda f: lambda w, x: jax.vmap(f, (None, 0))(w, jnp.stack([x, x + 1])),
+    "vmap to a later axis": lambda f: lambda w, x: jax.vmap(f, (None, 1), 2)(
+        w, jnp.stack([x, x + 1], 1)
+    ),
+    "vmap of grad": lambda f: lambda w, x: jax.vmap(jax.grad(loss(f)), (0, None))(
+        jnp.stack([w, w + 1]), x
+    ),
+    "grad of vmap": lambda f: jax.grad(
+        lambda w, x: jax.vmap(loss(f), (None, 0))(w, jnp.stack([x, x + 1])).sum()
+    ),
+    "scan": lambda f: lambda w, x: jax.lax.scan(lambda c, _: (f(w, c)[:, :4], c.sum()), x, length=3),
+    "grad of scan": lambda f: jax.grad(
+        lambda w, x: jax.lax.scan(lambda c, _: (f(w, c)[:, :4], None), x, length=3)[0].sum()
+    ),
+    "while": lambda f: lambda w, x: jax.lax.fori_loop(0, 3, lambda i, c: f(w, c)[:, :4] + i, x),
+    "cond": lambda f: lambda w, x: jax.lax.cond(x.sum() > 0, f, lambda w, x: x @ w, w, x),
+    "remat": lambda f: jax.grad(loss(jax.checkpoint(f))),
+    "remat with a policy": lambda f: jax.grad(
+        loss(jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable))
+    ),
+    "twice": lambda f: lambda w, x: f(w, f(w, x)[:, :4]),
+}
+
+
+@pytest.mark.parametrize("outside", ["nothing", "jax.jit", "pjit"])
+@pytest.mark.parametrize("how", TRANSFORMED)
+def test_the_same_values_as_jax(mesh, how, outside):
+    transformed = TRANSFORMED[how](sharded(mesh))
+    around = {"nothing": lambda f: f, "jax.jit": jax.jit, "pjit": pjit}[outside]
+    assert_same(around(transformed)(W, X), TRANSFORMED[how](layer)(W, X))
+
+
+@pytest.mark.parametrize("how", ["grad of both", "jvp", "vmap", "grad of scan", "remat"])
+def test_the_same_values_under_each_partitioner(mesh, how, partitioner):
+    assert_same(TRANSFORMED[how](sharded(mesh))(W, X), TRANSFORMED[how](layer)(W, X))
+    assert_same(jax.jit(TRANSFORMED[how](sharded(mesh)))(W, X), TRANSFORMED[how](layer)(W, X))
+
+
+def placed(mesh, array, spec):
+    return jax.device_put(array, NamedSharding(mesh, spec).twin(()))
+
+
+def test_committed_arguments_stay_where_they_are(mesh):
+    f = pjit(layer)
+    w, x = placed(mesh, W, P(None, "y")), placed(mesh, X, P("x"))
+    dw, dx = jax.grad(loss(f), argnums=(0, 1))(w, x)
+    assert_same((dw, dx), jax.grad(loss(layer), argnums=(0, 1))(W, X))
+    assert len(dw.devices()) == len(dx.devices()) == 8
+
+
+def test_gradients_are_dealt_out_like_their_arguments(mesh):
+    dw, dx = jax.grad(loss(sharded(mesh)), argnums=(0, 1))(W, X)
+    assert spec_of(dw) == (None, "y")
+    assert spec_of(dx) == ("x",)
+
+
+def test_specs_and_the_mesh_in_force(mesh):
+    f = pjit(layer, in_shardings=(P(None, "y"), P("x")), out_shardings=P("x", "y"))
+    with mesh:
+        dw = jax.grad(loss(f))(W, X)
+    assert spec_of(dw) == (None, "y")
+    assert_same(dw, jax.grad(loss(layer))(W, X))
+
+
+@pytest.mark.parametrize("inside", ["pjit", "with_sharding_constraint"])
+def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partitioner):
+    named = NamedSharding(mesh, P("x"))
+    if inside == "pjit":
+        f = pjit(lambda x: x * 2, in_shardings=named, out_shardings=named)
+    else:
+        def f(x):
+            return with_sharding_constraint(x * 2, named)
+
+    out = jax.jit(lambda x: f(x) + 1)(f32(8, 2))
+    assert out.sharding.is_equivalent_to(named, 2)
+    text = jax.jit(f).lower(f32(8, 2)).as_text()
+    assert "mhlo.num_partitions = 8" in text
+    np.testing.assert_array_equal(out, f32(8, 2) * 2 + 1)
+
+
+def test_a_single_device_named_inside():
+    device = jax.devices()[3]
+    out = jax.jit(pjit(lambda x: x * 2, device=device))(f32(4))
+    assert out.devices() == {device}
+    assert jax.grad(lambda x: pjit(jnp.sin, device=device)(x).sum())(f32(4)).devices() == {device}
+
+
+def test_inner_annotations_stand_in_the_outer_module(mesh, partitioner):
+    f = sharded(mesh)
+    outer = pjit(lambda w, x: f(w, x).sum())
+    text = outer.lower(W, X).as_text()
+    sign = "sdy.sharding_constraint" if partitioner == "shardy" else "@Sharding"
+    assert text.count(sign) == 3
+    assert_same(outer(W, X), layer(W, X).sum())
+
+
+def test_an_inner_function_is_emitted_once(mesh):
+    f = sharded(mesh)
+    text = pjit(lambda w, x: f(w, f(w, x)[:, :4]) + f(w, x)).lower(W, X).as_text()
+    assert text.count("func.func private @pjit") == 1
+
+
+def test_inline_leaves_no_function(mesh):
+    named = NamedSharding(mesh, P("x"))
+    f = pjit(jnp.sin, inline=True, in_shardings=named)
+    text = pjit(lambda x: f(x)).lower(f32(8)).as_text()
+    assert "func.func private" not in text
+    jaxpr = jax.make_jaxpr(f)(f32(8))
+    assert "pjit" not in str(jaxpr)
+
+
+def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
+    jaxpr = jax.make_jaxpr(sharded(mesh))(W, X)
+    (equation,) = jaxpr.eqns
+    assert equation.primitive.name == "pjit"
+    text = str(jaxpr)
+    assert "P('x', 'y')" in text and "P(None, 'y')" in text
+    assert "witness" not in text and "layer" in text
+
+
+def test_jit_inside(mesh):
+    @jax.jit
+    def inner(x):
+        return jnp.sin(x) @ x.T
+
+    f = pjit(lambda x: inner(x) + inner(x * 2), out_shardings=NamedSharding(mesh, P("x", "y")))
+    out = f(X)
+    assert spec_of(out) == ("x", "y")
+    assert_same(out, inner(X) + inner(X * 2))
+
+
+def test_custom_rules_inside(mesh):
+    @jax.custom_vjp
+    def clipped(x):
+        return x * 3
+
+    clipped.defvjp(lambda x: (x * 3, x), lambda x, ct: (jnp.clip(ct, -1, 1) * x,))
+
+    @jax.custom_jvp
+    def other(x):
+        return x**2
+
+    other.defjvp(lambda p, t: (p[0] ** 2, 7 * t[0]))
+    named = NamedSharding(mesh, P("x"))
+    f = pjit(lambda x: clipped(x) + other(x), in_shardings=named)
+    g = jax.grad(lambda x: f(x).sum())
+    np.testing.assert_allclose(g(f32(8)), f32(8) + 7, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(g)(f32(8)), f32(8) + 7, rtol=1e-6)
+
+
+def test_vmap_leaves_its_axis_to_the_partitioner(mesh):
+    f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P("x")))
+    out = jax.vmap(f)(f32(6, 8))
+    assert_same(out, f32(6, 8) * 2)
+    assert out.sharding.shard_shape(out.shape)[1] == 2
+
+
+def test_spmd_axis_name(mesh):
+    f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))
+    text = jax.jit(jax.vmap(f, spmd_axis_name="y")).lower(f32(2, 8)).as_text()
+    assert '[{"y"}, {"x"}]' in text or "devices=[2,4]" in text
+    out = jax.vmap(f, spmd_axis_name="y")(f32(2, 8))
+    assert_same(out, f32(2, 8) * 2)
+    with pytest.raises(ResourceError, match="spmd_axis_name.*'x'"):
+        jax.vmap(f, spmd_axis_name="x")(f32(4, 8))
+
+
+def test_dead_results_and_their_arguments_are_dropped(mesh):
+    f = pjit(lambda x, y: (jnp.sin(x), jnp.cos(y)), in_shardings=NamedSharding(mesh, P("x")))
+    text = jax.jit(lambda x, y: f(x, y)[0]).lower(f32(8), f32(8)).as_text()
+    assert "stablehlo.sine" in text and "stablehlo.cosine" not in text
+
+
+def test_a_gradient_taken_twice_compiles_once(mesh, compilations):
+    g = jax.grad(loss(sharded(mesh, lambda w, x: jnp.cos(x @ w))))
+    g(W, X)
+    before = compilations.count
+    assert before > 0
+    g(W + 1, X)
+    assert compilations.count == before
+
+
+def test_closed_over_tracers(mesh):
+    named = NamedSharding(mesh, P("x"))
+
+    def outer(x, y):
+        f = pjit(lambda x: x * y, in_shardings=named)
+        return f(x).sum()
+
+    np.testing.assert_allclose(jax.grad(outer, 1)(f32(8), 2.0), f32(8).sum())
+    np.testing.assert_allclose(jax.jit(outer)(f32(8), 2.0), 2 * f32(8).sum())
+    np.testing.assert_allclose(jax.vmap(outer, (None, 0))(f32(8), f32(3)), f32(3) * f32(8).sum())
+
+
+def test_static_and_donated_arguments_inside(mesh):
+    f = pjit(lambda x, n: x**n, static_argnums=1, donate_argnums=0)
+    x = jnp.asarray(f32(4))
+    np.testing.assert_allclose(jax.grad(lambda x: f(x, 3).sum())(x), 3 * f32(4) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda x: f(x, 2) + x)(x), f32(4) ** 2 + f32(4))
+    assert not x.is_deleted()
+
+
+def test_compiler_options_reach_the_pieces(mesh):
+    f = pjit(jnp.sin, compiler_options={"xla_nonsense": True})
+    with pytest.raises(Exception, match="xla_nonsense"):
+        jax.grad(lambda x: f(x).sum())(f32(4))
+
+
+def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
+    f = sharded(mesh)
+    with pytest.raises(ResourceError, match=r"in_shardings of x \(float32\[7,4\]\).*dimension 0"):
+        jax.grad(loss(f))(W, f32(7, 4))
+    with pytest.raises(ResourceError, match=r"in_shardings of x \(float32\[7,4\]\).*dimension 0"):
+        jax.jit(f)(W, f32(7, 4))
+
+
+def test_wrappers_of_jax_have_methods_of_their_own(mesh):
+    f = sharded(mesh)
+    for wrapped in (jax.jit(f), jax.jit(jax.vmap(f, (None, None), axis_size=2))):
+        assert isinstance(wrapped.lower(W, X), jax.stages.Lowered)
+    assert functools.wraps(f)(layer).__wrapped__ is f
+    assert not hasattr(functools.wraps(f)(lambda w, x: x), "lower")
+
+
+def test_values_and_types_of_results(mesh):
+    f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P()))
+    out, tangent = jax.jvp(f, (2.0,), (1.0,))
+    assert out.weak_type and float(out) == 4.0 and float(tangent) == 2.0
