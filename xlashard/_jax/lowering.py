@@ -7,12 +7,12 @@ from typing import Any
 
 from jax._src import config, core, sharding_impls
 from jax._src import effects as effects_lib
-from jax._src.interpreters import mlir
+from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir, passmanager
 
 from xlashard._jax import modules
 from xlashard._jax.shardings import AbstractMesh, Device, JaxNamedSharding, JaxSharding
-from xlashard._jax.tracing import Jaxpr, needs_devices
+from xlashard._jax.tracing import Jaxpr, inner_shardings, needs_devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +80,7 @@ def lower_body(
         channel_iterator=itertools.count(mlir.COLLECTIVE_CHANNEL_ID + 1),
         host_callbacks=[],
         lowering_parameters=mlir.LoweringParameters(hoist_constants_as_args=False),
+        all_default_mem_kind=_keeps_to_default_memory(jaxpr, to.shardings),
         pallas_collective_id_mapping=(
             mlir.CollectiveIdMapping.from_jaxpr(jaxpr) if to.platform == "tpu" else None
         ),
@@ -104,6 +105,22 @@ def lower_body(
         keepalives=tuple(context.keepalives),
         host_callbacks=tuple(context.host_callbacks),
     )
+
+
+def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[JaxSharding]) -> bool:
+    """True if no value is meant for another memory; only then rules may leave transfers out."""
+    transfers = pxla.jaxpr_transfer_mem_kinds(jaxpr)
+    return pxla.are_all_shardings_default_mem_kind(
+        [*shardings, *inner_shardings(jaxpr), *transfers]
+    )
+
+
+def memory_kind_of(aval: Any) -> str | None:
+    """The memory that the type of a value names, None for the default one."""
+    space = getattr(aval, "memory_space", None)
+    if space in (None, core.MemorySpace.Device, core.MemorySpace.Any):
+        return None
+    return core.mem_space_to_kind(space)
 
 
 def _abstract_mesh(shardings: Sequence[JaxSharding]) -> AbstractMesh | None:

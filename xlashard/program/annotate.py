@@ -5,7 +5,7 @@ from dataclasses import replace
 from xlashard._jax.modules import Constraint, Parsed
 from xlashard.errors import GeometryError, PlanError
 from xlashard.program import gspmd, shardy
-from xlashard.program.plan import Partitioner, ValuePlan, open_dims
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
 
 type Attributes = dict[str, str | int | bool]
@@ -37,18 +37,17 @@ def is_open(sharding: XLACompatibleSharding | None) -> bool:
     return sharding is None or bool(open_dims(sharding))
 
 
-def value_attributes(value: ValuePlan, partitioner: Partitioner, *, result: bool) -> Attributes:
+def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> Attributes:
     """The attributes of one argument or result, without donation.
 
     Raises:
         PlanError: If its sharding can't be said for its rank.
     """
     attributes: Attributes = {}
-    text = _text(value, partitioner)
-    if text is not None and partitioner is Partitioner.SHARDY:
-        attributes[shardy.ATTRIBUTE] = Parsed(text)
-    elif text is not None and not is_open(value.sharding):
-        attributes[gspmd.ATTRIBUTE] = text
+    if _is_annotated(value, plan) and plan.partitioner is Partitioner.SHARDY:
+        attributes[shardy.ATTRIBUTE] = Parsed(_shardy_text(value, plan))
+    elif _is_annotated(value, plan) and not _gspmd_open_dims(value):
+        attributes[gspmd.ATTRIBUTE] = _gspmd_text(value)
     if value.memory_kind is not None:
         attributes["mhlo.memory_kind"] = value.memory_kind
     if value.layout is not None:
@@ -58,23 +57,49 @@ def value_attributes(value: ValuePlan, partitioner: Partitioner, *, result: bool
     return attributes
 
 
-def body_constraint(value: ValuePlan, partitioner: Partitioner) -> Constraint | None:
+def body_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
     """What must be said of a value inside the body, because an attribute can't say it.
 
     An HLO sharding on an argument or result binds all its dimensions. One that leaves some to the
     partitioner is an operation on the value.
     """
-    if partitioner is Partitioner.SHARDY or value.sharding is None:
+    if plan.partitioner is Partitioner.SHARDY or not _is_annotated(value, plan):
         return None
-    dims = open_dims(value.sharding)
-    text = _text(value, partitioner) if dims else None
-    return None if text is None else Constraint(text, dims)
+    dims = _gspmd_open_dims(value)
+    return Constraint(_gspmd_text(value), dims) if dims else None
 
 
-def _text(value: ValuePlan, partitioner: Partitioner) -> str | None:
-    sharding = value.sharding
-    if sharding is None or value.annotated or len(sharding.devices) == 1:
-        return None
+def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
+    """True if there is something to say of how a value is dealt out.
+
+    There is where nobody said anything of keys: the dimensions of their buffers are not cut.
+    """
+    if value.annotated or len(plan.devices) == 1:
+        return False
+    return value.sharding is not None or value.trailing > 0
+
+
+def _shardy_text(value: ValuePlan, plan: ProgramPlan) -> str:
+    if value.sharding is None:
+        return shardy.open_text(len(value.shape), value.trailing, plan.mesh, len(plan.devices))
+    return _checked_text(value, value.sharding, Partitioner.SHARDY)
+
+
+def _gspmd_text(value: ValuePlan) -> str:
+    if value.sharding is None:
+        return gspmd.UNCUT
+    return _checked_text(value, value.sharding, Partitioner.GSPMD)
+
+
+def _gspmd_open_dims(value: ValuePlan) -> tuple[int, ...]:
+    if value.sharding is None:
+        return tuple(range(len(value.shape)))
+    return open_dims(value.sharding)
+
+
+def _checked_text(
+    value: ValuePlan, sharding: XLACompatibleSharding, partitioner: Partitioner
+) -> str:
     try:
         return sharding_text(sharding, len(value.shape), partitioner, value.trailing)
     except GeometryError as error:

@@ -18,8 +18,8 @@ def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], l
     """
     args: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
     results: list[Attributes] = [{"jax.token": True} for _ in range(tokens)]
-    args += [value_attributes(v, plan.partitioner, result=False) for v in plan.args]
-    results += [value_attributes(v, plan.partitioner, result=True) for v in plan.results]
+    args += [value_attributes(v, plan, result=False) for v in plan.args]
+    results += [value_attributes(v, plan, result=True) for v in plan.results]
     return args, results
 
 
@@ -76,7 +76,7 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
     args, results = (
-        [*none, *(body_constraint(v, plan.partitioner) for v in values)]
+        [*none, *(body_constraint(v, plan) for v in values)]
         for values in (plan.args, plan.results)
     )
     modules.constrain_ends(main, args, results)

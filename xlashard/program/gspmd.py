@@ -6,6 +6,8 @@ Syntax: https://openxla.org/xla/sharding and XLA's `hlo_sharding.h`.
 from xlashard.sharding import XLACompatibleSharding
 
 ATTRIBUTE = "mhlo.sharding"
+UNCUT = "{replicated}"
+"""Every device holds everything, whatever the rank."""
 
 
 def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:

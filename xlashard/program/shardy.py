@@ -11,7 +11,7 @@ import numpy as np
 
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, spec_from_tiling
-from xlashard.sharding import NamedSharding, XLACompatibleSharding, grid_of
+from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding, grid_of
 
 ATTRIBUTE = "sdy.sharding"
 
@@ -29,6 +29,19 @@ def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:
     if isinstance(sharding, NamedSharding):
         return _text(_mesh(grid_of(sharding.mesh)), sharding.normal_spec, ndim)
     return _text(*_on_made_up_mesh(sharding.rank_tiling(ndim)), ndim)
+
+
+def open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
+    """The attribute that leaves a value to the partitioner but for its trailing dimensions.
+
+    Args:
+        ndim: How many dimensions are open.
+        trailing: How many are closed and uncut.
+        mesh: The mesh whose axes may cut the open ones; None for one made up.
+        num_devices: How many devices there are.
+    """
+    grid = _grid([num_devices]) if mesh is None else grid_of(mesh)
+    return _text(_mesh(grid), Spec((None,) * ndim), ndim + trailing)
 
 
 def _text(mesh: str, spec: Spec, ndim: int) -> str:
