@@ -85,11 +85,23 @@ def put(
             Otherwise host memory is free for other use on return.
         fresh: Copies also handles that are on their device already; otherwise those are shared.
     """
+    if not alias and _share_memory(pieces):
+        pieces, alias = [aligned_copy(piece) for piece in pieces], True
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     return xc.batched_device_put(
         aval, sharding, list(pieces), list(devices), committed, fresh, kept
     )
+
+
+def _share_memory(pieces: Sequence[Any]) -> bool:
+    """Whether pieces begin at one address, as views do that are empty or broadcast.
+
+    Unless jaxlib may alias such pieces, it fails on them.
+    """
+    if len(pieces) < 2 or not isinstance(pieces[0], np.ndarray):
+        return False
+    return len({piece.ctypes.data for piece in pieces}) < len(pieces)
 
 
 def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:

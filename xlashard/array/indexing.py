@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 from xlashard._jax.transfer import HandleType, assemble, copy_to, make_aval, split
 from xlashard.array.holder import Handle, Holder, check_alive, rewrapped
-from xlashard.array.methods import bare_index
+from xlashard.array.methods import bare_index, on_handle
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
 from xlashard.sharding import from_jax
@@ -36,12 +36,7 @@ class Indexing(Holder):
             shard = _whole_shard(handle, index)
             if shard is not None:
                 return rewrapped(self, shard)
-        try:
-            out = HandleType.__getitem__(handle, bare_index(index))
-        except RuntimeError:
-            check_alive(self)
-            raise
-        return rewrapped(self, out)
+        return on_handle(self, HandleType.__getitem__, (bare_index(index),), {})
 
     def __iter__(self) -> Iterator[Self]:
         return self._iterate(reverse=False)

@@ -8,21 +8,26 @@ import jax.numpy as jnp
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder, check_alive, rewrapped
+from xlashard.array.order import in_tile_order, is_out_of_order
 
 
 def _bare(x: Any) -> Any:
     return x._handle if isinstance(x, Holder) else x
 
 
-def _call(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of a method of the handle, wrapped."""
+def on_handle(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a function of the handle, wrapped."""
+    bare_args = [_bare(x) for x in args]
+    bare_kwargs = {name: _bare(x) for name, x in kwargs.items()}
     try:
-        out = call(
-            self._handle, *map(_bare, args), **{name: _bare(x) for name, x in kwargs.items()}
-        )
+        out = call(self._handle, *bare_args, **bare_kwargs)
     except RuntimeError:
         check_alive(self, *args, *kwargs.values())
         raise
+    except TypeError:
+        if not is_out_of_order(self._handle):
+            raise
+        out = in_tile_order(self, lambda handle: call(handle, *bare_args, **bare_kwargs))
     return rewrapped(self, out)
 
 
@@ -31,7 +36,7 @@ def _method(name: str) -> Callable[..., Any]:
     call = getattr(HandleType, name)
 
     def method(self: Holder, *args: Any, **kwargs: Any) -> Any:
-        return _call(self, call, args, kwargs)
+        return on_handle(self, call, args, kwargs)
 
     return update_wrapper(method, call) if callable(call) else method
 
@@ -96,22 +101,22 @@ class NumpyMethods(Holder):
     @property
     def T(self) -> Self:
         """The transpose: all dimensions in reverse order."""
-        return _call(self, _TRANSPOSE, (), {})
+        return on_handle(self, _TRANSPOSE, (), {})
 
     @property
     def mT(self) -> Self:
         """The matrix transpose: the last two dimensions swapped."""
-        return _call(self, _MATRIX_TRANSPOSE, (), {})
+        return on_handle(self, _MATRIX_TRANSPOSE, (), {})
 
     @property
     def real(self) -> Self:
         """The real part."""
-        return _call(self, _REAL, (), {})
+        return on_handle(self, _REAL, (), {})
 
     @property
     def imag(self) -> Self:
         """The imaginary part."""
-        return _call(self, _imaginary, (), {})
+        return on_handle(self, _imaginary, (), {})
 
     @property
     def flat(self) -> Any:
@@ -157,10 +162,10 @@ class Updates[A: NumpyMethods]:
 
 def _update(name: str) -> Callable[..., Any]:
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
-        def on_handle(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        def updated(handle: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(handle.at[bare_index(self._index)], name)(*args, **kwargs)
 
-        return _call(self._array, on_handle, args, kwargs)
+        return on_handle(self._array, updated, args, kwargs)
 
     update.__name__ = name
     update.__doc__ = f"`jax.numpy.ndarray.at[index].{name}`, as an `Array`."

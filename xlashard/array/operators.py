@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
+from xlashard.array.order import in_tile_order, is_out_of_order
 from xlashard.errors import ArgumentError, DeviceMismatchError
 
 
@@ -17,6 +18,10 @@ def _unary(name: str) -> Callable[..., Any]:
         except RuntimeError:
             check_alive(self)
             raise
+        except TypeError:
+            if not is_out_of_order(self._handle):
+                raise
+            out = in_tile_order(self, lambda handle: call(handle, *args))
         return rewrapped(self, out)
 
     operator.__name__ = name
@@ -36,6 +41,10 @@ def _binary(name: str) -> Callable[..., Any]:
         except ValueError:
             _check_devices(name, self, other)
             raise
+        except TypeError:
+            if not is_out_of_order(self._handle):
+                raise
+            out = in_tile_order(self, lambda handle: call(handle, other))
         if type(out) is HandleType:
             array = kind()
             array._handle = out

@@ -14,12 +14,13 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, put, split
+from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
 from xlashard.array.host_put import put_value
+from xlashard.array.order import in_order
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
 from xlashard.errors import PlacementError
-from xlashard.geometry import Index, Tiling, reshard_plan
+from xlashard.geometry import Index, reshard_plan
 from xlashard.sharding import GSPMDSharding, Sharding, SingleDeviceSharding, from_jax
 
 
@@ -40,7 +41,8 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
     if source.sharding.devices != target.sharding.devices:
         if set(source.sharding.devices) != set(target.sharding.devices):
             return _to_other_devices(handle, source, target, donate or fresh)
-        handle, source = _reordered(handle, source, target.sharding.devices)
+        handle = in_order(handle, target.sharding.devices)
+        source = places(handle.shape, from_jax(handle.sharding))
     if not source.tiling.same_tiles(target.tiling):
         return _to_other_tiles(handle, source, target, donate)
     if source.memory_kind != target.memory_kind:
@@ -66,22 +68,6 @@ def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
             f"{where.memory_kind!r}: give the sharding alone"
         )
     return retile(handle, where, where, layout, donate=False)
-
-
-def _reordered(
-    handle: Handle, source: Places, devices: tuple[Device, ...]
-) -> tuple[Handle, Places]:
-    """The same buffers under a sharding that lists the same devices in another order."""
-    sharding = source.sharding
-    by_device = dict(zip(sharding.devices, source.tiling.indices(source.shape), strict=True))
-    tiling = Tiling.from_indices(source.shape, [by_device[device] for device in devices])
-    there = places(
-        source.shape,
-        GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind),
-    )
-    buffers = dict(zip(source.devices, split(handle), strict=True))
-    aval = make_aval(handle.shape, handle.dtype, there.twin, handle.weak_type)
-    return assemble(aval, there.twin, [buffers[device] for device in there.devices]), there
 
 
 def _to_other_tiles(handle: Handle, source: Places, target: Places, donate: bool) -> Handle:
