@@ -182,6 +182,10 @@ class DeviceMismatchError(XlashardError, ValueError):
     """Arguments of one program that live on different devices."""
 
 
+class TracingError(XlashardError, RuntimeError):
+    """A function that would have to be traced where that is forbidden."""
+
+
 class MeshError(XlashardError, RuntimeError):
     """A partition spec with no mesh in force to give its axes a meaning."""
 

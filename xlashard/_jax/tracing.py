@@ -16,6 +16,7 @@ type Jaxpr = Any
 type TreeDef = Any
 
 Tracer = core.Tracer
+escaped_tracer_error = core.escaped_tracer_error
 
 
 @dataclass(frozen=True, eq=False)

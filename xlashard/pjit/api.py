@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from xlashard._jax import dispatch
 from xlashard.errors import ResourceError
 from xlashard.pjit.function import Function
@@ -118,7 +120,7 @@ def _dispatched(function: Function) -> Any:
     )
     clear_fast_paths = call._clear_cache
     cache_size = call._cache_size
-    if tracer.static_argnums or tracer.static_argnames:
+    if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _explaining(call, function)
     functools.update_wrapper(call, function.fun)
 
@@ -168,13 +170,13 @@ class _Attributes(dict[str, Any]):
 
 
 def _explaining(call: Any, function: Function) -> Any:
-    """The dispatcher, where jaxlib may refuse a static argument without naming it."""
+    """The dispatcher, where jaxlib may refuse an argument without naming it."""
 
     def explained(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
-        except ValueError:
-            function.parameters.check_call(args, kwargs)
+        except (ValueError, jax.errors.JaxRuntimeError):
+            function.explain(args, kwargs)
             raise
 
     return explained

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.tracing import Tracer, abstractify
+from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
 from xlashard.array import Array
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
 from xlashard.sharding import XLACompatibleSharding, from_jax
@@ -89,8 +89,13 @@ def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
         ArgumentError: With the path of the first such argument.
     """
     for value, path in zip(values, paths, strict=True):
-        if isinstance(value, Array | jax.Array | np.ndarray):
+        if isinstance(value, Array | jax.Array):
             continue
+        if isinstance(value, np.ndarray | np.generic):
+            if type(value) is np.ndarray and value.dtype.kind in _NUMERIC:
+                continue
+            if value.dtype.kind in _NEVER_NUMERIC:
+                raise ArgumentError(_no_numbers(value, path))
         try:
             abstractify(value)
         except OverflowError:
@@ -98,16 +103,52 @@ def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
                 f"{path} is the int {value}, which does not fit the default integer type: pass "
                 "np.int64(...) with jax_enable_x64, or a float"
             ) from None
-        except TypeError:
+        except (TypeError, ValueError):
             raise ArgumentError(_not_an_array(value, path)) from None
 
 
-def _not_an_array(value: Any, path: str) -> str:
-    name = path.split("[")[0].split(".")[0]
-    said = f"{path} is {_short(value)} ({type(value).__name__}), which is no array: "
-    return said + (
-        f"pass an array, or mark the argument static: pjit(f, static_argnames=({name!r},))"
+# By NumPy's letters: bool, (un)signed int, float, complex. "V" may be a float of ml_dtypes.
+_NUMERIC = "biufc"
+_NEVER_NUMERIC = "OSUMm"
+
+
+def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
+    """Refuses arguments that have a type but no value, before a program is run on them.
+
+    Raises:
+        ArgumentError: With the path of the first such argument.
+        jax.errors.UnexpectedTracerError: For a tracer that outlived its trace.
+    """
+    for value, path in zip(values, paths, strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise ArgumentError(
+                f"{path} is a ShapeDtypeStruct, which has no value to compute with: pass an array, "
+                "or give it to .lower(...), .trace(...) or .eval_shape(...)"
+            )
+        if isinstance(value, Tracer):
+            error = escaped_tracer_error(value)
+            error.add_note(f"It was passed as {path}.")
+            raise error
+
+
+def _no_numbers(value: Any, path: str) -> str:
+    return (
+        f"{path} is a NumPy {'array' if isinstance(value, np.ndarray) else 'scalar'} of dtype "
+        f"{value.dtype}, which no device computes with: convert it to numbers first, or mark the "
+        f"argument static: {_static_hint(path)}"
     )
+
+
+def _not_an_array(value: Any, path: str) -> str:
+    return (
+        f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an array, or "
+        f"mark the argument static: {_static_hint(path)}"
+    )
+
+
+def _static_hint(path: str) -> str:
+    name = path.split("[")[0].split(".")[0]
+    return f"pjit(f, static_argnames=({name!r},))"
 
 
 def _short(value: Any) -> str:

@@ -11,15 +11,15 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.shardings import Device
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
-from xlashard.errors import ArgumentError
-from xlashard.pjit.arguments import Argument, check_values, describe_arguments
+from xlashard.errors import ArgumentError, TracingError
+from xlashard.pjit.arguments import Argument, check_concrete, check_values, describe_arguments
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, expand, to_sharding
-from xlashard.pjit.run import fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import check_donated_once, fast_path, mark_donated, run_prepared
 from xlashard.sharding import (
     Mesh,
     Sharding,
@@ -88,7 +88,15 @@ class Function:
         self.parameters.check_call(args, kwargs)
         paths, values = self.parameters.paths(args, kwargs)
         check_values(values, paths)
-        traced, flat = self.tracer(args, kwargs, mesh)
+        try:
+            traced, flat = self.tracer(args, kwargs, mesh)
+        except RuntimeError:
+            if not context.is_tracing_forbidden():
+                raise
+            raise TracingError(
+                f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
+                "with such arguments before"
+            ) from None
         ins = self._in_resources(traced)
         outs = self._out_resources(traced)
         in_paths, out_paths = traced.arg_names, traced.result_paths
@@ -158,14 +166,10 @@ class Function:
 
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
-        if context.is_tracing_forbidden():
-            raise RuntimeError(
-                f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
-                "with such arguments before"
-            )
         call = self.trace(args, kwargs)
         if call.traced.consts or not tracing.is_top_level():
             return self.bind(call), None, False
+        check_concrete(call.values, call.traced.arg_names)
         prepared = self.prepare(call)
         handles = run_prepared(prepared, call.values)
         mark_donated(call.values, call.donated, self.name)
@@ -175,6 +179,19 @@ class Function:
         else:
             out = out_tree.unflatten([wrap_result(h) for h in handles])
         return out, fast_path(prepared, out_tree, handles), False
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Says better than jaxlib why it refused a call, where this can.
+
+        Raises:
+            ArgumentError: For a static argument that can't be hashed.
+            DonationError: For a donated argument that shares its buffers with another one.
+        """
+        parameters = self.parameters
+        parameters.check_call(args, kwargs)
+        if parameters.donates:
+            paths, values = parameters.paths(args, kwargs)
+            check_donated_once(values, parameters.donated(args, kwargs), paths, self.name)
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""

@@ -57,6 +57,11 @@ class Parameters:
             )
         return cls(signature, static_nums, static_names, donate_nums, donate_names)
 
+    @property
+    def donates(self) -> bool:
+        """True if a call may take over buffers of its arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
+
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Checks what jaxlib does not say well: hashable static arguments, donated positions.
 

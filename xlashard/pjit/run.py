@@ -5,8 +5,10 @@ from itertools import compress
 from typing import Any
 
 from xlashard._jax import compiling, dispatch
+from xlashard._jax.transfer import split
 from xlashard.array import Array
 from xlashard.array.handles import is_handle
+from xlashard.errors import DonationError
 from xlashard.pjit.prepare import Prepared
 
 
@@ -28,6 +30,36 @@ def mark_donated(values: Sequence[Any], donated: Sequence[bool], name: str) -> N
     for value in compress(values, donated):
         if isinstance(value, Array):
             value._deleted_by = name
+
+
+def check_donated_once(
+    values: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], name: str
+) -> None:
+    """Says which argument shares its buffers with a donated one, after XLA refused a call.
+
+    Raises:
+        DonationError: If there is one.
+    """
+    seen: dict[int, int] = {}
+    for i, value in enumerate(values):
+        address = _address(value)
+        j = seen.setdefault(address, i) if address else i
+        if i == j or not (donated[i] or donated[j]):
+            continue
+        taken = i if donated[i] else j
+        raise DonationError(
+            f"{name} was given the same buffers as {paths[j]} and as {paths[i]}, and "
+            f"{paths[taken]} is donated: pass a copy as one of them (jnp.copy(x)), or take "
+            f"{paths[taken]} out of donate_argnums"
+        )
+
+
+def _address(value: Any) -> int:
+    """Where the first of a value's buffers starts; 0 where there is none."""
+    handle = value._handle if isinstance(value, Array) else value
+    if not is_handle(handle) or handle.is_deleted() or not handle.size:
+        return 0
+    return split(handle)[0].unsafe_buffer_pointer()
 
 
 def fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:

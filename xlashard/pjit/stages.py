@@ -17,7 +17,7 @@ from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
-from xlashard.pjit.run import fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import check_donated_once, fast_path, mark_donated, run_prepared
 from xlashard.pjit.step import BoundStep, bind_step
 from xlashard.program import LoweredProgram
 from xlashard.sharding import XLACompatibleSharding
@@ -261,7 +261,13 @@ class Compiled:
             ArgumentError: If the arguments have another structure, shape or dtype.
             ResourceError: If a committed argument is elsewhere.
         """
-        return self._dispatcher(*args, **kwargs)
+        try:
+            return self._dispatcher(*args, **kwargs)
+        except jax.errors.JaxRuntimeError:
+            call = self._lowered._traced._call
+            values = jax.tree_util.tree_leaves((args, kwargs))
+            check_donated_once(values, call.donated, call.traced.arg_names, call.traced.name)
+            raise
 
     @cached_property
     def _dispatcher(self) -> Any:

@@ -1,0 +1,205 @@
+"""Computation follows data: where a call runs, and where its results are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
+from xlashard import (
+    Array,
+    GSPMDSharding,
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    device_put,
+    pjit,
+)
+from xlashard.errors import DeviceMismatchError, ResourceError
+
+
+@pytest.fixture
+def add():
+    return pjit(lambda x, y: x + y)
+
+
+def on(device, value=None):
+    """A value committed to one device, by number."""
+    return device_put(f32(4) if value is None else value, jax.devices()[device])
+
+
+def test_host_values_run_on_the_default_device_uncommitted(add):
+    out = add(f32(4), np.float32(1))
+    assert isinstance(out, Array)
+    assert device_ids(out) == [jax.devices()[0].id]
+    assert not out.committed
+
+
+def test_committed_arguments_decide(add):
+    out = add(on(3), f32(4))
+    assert device_ids(out) == [3] and out.committed
+    assert isinstance(out.sharding, SingleDeviceSharding)
+
+
+def test_uncommitted_arrays_move(add, mesh):
+    loose = jnp.asarray(f32(4))
+    assert not loose.committed
+    assert device_ids(add(loose, on(5))) == [5]
+    spread = device_put(f32(4), NamedSharding(mesh, P("x")))
+    out = add(spread, loose)
+    assert len(out.devices()) == 8
+    np.testing.assert_array_equal(out, f32(4) * 2)
+    assert device_ids(add(pjit(lambda: jnp.ones(4))(), on(2))) == [2]
+
+
+def test_arrays_of_jax_and_of_xlashard_mix(add, mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    theirs = jax.device_put(f32(4), jax.sharding.NamedSharding(mesh, P("x")))
+    out = add(theirs, device_put(f32(4), sharding))
+    assert out.sharding == sharding
+    assert isinstance(jnp.add(theirs, out), jax.Array)
+
+
+def test_committed_to_different_devices_names_both(add):
+    with pytest.raises(DeviceMismatchError) as caught:
+        add(on(1), on(2))
+    text = str(caught.value)
+    assert "x (float32[4])" in text and "y (float32[4])" in text
+    assert "[1]" in text and "[2]" in text and "device_put" in text
+
+
+def test_committed_deep_inside_a_tree():
+    f = pjit(lambda state, batch: state["params"]["w"] + batch)
+    with pytest.raises(DeviceMismatchError, match=r"state\['params'\]\['w'\].*batch \(float32\[4\]"):
+        f({"params": {"w": on(1), "b": f32(2)}}, on(0))
+
+
+def test_committed_off_the_mesh(mesh):
+    f = pjit(lambda x: x + 1)
+    with mesh, pytest.raises(DeviceMismatchError, match="the mesh in force.*8 devices.*argument x"):
+        f(on(0))
+    sharding = NamedSharding(mesh, P("x"))
+    with pytest.raises(DeviceMismatchError, match="in_shardings of x.*argument x.*device_put"):
+        pjit(lambda x: x, in_shardings=sharding)(on(0))
+    with pytest.raises(DeviceMismatchError, match="argument x.*out_shardings of result"):
+        pjit(lambda x: x, out_shardings=sharding)(on(0))
+
+
+def test_the_same_devices_in_another_order(add):
+    forth = make_mesh((8,), ("x",))
+    back = make_mesh((8,), ("x",), jax.devices()[::-1])
+    x = device_put(f32(8), NamedSharding(forth, P("x")))
+    y = device_put(f32(8), NamedSharding(back, P("x")))
+    with pytest.raises(DeviceMismatchError, match="same devices in another order"):
+        add(x, y)
+
+
+def test_a_mesh_over_fewer_devices(add, mesh):
+    x = device_put(f32(8), NamedSharding(mesh, P("x")))
+    with make_mesh((4,), ("x",)), pytest.raises(DeviceMismatchError, match="the mesh in force"):
+        add(x, 1.0)
+
+
+def test_a_resource_that_disagrees_with_a_committed_argument(mesh):
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    f = pjit(lambda x: x, in_shardings=P("y"))
+    with mesh, pytest.raises(ResourceError) as caught:
+        f(x)
+    text = str(caught.value)
+    assert "in_shardings puts x (float32[8,4]) as NamedSharding(x=4, y=2; " in text
+    assert "device_put(x, " in text and "UNSPECIFIED" in text
+    assert caught.value.path == "x"
+
+
+def test_a_resource_that_says_the_same_otherwise(mesh):
+    tiles = GSPMDSharding(jax.devices(), "{devices=[4,1,2]<=[8] last_tile_dim_replicate}")
+    other_mesh = make_mesh((4, 2), ("a", "b"))
+    for sharding in (tiles, NamedSharding(other_mesh, P("a"))):
+        x = device_put(f32(8, 4), sharding)
+        with mesh:
+            np.testing.assert_array_equal(pjit(jnp.sin, in_shardings=P("x"))(x), jnp.sin(f32(8, 4)))
+
+
+def test_uncommitted_arrays_go_where_they_are_told(mesh):
+    f = pjit(lambda x: x * 1, in_shardings=P("x"))
+    with mesh:
+        assert spec_of(f(jnp.asarray(f32(8)))) == ("x",)
+
+
+@pytest.mark.parametrize("value", [2, 2.5, True, 1j, np.float32(2), np.int8(3)])
+def test_python_numbers_keep_their_types(value):
+    f = pjit(lambda x: x)
+    out, wanted = f(value), jax.jit(lambda x: x)(value)
+    assert (out.dtype, out.weak_type) == (wanted.dtype, wanted.weak_type)
+    assert pjit(lambda x, y: x * y)(value, np.ones(2, np.float16)).dtype == (
+        jax.jit(lambda x, y: x * y)(value, np.ones(2, np.float16)).dtype
+    )
+
+
+def test_scalars_are_replicated_over_a_mesh(mesh):
+    with mesh:
+        out = pjit(lambda x, s: x * s, in_shardings=(P("x"), None))(f32(8), 2.0)
+        assert spec_of(out) == ("x",)
+        assert pjit(lambda: 3.0)().sharding.is_fully_replicated
+
+
+def test_default_device():
+    f = pjit(lambda x: x + 1)
+    with jax.default_device(jax.devices()[2]):
+        out = f(f32(4))
+    assert device_ids(out) == [2] and not out.committed
+    assert device_ids(f(f32(4))) == [0]
+    assert device_ids(f(out)) == [0]
+
+
+def test_device_and_backend():
+    device = jax.devices()[4]
+    out = pjit(lambda x: x + 1, device=device)(f32(4))
+    assert device_ids(out) == [4] and out.committed
+    assert device_ids(pjit(lambda x: x + 1, backend="cpu")(f32(4))) == [0]
+    with pytest.raises(DeviceMismatchError, match="the device asked for.*argument x"):
+        pjit(lambda x: x + 1, device=device)(on(1))
+
+
+def test_outputs_are_named_on_the_mesh_of_the_arguments(mesh, partitioner):
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x", "y")))
+    out = pjit(lambda x: (x.T, x.sum(1), x @ x.T))(x)
+    assert all(type(o.sharding) is NamedSharding and o.sharding.mesh == mesh for o in out)
+    assert spec_of(out[0]) == ("y", "x") and spec_of(out[1]) == ("x",)
+
+
+def test_outputs_without_a_mesh_have_tiles(partitioner):
+    tiles = GSPMDSharding(jax.devices()[:4], "{devices=[2,2]<=[4]}")
+    out = pjit(lambda x: x.T)(device_put(f32(4, 8), tiles))
+    assert out.sharding.is_equivalent_to(
+        GSPMDSharding(jax.devices()[:4], "{devices=[2,2]<=[2,2]T(1,0)}"), 2
+    )
+    np.testing.assert_array_equal(out, f32(4, 8).T)
+
+
+def test_results_feed_the_next_call(mesh):
+    f = pjit(lambda x: x * 2, in_shardings=P("x"), out_shardings=P("x"))
+    with mesh:
+        out = f(f(f(f32(8))))
+    np.testing.assert_array_equal(out, f32(8) * 8)
+
+
+def test_memory_kinds_follow_the_data(mesh):
+    host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    x = device_put(f32(8), host)
+    assert pjit(lambda x: x)(x).sharding.memory_kind in ("pinned_host", "device")
+    np.testing.assert_array_equal(
+        pjit(lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, in_shardings=host)(x),
+        f32(8) + 1,
+    )
+
+
+def test_explicit_meshes(mesh):
+    explicit = jax.make_mesh((4, 2), ("x", "y"))
+    f = pjit(lambda x: jnp.sin(x) * 2, in_shardings=P("x"), out_shardings=P("x", "y"))
+    with jax.set_mesh(explicit):
+        out = f(f32(8, 4))
+        again = f(f32(8, 4) + 1)
+        inside = pjit(lambda x: jnp.sin(x))(out)
+    np.testing.assert_allclose(out, np.sin(f32(8, 4)) * 2, rtol=1e-5)
+    assert spec_of(out) == spec_of(again) == spec_of(inside) == ("x", "y")
