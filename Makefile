@@ -54,6 +54,11 @@ check: $(developing) ## Run ruff and the fast tests
 	$(VENV)/bin/ruff format --check
 	$(pytest) -m 'not slow' $(ARGS)
 
+.PHONY: goldens
+goldens: $(developing) ## Write what programs and errors say now into the golden files
+	$(python) -m pytest -q tests/program --update-goldens
+	git diff --stat -- tests/program/goldens
+
 .PHONY: lint
 lint: $(developing) ## Run ruff and pyright
 	$(VENV)/bin/ruff check

@@ -42,6 +42,20 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-goldens",
+        action="store_true",
+        help="write what the code gives now into the golden files, instead of comparing",
+    )
+
+
+@pytest.fixture
+def update_goldens(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written."""
+    return request.config.getoption("--update-goldens")
+
+
 def pytest_report_header() -> str:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy")]
     partitioner = os.environ.get("XLASHARD_PARTITIONER") or "shardy (default)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, config, core, dispatch, sharding_impls, xla_bridge
+from jax._src import api_util, compiler, config, core, dispatch, sharding_impls, xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.layout import Layout
 
@@ -171,8 +171,17 @@ def _checking(handlers: Sequence[Any], name: str) -> Sequence[Any]:
     """Handlers that also look through the results, where that is asked for."""
     if not dispatch.needs_check_special():
         return handlers
-    check = partial(dispatch.check_special_array, name)
-    return [h.pre_wrap(check) for h in handlers]
+    return [h.pre_wrap(partial(_checked, name)) for h in handlers]
+
+
+def _checked(name: str, buffers: Any) -> Any:
+    try:
+        return dispatch.check_special_array(name, buffers)
+    except api_util.InternalFloatingPointError as error:
+        raise FloatingPointError(
+            f"a result of {name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs "
+            "forbid"
+        ) from None
 
 
 def run_with_tokens(

@@ -15,6 +15,10 @@ type Attributes = Mapping[str, Any]
 """Names and values; a value is a bool, an int (i32), a text, or `Parsed` MLIR text."""
 
 
+# XLA starts in a function of this name.
+_ENTRY = "main"
+
+
 class Parsed(str):
     """An attribute's value given as MLIR text."""
 
@@ -61,7 +65,7 @@ def main_function(module: Module) -> Function | None:
     for op in module.body.operations:
         if not isinstance(op, func_dialect.FuncOp) or op.is_external:
             continue
-        if ir.StringAttr(op.attributes["sym_name"]).value == "main":
+        if ir.StringAttr(op.attributes["sym_name"]).value == _ENTRY:
             return op
         visibility = op.attributes.get("sym_visibility")
         if visibility is None or ir.StringAttr(visibility).value == "public":
@@ -136,6 +140,17 @@ def _merged(old: Any, new: Sequence[Attributes]) -> Any:
         row.update({name: _attribute(value) for name, value in attributes.items()})
         rows.append(ir.DictAttr.get(row))
     return ir.ArrayAttr.get(rows)
+
+
+def make_entry(main: Function) -> None:
+    """Gives a function the name and the visibility by which the compiler finds where to start."""
+    operation = main.operation
+    with _within(main):
+        name = ir.StringAttr(operation.attributes["sym_name"]).value
+        if name != _ENTRY:
+            ir.SymbolTable.replace_all_symbol_uses(name, _ENTRY, operation.parent)
+            operation.attributes["sym_name"] = ir.StringAttr.get(_ENTRY)
+        operation.attributes["sym_visibility"] = ir.StringAttr.get("public")
 
 
 def annotate(

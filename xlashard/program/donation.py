@@ -34,7 +34,7 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     """
     pairs = _Pairs(plan)
     waiting = [i for i, donated in enumerate(plan.donated) if donated]
-    for key in (_same_place, _same_type, _same_bytes, _perhaps_same_bytes):
+    for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
         waiting = pairs.pair(waiting, key)
     return Donation(tuple(pairs.alias), tuple(pairs.donor), tuple(waiting))
 
@@ -77,7 +77,7 @@ class _Pairs:
 
 
 def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    same = _same_type(plan, value, result), value.layout
+    same = _type(value), value.layout
     if len(plan.devices) == 1:
         return same
     if not value.is_settled or value.sharding is None:
@@ -85,7 +85,12 @@ def _same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
     return *same, value.sharding.rank_tiling(len(value.shape))
 
 
-def _same_type(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+def _perhaps_same_place(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
+    """Equal where one of the two is still open, and may come to be cut like the other."""
+    return value.is_settled != result, _type(value)
+
+
+def _type(value: ValuePlan) -> object:
     return value.shape, value.dtype, value.memory_kind
 
 
@@ -96,7 +101,6 @@ def _same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
 
 
 def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> object:
-    """Equal where one of the two is still open, and may come to be cut like the other."""
     return value.is_settled != result, _bytes(value, value.shape), value.memory_kind
 
 
@@ -126,7 +130,7 @@ def unusable_text(plan: ProgramPlan, donation: Donation, function: str) -> str:
 
 
 def _why(plan: ProgramPlan, arg: ValuePlan) -> str:
-    what = f"{arg.name or 'an argument'}: {arg.dtype}{list(arg.shape)}"
+    what = f"{arg.name or 'an argument'}: {arg.dtype}[{','.join(map(str, arg.shape))}]"
     size = _bytes(arg, arg.shape)
     alike = [r for r in plan.results if _bytes(r, r.shape) == size]
     if not alike:

@@ -53,6 +53,7 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     args, results = main_attributes(plan, tokens)
     donation = plan_donation(plan)
     _mark_donated(args, donation, tokens)
+    modules.make_entry(main)
     _write_body(main, plan, tokens)
     try:
         modules.annotate(main, args, results, _module_attributes(plan))
@@ -101,5 +102,5 @@ def _check_values(
         if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
             raise PlanError(
                 f"{what} {i} of @main has the shape {kind.shape}, the plan says {value.shape}"
-                + (f" and {value.trailing} more dimensions" if value.trailing else "")
+                + (f" and {value.trailing} trailing" if value.trailing else "")
             )

@@ -1,0 +1,40 @@
+"""Golden files: text that a test expects, updated by `make goldens`."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def check_golden(path: Path, text: str, *, update: bool) -> None:
+    """Compares a text with a file, or writes it there.
+
+    Args:
+        path: The golden file.
+        text: What the code gives now.
+        update: Write, do not compare.
+    """
+    text = text.rstrip() + "\n"
+    if update:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    diff = difflib.unified_diff(
+        old.splitlines(), text.splitlines(), str(path), "now", lineterm="", n=2
+    )
+    assert old == text, "\n".join([*diff, "if this is as it should be: make goldens"])
+
+
+def check_no_others(folder: Path, names: set[str], *, update: bool) -> None:
+    """Checks that a folder holds these golden files and no more; an update removes the others."""
+    others = [path for path in sorted(folder.glob("*")) if path.name not in names]
+    if update:
+        for path in others:
+            path.unlink()
+        return
+    assert not others, f"no test expects {[p.name for p in others]}: make goldens"
+
+
+def join_sections(sections: Mapping[str, str]) -> str:
+    """Named texts as one."""
+    return "\n".join(f"## {name}\n{text}\n" for name, text in sections.items())

@@ -1,0 +1,1 @@
+"""Tests of programs: annotated modules, compiled, that take and give buffer handles."""

@@ -1,0 +1,21 @@
+"""Runs tests under each partitioner."""
+
+import jax
+import pytest
+
+from xlashard.program import Partitioner
+
+
+@pytest.fixture(params=list(Partitioner), ids=lambda p: p.value)
+def partitioner(request):
+    """Each partitioner; a program's plan names it, whatever JAX is set to."""
+    return request.param
+
+
+@pytest.fixture
+def jax_partitioner(partitioner):
+    """Each partitioner, and JAX's own rules write for it as well."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", partitioner is Partitioner.SHARDY)
+    yield partitioner
+    jax.config.update("jax_use_shardy_partitioner", before)
