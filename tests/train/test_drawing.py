@@ -49,7 +49,7 @@ def test_tiles_agree_with_the_shards_of_a_real_array() -> None:
     sharding = named(P("tensor", None, ("fsdp", "data")))
     shape = (4, 3, 8)
     tiles = tiling(shape, sharding)
-    array = jax.device_put(np.arange(96).reshape(shape), sharding)
+    array = xlashard.device_put(np.arange(96).reshape(shape), sharding)
     for shard in array.addressable_shards:
         row = (shard.index[0].start or 0) // tiles.tile[0]
         column = (shard.index[2].start or 0) // tiles.tile[2]
