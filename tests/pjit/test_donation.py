@@ -141,7 +141,7 @@ def test_a_donated_argument_that_no_result_can_take_over(place):
         return state["w"].sum()
 
     f = pjit(total, donate_argnums=0)
-    said = r"total was given a donated argument.*\n.*state\['w'\]: float32\[8, 4\].*no result has"
+    said = r"total was given a donated argument.*\n.*state\['w'\]: float32\[8,4\].*no result has"
     with pytest.warns(DonationWarning, match=said):
         f({"w": place(f32(8, 4))})
     with warnings.catch_warnings():

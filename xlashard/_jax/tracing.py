@@ -75,17 +75,13 @@ class FunctionTracer:
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None
-    ) -> tuple[TracedFunction, list[Any]]:
-        """Traces for the shapes of a call's arguments, under a mesh.
-
-        Returns:
-            The traced function, and the call's dynamic arguments as a flat list.
-        """
+    ) -> TracedFunction:
+        """Traces for the shapes of a call's arguments, under a mesh."""
         with use_mesh(mesh):
-            params, flat = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
+            params, _ = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
-        traced = TracedFunction(
+        return TracedFunction(
             name=params.params["name"],
             jaxpr=jaxpr,
             in_avals=tuple(params.in_avals),
@@ -95,7 +91,6 @@ class FunctionTracer:
             result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
             consts=tuple(params.consts),
         )
-        return traced, list(flat)[len(traced.consts) :]
 
     def forget(self) -> None:
         """Drops what was traced."""
@@ -137,6 +132,21 @@ def abstractify(value: object) -> Any:
         TypeError: If it is nothing that JAX computes with.
     """
     return core.shaped_abstractify(value)
+
+
+def stand_in(value: Any) -> Any:
+    """What stands for an argument while its function is traced.
+
+    An array on a mesh has that mesh in its type. Where all axes are automatic it says nothing
+    there, but a function would be traced, and compiled, once with and once without it.
+    """
+    if isinstance(value, Tracer) or not isinstance(value, jax.Array):
+        return value
+    aval = core.shaped_abstractify(value)
+    mesh = aval.sharding.mesh
+    if mesh.empty or not mesh.are_all_axes_auto or aval.memory_space != core.MemorySpace.Device:
+        return value
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def physical_aval(aval: Any) -> Any:

@@ -88,8 +88,9 @@ class Function:
         self.parameters.check_call(args, kwargs)
         paths, values = self.parameters.paths(args, kwargs)
         check_values(values, paths)
+        types = self.parameters.map_dynamic(tracing.stand_in, args, kwargs)
         try:
-            traced, flat = self.tracer(args, kwargs, mesh)
+            traced = self.tracer(*types, mesh)
         except RuntimeError:
             if not context.is_tracing_forbidden():
                 raise
@@ -102,7 +103,7 @@ class Function:
         in_paths, out_paths = traced.arg_names, traced.result_paths
         return Call(
             traced=traced,
-            values=tuple(flat),
+            values=tuple(values),
             mesh=mesh,
             in_shardings=_shardings(ins, mesh, in_paths, "in_shardings"),
             out_shardings=_shardings(outs, mesh, out_paths, "out_shardings"),
