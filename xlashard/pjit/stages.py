@@ -13,7 +13,7 @@ from xlashard._jax.tracing import Tracer, abstractify
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, ResourceError
-from xlashard.pjit.arguments import describe_arguments
+from xlashard.pjit.arguments import check_concrete, check_values, describe_arguments
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
@@ -169,6 +169,29 @@ class Lowered:
         return Compiled(self, prepared)
 
 
+def _other_structure(name: str, compiled: Any, called: Any) -> str:
+    """Why arguments are not of the structure that a program was compiled for."""
+    wanted, given = _parts(compiled), _parts(called)
+    if wanted.keys() != given.keys():
+        return (
+            f"{name} was compiled for arguments of the structure ({', '.join(wanted)}), but was "
+            f"called with ({', '.join(given)}); static arguments are part of the program already"
+        )
+    part = next(part for part in wanted if wanted[part] != given[part])
+    return (
+        f"{name} was compiled for {part} of the structure {wanted[part]}, but was called with "
+        f"{given[part]}"
+    )
+
+
+def _parts(in_tree: Any) -> dict[str, Any]:
+    """The tree of each argument."""
+    args, kwargs = in_tree.children()
+    names = kwargs.node_data()[1]
+    parts = {f"args[{i}]": tree for i, tree in enumerate(args.children())}
+    return parts | {f"{n}=": t for n, t in zip(names, kwargs.children(), strict=True)}
+
+
 @dataclass(frozen=True)
 class ArgInfo:
     """An argument of a lowered function.
@@ -291,10 +314,8 @@ class Compiled:
         values, tree = jax.tree_util.tree_flatten((args, kwargs))
         name = traced.name
         if tree != traced.in_tree:
-            raise ArgumentError(
-                f"{name} was compiled for arguments of the structure {traced.in_tree}, but was "
-                f"called with {tree}"
-            )
+            raise ArgumentError(_other_structure(name, traced.in_tree, tree))
+        check_values(values, traced.arg_names)
         for value, path, aval in zip(values, traced.arg_names, traced.in_avals, strict=True):
             if isinstance(value, Tracer):
                 raise ArgumentError(
@@ -307,6 +328,7 @@ class Compiled:
                     f"{name} was compiled for {path} as {dtype_name(aval)}, but was called with "
                     f"{dtype_name(given)}"
                 )
+        check_concrete(values, traced.arg_names)
         self._check_places(values)
         return values
 

@@ -1,0 +1,224 @@
+"""Traced, lowered, compiled: what each stage says, and what a compiled program refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32
+from xlashard import Array, Compiled, Lowered, NamedSharding, P, Traced, device_put, pjit
+from xlashard.errors import ArgumentError, DeletedError, ResourceError
+
+
+def affine(params, x, *, scale=1.0):
+    return {"y": (x @ params["w"] + params["b"]) * scale}
+
+
+PARAMS = {"w": f32(4, 8), "b": f32(8)}
+
+
+@pytest.fixture
+def f(mesh):
+    named = lambda *spec: NamedSharding(mesh, P(*spec))  # noqa: E731
+    return pjit(
+        affine,
+        in_shardings=({"w": named(None, "y"), "b": named("y")}, named("x")),
+        out_shardings=named("x", "y"),
+    )
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def test_tracing(f):
+    traced = f.trace(PARAMS, f32(8, 4))
+    assert isinstance(traced, Traced)
+    assert traced.fun_name == "affine"
+    assert "dot_general" in str(traced.jaxpr)
+    assert traced.out_info["y"].shape == (8, 8)
+    (params, x), kwargs = traced.in_avals
+    assert params["w"].shape == (4, 8) and x.shape == (8, 4) and kwargs == {}
+    assert isinstance(traced.lower(), Lowered)
+
+
+def test_eval_shape(f, compilations):
+    out = f.eval_shape(shapes(PARAMS), shapes(f32(8, 4)))
+    assert out == {"y": jax.ShapeDtypeStruct((8, 8), np.float32)}
+    assert jax.eval_shape(f, PARAMS, f32(8, 4))["y"].shape == (8, 8)
+    assert compilations.count == 0
+
+
+def test_lowering(f):
+    lowered = f.lower(shapes(PARAMS), f32(8, 4))
+    assert isinstance(lowered, Lowered)
+    assert lowered.in_avals[0][0]["b"].dtype == np.float32
+    assert lowered.in_tree == jax.tree.structure(((PARAMS, 0), {}))
+    assert lowered.out_tree == jax.tree.structure({"y": 0})
+    assert lowered.out_info["y"].shape == (8, 8)
+    assert lowered.donate_argnums == ()
+    assert lowered.cost_analysis()["flops"] > 500
+    assert "stablehlo.dot_general" in lowered.as_text()
+    assert "stablehlo.dot_general" in str(lowered.compiler_ir())
+    assert "HloModule" in lowered.as_text("hlo")
+    assert "loc(" in lowered.as_text(debug_info=True) and "loc(" not in lowered.as_text()
+    for refused in (lambda: lowered.as_text("mhlo2"), lambda: lowered.compiler_ir("tosa")):
+        with pytest.raises(ArgumentError, match="dialect must be 'stablehlo'"):
+            refused()
+
+
+def test_names_in_the_module(f):
+    text = f.lower(PARAMS, f32(8, 4)).as_text(debug_info=True)
+    assert "module @pjit_affine" in text
+    assert "params['w']" in text and "result['y']" in text
+
+
+def test_args_info():
+    lowered = pjit(lambda a, b: (a, b), donate_argnums=1, static_argnums=()).lower(
+        f32(3), {"k": f32(2)}
+    )
+    assert lowered.donate_argnums == (1,)
+    (a, b), kwargs = lowered.args_info
+    assert (a.donated, b["k"].donated, kwargs) == (False, True, {})
+    assert b["k"].shape == (2,) and b["k"].dtype == np.float32
+
+
+def test_compiling(f, mesh):
+    compiled = f.lower(PARAMS, f32(8, 4)).compile()
+    assert isinstance(compiled, Compiled)
+    out = compiled(PARAMS, f32(8, 4))
+    assert isinstance(out["y"], Array)
+    np.testing.assert_allclose(out["y"], affine(PARAMS, f32(8, 4))["y"], rtol=1e-6)
+    ((params, x), kwargs) = compiled.input_shardings
+    assert (params["w"].spec, params["b"].spec, x.spec, kwargs) == (P(None, "y"), P("y"), P("x"), {})
+    assert compiled.output_shardings == {"y": NamedSharding(mesh, P("x", "y"))}
+    assert compiled.out_info["y"].sharding == NamedSharding(mesh, P("x", "y"))
+    assert compiled.cost_analysis()["flops"] > 0
+    assert compiled.memory_analysis().argument_size_in_bytes > 0
+    assert "HloModule" in compiled.as_text()
+    assert compiled.runtime_executable().local_devices()
+    assert compiled.in_tree == jax.tree.structure(((PARAMS, 0), {}))
+
+
+def test_a_compiled_program_runs_fast_paths_too(f):
+    compiled = f.lower(PARAMS, f32(8, 4)).compile()
+    for i in range(4):
+        np.testing.assert_allclose(
+            compiled(PARAMS, f32(8, 4) + i)["y"], affine(PARAMS, f32(8, 4) + i)["y"], rtol=1e-6
+        )
+
+
+def test_shapes_with_shardings(mesh, partitioner):
+    struct = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=NamedSharding(mesh, P("x", "y")))
+    compiled = pjit(lambda x: x.T * 2).lower(struct).compile()
+    assert compiled.input_shardings[0][0] == NamedSharding(mesh, P("x", "y"))
+    assert compiled.output_shardings.spec == P("y", "x")
+    theirs = jax.sharding.NamedSharding(mesh, P("y"))
+    struct = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=theirs)
+    assert pjit(lambda x: x).lower(struct).compile().input_shardings[0][0].spec == P("y")
+
+
+def test_a_compiled_program_wants_what_it_was_compiled_for(f):
+    compiled = f.lower(PARAMS, f32(8, 4)).compile()
+    for call, said in {
+        lambda: compiled(PARAMS): "structure",
+        lambda: compiled(PARAMS, f32(8, 4), f32(1)): "structure",
+        lambda: compiled(PARAMS, x=f32(8, 4)): "structure",
+        lambda: compiled({"w": f32(4, 8)}, f32(8, 4)): "structure",
+        lambda: compiled(PARAMS, f32(16, 4)): r"x as float32\[8,4\], but.*float32\[16,4\]",
+        lambda: compiled(PARAMS | {"b": np.zeros(8, np.int32)}, f32(8, 4)): (
+            r"params\['b'\] as float32\[8\], but.*int32\[8\]"
+        ),
+        lambda: compiled(PARAMS, "text"): "x is 'text'",
+        lambda: compiled(PARAMS | {"b": np.array(["a"] * 8)}, f32(8, 4)): r"params\['b'\]",
+        lambda: compiled(PARAMS, jax.ShapeDtypeStruct((8, 4), np.float32)): "ShapeDtypeStruct",
+    }.items():
+        with pytest.raises(ArgumentError, match=said):
+            call()
+
+
+def test_a_compiled_program_and_the_place_of_its_arguments(f, mesh):
+    compiled = f.lower(PARAMS, f32(8, 4)).compile()
+    right = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    compiled(PARAMS, right)
+    compiled(PARAMS, jnp.asarray(f32(8, 4)))
+    for place in (NamedSharding(mesh, P("y")), jax.devices()[0]):
+        with pytest.raises(ResourceError, match=r"x \(float32\[8,4\]\).*committed.*device_put"):
+            compiled(PARAMS, device_put(f32(8, 4), place))
+    right.delete()
+    with pytest.raises(DeletedError, match=r"x \(float32\[8,4\]\)"):
+        compiled(PARAMS, right)
+
+
+def test_a_compiled_program_is_no_part_of_another(f):
+    compiled = f.lower(PARAMS, f32(8, 4)).compile()
+    with pytest.raises(ArgumentError, match="x is a tracer.*affine"):
+        jax.jit(lambda x: compiled(PARAMS, x))(f32(8, 4))
+    with pytest.raises(ArgumentError, match="is a tracer"):
+        jax.grad(lambda x: compiled(PARAMS, x)["y"].sum())(f32(8, 4))
+
+
+def test_keywords_and_static_arguments():
+    f = pjit(lambda x, n, *, scale: x * n * scale, static_argnames="n")
+    compiled = f.lower(f32(3), n=2, scale=3.0).compile()
+    np.testing.assert_allclose(compiled(f32(3), scale=3.0), f32(3) * 6)
+    with pytest.raises(ArgumentError, match="structure"):
+        compiled(f32(3), n=2, scale=3.0)
+
+
+def test_weak_types_of_numbers():
+    f = pjit(lambda x, s: x * s)
+    compiled = f.lower(np.ones(2, np.float16), 2.0).compile()
+    assert compiled(np.ones(2, np.float16), 3.0).dtype == np.float16
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_unused_arguments(keep, mesh):
+    f = pjit(lambda a, b, c: b * 2, keep_unused=keep, in_shardings=NamedSharding(mesh, P("x")))
+    compiled = f.lower(f32(8), f32(4), f32(12)).compile()
+    given = [s is not None for s in compiled.input_shardings[0]]
+    assert given == ([True] * 3 if keep else [False, True, False])
+    text = f.lower(f32(8), f32(4), f32(12)).as_text()
+    assert ("%arg2" in text) == keep
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(f32(8), f32(4), f32(12)), f32(4) * 2)
+        np.testing.assert_array_equal(f(f32(8), f32(4), f32(12)), f32(4) * 2)
+
+
+def test_unused_arguments_may_be_anywhere():
+    f = pjit(lambda a, b: b * 2)
+    b = device_put(f32(4), jax.devices()[2])
+    for _ in range(2):
+        assert f(f32(3), b).devices() == {jax.devices()[2]}
+
+
+def test_compiler_options(f):
+    lowered = f.lower(PARAMS, f32(8, 4))
+    compiled = lowered.compile({"xla_embed_ir_in_executable": True, "xla_cpu_enable_fast_math": False})
+    np.testing.assert_allclose(
+        compiled(PARAMS, f32(8, 4))["y"], affine(PARAMS, f32(8, 4))["y"], rtol=1e-6
+    )
+    assert compiled.output_shardings == lowered.compile().output_shardings
+    with pytest.raises(ArgumentError, match="compiler_options must be a dict"):
+        lowered.compile(["xla"])
+
+
+def test_lowering_inside_a_trace(f):
+    seen = []
+
+    @jax.jit
+    def outer(x):
+        seen.append(f.lower(PARAMS, x).as_text())
+        return x
+
+    outer(f32(8, 4))
+    assert "dot_general" in seen[0]
+
+
+def test_a_program_outlives_its_function(mesh):
+    def made():
+        return pjit(lambda x: x + 7, out_shardings=NamedSharding(mesh, P("x"))).lower(f32(8)).compile()
+
+    compiled = made()
+    jax.clear_caches()
+    np.testing.assert_array_equal(compiled(f32(8)), f32(8) + 7)

@@ -1,0 +1,136 @@
+"""Many threads at once: right results, and each program compiled by one of them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.pjit.helpers import f32, make_mesh
+from xlashard import NamedSharding, P, pjit
+
+THREADS = 32
+
+
+def together(tasks):
+    """Runs the tasks, all started at one moment; the results in order."""
+    start = threading.Barrier(len(tasks))
+
+    def run(task):
+        start.wait()
+        return task()
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return list(pool.map(run, tasks))
+
+
+def test_one_function(mesh, compilations):
+    f = pjit(lambda x: jnp.sin(x) * 3, out_shardings=NamedSharding(mesh, P("x")))
+    results = together([lambda: f(f32(8))] * THREADS)
+    assert compilations.count == 1
+    for out in results:
+        np.testing.assert_allclose(out, np.sin(f32(8)) * 3, rtol=1e-6)
+
+
+def test_one_function_lowered_called_and_traced(mesh, compilations):
+    f = pjit(lambda x: jnp.cos(x) * 3, out_shardings=NamedSharding(mesh, P("x")))
+    tasks = [
+        lambda: f(f32(8)),
+        lambda: f.lower(f32(8)).compile()(f32(8)),
+        lambda: f.eval_shape(f32(8)),
+        lambda: jax.vmap(f)(f32(2, 8))[0],
+    ]
+    results = together(tasks * (THREADS // 4))
+    assert compilations.count == 2
+    for out in results:
+        assert out.shape == (8,)
+
+
+def test_one_function_with_many_shapes(compilations):
+    f = pjit(lambda x: x * 2 + 5)
+    sizes = [1 + i % 8 for i in range(THREADS)]
+    results = together([lambda n=n: f(f32(n)) for n in sizes])
+    assert compilations.count == 8
+    for n, out in zip(sizes, results, strict=True):
+        np.testing.assert_array_equal(out, f32(n) * 2 + 5)
+
+
+def test_different_functions(mesh, compilations):
+    funs = [pjit(lambda x, i=i: x + i, in_shardings=NamedSharding(mesh, P("x"))) for i in range(8)]
+    results = together([lambda f=f: f(f32(8)) for f in funs * (THREADS // 8)])
+    assert compilations.count == 8
+    for i, out in enumerate(results):
+        np.testing.assert_array_equal(out, f32(8) + i % 8)
+
+
+def test_each_thread_has_its_own_mesh_in_force():
+    f = pjit(lambda x: x + 1, out_shardings=P("x"))
+    counts = [1 << (i % 4) for i in range(THREADS)]
+
+    def task(count):
+        with make_mesh((count,), ("x",)):
+            return f(f32(8))
+
+    results = together([lambda c=c: task(c) for c in counts])
+    for count, out in zip(counts, results, strict=True):
+        assert len(out.devices()) == count
+        np.testing.assert_array_equal(out, f32(8) + 1)
+
+
+def test_gradients(mesh, compilations):
+    f = pjit(lambda x: jnp.tanh(x) ** 2, in_shardings=NamedSharding(mesh, P("x")))
+    g = jax.grad(lambda x: f(x).sum())
+    results = together([lambda: g(f32(8))] * THREADS)
+    first = np.asarray(results[0])
+    for out in results:
+        np.testing.assert_array_equal(out, first)
+    done = compilations.count
+    g(f32(8))
+    assert compilations.count == done
+
+
+def test_clearing_while_others_call():
+    f = pjit(lambda x: x - 1)
+
+    def clear():
+        f.clear_cache()
+        return f(f32(4))
+
+    for out in together([clear, lambda: f(f32(4))] * 8):
+        np.testing.assert_array_equal(out, f32(4) - 1)
+
+
+def test_donation(mesh):
+    f = pjit(lambda x: x + 1, donate_argnums=0, out_shardings=NamedSharding(mesh, P("x")))
+
+    def loop(start):
+        x = f(np.full(8, start, np.float32))
+        for _ in range(5):
+            x = f(x)
+        return x
+
+    for start, out in enumerate(together([lambda i=i: loop(i) for i in range(8)])):
+        np.testing.assert_array_equal(out, np.full(8, start + 6))
+
+
+def test_an_error_in_one_thread_leaves_the_others(mesh):
+    fails = threading.Event()
+
+    def fun(x):
+        if not fails.is_set():
+            fails.set()
+            raise ZeroDivisionError("once")
+        return x * 5
+
+    f = pjit(fun)
+
+    def task():
+        try:
+            return f(f32(4))
+        except ZeroDivisionError:
+            return None
+
+    results = together([task] * 8)
+    assert sum(out is None for out in results) == 1
+    np.testing.assert_array_equal(f(f32(4)), f32(4) * 5)
