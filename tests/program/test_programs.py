@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import xlashard
 from tests.program.cases import VALID
 from tests.program.helpers import (
     U,
@@ -359,3 +360,12 @@ def test_effects_on_several_devices(jax_partitioner):
     jax.effects_barrier()
     np.testing.assert_array_equal(handle, f32(8) + 1)
     assert set(seen) == {28}
+
+
+def test_places_in_a_module_are_the_users():
+    def scaled(x):
+        return 2 * x
+
+    text = xlashard.pjit(scaled).lower(f32(8)).as_text(debug_info=True)
+    assert "test_programs.py" in text
+    assert "prepare.py" not in text

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import core, dtypes
+from jax._src import core, dtypes, source_info_util
 from jax._src.interpreters import mlir, pxla
 
 from xlashard._jax import dispatch
 from xlashard.config import Flags
 
 _installed: list[type] = []
+
+# Rooms that stand between a user's call and the function that is traced.
+_INNER_ROOMS = ("_jax", "array", "pjit", "program", "sharding")
 
 
 def install(
@@ -56,6 +60,9 @@ def install(
     mlir.register_constant_handler(array_type, constant)
     # jaxlib's dispatcher: arguments in, results out.
     dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
+    # Frames of ours are none of the user's: errors and profiles name the line that is.
+    for room in _INNER_ROOMS:
+        source_info_util.register_exclusion(str(Path(__file__).parent.parent / room))
     _installed.append(array_type)
 
 
