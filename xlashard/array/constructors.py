@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, HandleType, Tracer, assemble, make_aval
+from xlashard._jax.transfer import Handle, HandleType, Tracer, assemble, aval_of, make_aval
 from xlashard.array.array import Array
 from xlashard.array.holder import check_alive
 from xlashard.array.host_put import host_value, put_piece
@@ -90,7 +90,9 @@ def _canonical(dtype: Any) -> Any:
     try:
         if is_key_dtype(dtype):
             return dtype
-        return jax.dtypes.canonicalize_dtype(dtype)
+        found = jax.dtypes.canonicalize_dtype(dtype)
+        aval_of(np.empty(0, found))
+        return found
     except TypeError:
         raise ArgumentError(f"dtype {dtype!r} is none that a device can hold") from None
 
@@ -128,9 +130,10 @@ def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> _
         if weak_type and dtype is not None and not is_key_dtype(dtype):
             value = value.astype(dtype)
         piece = _Piece(value, value.dtype)
-    if np.shape(given) != shape:
+    found = tuple(given.shape if piece.keys is not None else piece.value.shape)
+    if found != shape:
         raise PlacementError(
-            f"{name} has shape {np.shape(given)}, but the pieces of this array have shape {shape}"
+            f"{name} has shape {found}, but the pieces of this array have shape {shape}"
         )
     if dtype is not None and piece.dtype != dtype:
         raise PlacementError(

@@ -32,9 +32,7 @@ def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> _Distinct:
     for number, tile in enumerate(tiling.tile_ids(positions).tolist()):
         first.setdefault(tile, number)
     buffers = tuple(first.values())
-    return _Distinct(
-        buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles
-    )
+    return _Distinct(buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles)
 
 
 def _needed(handle: Handle) -> tuple[Tiling, _Distinct]:

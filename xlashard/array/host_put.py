@@ -14,7 +14,7 @@ def host_value(x: Any, name: str) -> tuple[np.ndarray, bool]:
     """Anything that NumPy and JAX take for a value, in the dtype that JAX gives it.
 
     Args:
-        x: A NumPy array or number, or a Python number.
+        x: A NumPy array or number, a Python number, or nested lists of those.
         name: What to call it in an error.
 
     Returns:
@@ -24,6 +24,7 @@ def host_value(x: Any, name: str) -> tuple[np.ndarray, bool]:
         ArgumentError: It is no such thing.
     """
     try:
+        x = np.asarray(x) if isinstance(x, list | tuple) else x
         aval = aval_of(x)
         return np.asarray(x, aval.dtype), aval.weak_type
     except (TypeError, ValueError, AttributeError):

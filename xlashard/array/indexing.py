@@ -114,9 +114,7 @@ def _is_plain(entry: Any) -> bool:
     )
 
 
-def _tile_at(
-    tiling: Tiling, shape: tuple[int, ...], bounds: list[tuple[int, int]]
-) -> int | None:
+def _tile_at(tiling: Tiling, shape: tuple[int, ...], bounds: list[tuple[int, int]]) -> int | None:
     """The number of the tile with exactly these bounds."""
     tile = 0
     extents = tiling.shard_shape(shape)
@@ -125,5 +123,3 @@ def _tile_at(
             return None
         tile = tile * count + start // extent
     return tile
-
-

@@ -77,7 +77,7 @@ def device_put(
             placement = known.get(id(entry))
             if placement is None:
                 placement = known[id(entry)] = as_placement(entry, "device")
-            moved = _put_leaf(leaf, placement, bool(donated[number]), aliased[number], src)
+            moved = _put_leaf(leaf, placement, donated[number], aliased[number], src)
         except (GeometryError, PlacementError) as error:
             raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from error
         except ArgumentError as error:
@@ -92,9 +92,9 @@ def _is_flag(x: Any) -> bool:
     return x is None or isinstance(x, bool)
 
 
-def _put_leaf(
-    x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any
-) -> Any:
+def _put_leaf(x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any) -> Any:
+    if not isinstance(donate, bool) or not _is_flag(may_alias):
+        raise ArgumentError("donate must be True or False, may_alias True, False or None")
     if donate and may_alias:
         raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
     if isinstance(x, Tracer):

@@ -59,9 +59,7 @@ def _binary(name: str) -> Callable[..., Any]:
 def _check_devices(name: str, self: Holder, other: Any) -> None:
     if not isinstance(other, Holder | HandleType) or not (self.committed and other.committed):
         return
-    mine, its = (
-        [d.id for d in x.sharding._device_assignment] for x in (self._handle, other)
-    )
+    mine, its = ([d.id for d in x.sharding._device_assignment] for x in (self._handle, other))
     if mine != its:
         raise DeviceMismatchError(
             f"{name} needs its operands on the same devices in the same order: the left one, "
@@ -124,6 +122,5 @@ class Operators(Holder):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise ArgumentError(
-            "an Array never changes, so x[index] = y is not possible: write "
-            "x = x.at[index].set(y)"
+            "an Array never changes, so x[index] = y is not possible: write x = x.at[index].set(y)"
         )

@@ -91,9 +91,7 @@ def _from_format(given: Format, name: str) -> Placement:
             "Format(Layout(major_to_minor=(1, 0)), sharding), or only the sharding"
         )
     if given.sharding is None:
-        if layout is None:
-            return STAY
-        raise ArgumentError(f"{name} has a layout and no sharding: write Format(layout, sharding)")
+        return STAY
     return Placement(from_jax(given.sharding), layout)
 
 

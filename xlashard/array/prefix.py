@@ -16,14 +16,15 @@ def broadcast_prefix(
     Args:
         prefix: A tree of entries with the structure of the upper part of `tree`.
         tree: The values.
-        is_entry: Tells an entry from a node of the prefix.
+        is_entry: Tells an entry from a node of the prefix. What is neither is a wrong entry,
+            which it is for the caller to say.
         name: What to call the prefix in an error.
         tree_name: What to call the tree.
 
     Raises:
         ArgumentError: The structures differ, with the path where they do.
     """
-    if is_entry(prefix):
+    if is_entry(prefix) or jax.tree_util.all_leaves([prefix]):
         return [prefix] * jax.tree.structure(tree).num_leaves
     entries, prefix_def = _one_level(prefix)
     children, tree_def = _one_level(tree)

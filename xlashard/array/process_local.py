@@ -73,9 +73,7 @@ def _is_shape(x: Any) -> bool:
     )
 
 
-def _from_local(
-    sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any
-) -> Array:
+def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Array:
     value, _ = host_value(data, "it")
     shape = (
         _inferred_shape(value.shape, sharding)

@@ -165,5 +165,3 @@ def _unpickle(kind: type[Holder], value: np.ndarray, weak_type: bool) -> Holder:
     array = kind()
     array._handle = host_to_handle(value, weak_type)
     return array
-
-

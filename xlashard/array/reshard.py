@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
+from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, put, split
 from xlashard.array.host_put import put_value
 from xlashard.array.order import in_order
 from xlashard.array.placement import Places, places
@@ -49,9 +49,12 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
         return copy_to(handle, target.twin)
     if donate:
         return retile(handle, source, target, None, donate=True)
-    if fresh or not handle.committed or handle.sharding != target.twin:
-        return copy_to(handle, target.twin, fresh=fresh)
-    return handle
+    if fresh:
+        return copy_to(handle, target.twin, fresh=True)
+    if handle.committed and handle.sharding == target.twin:
+        return handle
+    aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
+    return assemble(aval, target.twin, split(handle))
 
 
 def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:

@@ -1,0 +1,306 @@
+"""`device_put`: trees of values to places, what moves and what does not."""
+
+import re
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+
+from tests.array.cases import DEVICES, HALF, MESH, SHARDINGS, named, same, value
+from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, device_put
+from xlashard.array import reshard
+from xlashard.errors import ArgumentError, DeletedError, PlacementError
+
+V = value(np.float32)
+
+
+def raises(kind: type[Exception], *texts: str) -> Any:
+    """Expects an error whose text has all of these in this order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, texts)))
+
+
+def pointers(x: Array) -> list[int]:
+    return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which ways of moving bytes between buffers were gone."""
+    gone: list[str] = []
+    for name in ("retile", "put", "_in_pieces"):
+        call = getattr(reshard, name)
+
+        def recorded(*args: Any, _name: str = name, _call: Any = call, **kwargs: Any) -> Any:
+            gone.append(_name)
+            return _call(*args, **kwargs)
+
+        monkeypatch.setattr(reshard, name, recorded)
+    return gone
+
+
+def test_without_a_place_values_are_uncommitted_and_arrays_stay() -> None:
+    x = device_put(V)
+    assert x.devices() == {jax.devices()[0]} and not x.committed
+    assert device_put(x) is x
+    sharded = device_put(V, named("x"))
+    assert device_put(sharded) is sharded
+    assert device_put(sharded, named("x")).sharding == named("x")
+    with jax.default_device(DEVICES[2]):
+        assert device_put(V).devices() == {DEVICES[2]}
+
+
+def test_numbers_keep_their_weak_types() -> None:
+    for number, dtype in ((1, "int32"), (1.5, "float32"), (2j, "complex64"), (True, "bool")):
+        x = device_put(number, named())
+        assert x.dtype == dtype
+        assert x.weak_type == (dtype != "bool")
+        assert x.item() == number
+    assert not device_put(np.float32(1)).weak_type
+    assert device_put(np.arange(3.0)).dtype == jnp.zeros(()).dtype
+
+
+def test_equivalent_places_move_nothing(moves: list[str]) -> None:
+    x = device_put(V, named("x", "y"))
+    for same_place in (
+        named("x", "y"),
+        named(("x",), ("y",)),
+        GSPMDSharding(DEVICES, "{devices=[2,4]<=[8]}"),
+        jax.sharding.NamedSharding(MESH, P("x", "y")),
+        named("x", "y", memory_kind=DEVICES[0].default_memory().kind),
+        NamedSharding(Mesh(MESH.devices.T, ("y", "x")), P("x", "y")),
+    ):
+        moved = device_put(x, same_place)
+        assert pointers(moved) == pointers(x) or moved.sharding.devices != x.sharding.devices
+        assert sorted(pointers(moved)) == sorted(pointers(x))
+        assert same(moved, V)
+    assert moves == []
+    uncommitted = device_put(V)
+    committed = device_put(uncommitted, jax.devices()[0])
+    assert committed.committed and pointers(committed) == pointers(uncommitted)
+
+
+def test_same_devices_take_one_program(moves: list[str]) -> None:
+    x = device_put(V, named("x", "y"))
+    for place in (named(None, ("x", "y")), named(), SHARDINGS["listed tiles"]):
+        moves.clear()
+        device_put(x, place)
+        assert moves == ["retile"]
+
+
+def test_other_devices(moves: list[str]) -> None:
+    half = NamedSharding(HALF, P("z"))
+    first = NamedSharding(Mesh(DEVICES[:4], ("z",)), P("z"))
+    x = device_put(V, half)
+    moved = device_put(x, first)
+    assert moves == ["put"]
+    assert same(moved, V)
+    across = device_put(x, NamedSharding(first.mesh, P(None, "z")))
+    assert moves == ["put", "put", "retile"]
+    assert same(across, V)
+    moves.clear()
+    assert same(device_put(x, named("x", "y")), V)
+    assert moves[0] == "_in_pieces"
+    assert same(device_put(x, DEVICES[0]), V)
+    assert same(device_put(device_put(V, DEVICES[6]), named("x")), V)
+
+
+def test_memories() -> None:
+    x = device_put(V, named("x", "y"))
+    there = device_put(x, named("x", "y", memory_kind="pinned_host"))
+    assert there.sharding.memory_kind == "pinned_host"
+    assert there.to_jax().sharding.memory_kind == "pinned_host"
+    assert same(there, V)
+    other = device_put(there, named("y", memory_kind="pinned_host"))
+    assert other.sharding.memory_kind == "pinned_host" and same(other, V)
+    back = device_put(other, named(None, "y"))
+    assert same(back + 1, V + 1)
+    assert same(device_put(there, NamedSharding(HALF, P(None, "z"))), V)
+
+
+def test_layouts() -> None:
+    columns = Format(Layout((1, 0)), named("x"))
+    for source in (V, device_put(V), device_put(V, named("y")), device_put(V, named("x"))):
+        x = device_put(source, columns)
+        assert x.layout.major_to_minor == (1, 0)
+        assert x.sharding == named("x")
+        assert same(x, V)
+    assert same(device_put(x, named(None, "x")), V)
+    plain = device_put(x, Format(Layout((0, 1)), named("x")))
+    assert plain.layout.major_to_minor == (0, 1)
+    assert device_put(V, Format(None, named("x"))).sharding == named("x")
+    assert not device_put(V, Format(None, None)).committed
+    with raises(PlacementError, "default memory", "'pinned_host'"):
+        device_put(V, Format(Layout((1, 0)), named("x", memory_kind="pinned_host")))
+
+
+class TestTrees:
+    tree: ClassVar = {"w": V, "b": [np.arange(8), 2.0], "none": None}
+
+    def test_one_place_for_all(self) -> None:
+        out = device_put(self.tree, named())
+        assert out["none"] is None
+        assert all(leaf.sharding == named() for leaf in jax.tree.leaves(out))
+
+    def test_a_prefix(self) -> None:
+        places = {"w": named("x"), "b": [DEVICES[1], None], "none": None}
+        out = device_put(self.tree, places)
+        assert out["w"].sharding == named("x")
+        assert out["b"][0].devices() == {DEVICES[1]}
+        assert not out["b"][1].committed
+        out = device_put((V, {"a": V}), (named("x"), named("y")))
+        assert out[1]["a"].sharding == named("y")
+
+    def test_errors_have_the_leaf_s_path(self) -> None:
+        with raises(PlacementError, "x['b'][0]: dimension 0", "3", "2 tiles ('x'=2)"):
+            device_put({"b": [np.zeros(3)]}, named("x"))
+        with raises(ArgumentError, "x['b'][1]", "of str, which no device can hold"):
+            device_put({"b": [1, "text"]})
+        with raises(ArgumentError, "x[0]", "device must be a device, a sharding or a Format, not"):
+            device_put([V], ["cpu"])
+        with raises(ArgumentError, "x: ", "a bare", "NamedSharding(mesh, "):
+            device_put(V, P("x"))
+        gone = device_put(V, named("x"))
+        gone.delete()
+        with raises(DeletedError, "x['a'][1]", "float32[8,16]"):
+            device_put({"a": (1, gone)}, named())
+
+    def test_a_prefix_that_does_not_fit(self) -> None:
+        with raises(
+            ArgumentError, "device['b'] and x['b'] part ways", "a list of 1", "a list of 2"
+        ):
+            device_put(self.tree, {"w": None, "b": [None], "none": None})
+        with raises(ArgumentError, "device is a dict with keys ['w']", "['b', 'none', 'w']"):
+            device_put(self.tree, {"w": None})
+        with raises(ArgumentError, "device", "a tuple of 2", "a list of 2"):
+            device_put([1, 2], (None, None))
+
+    def test_flags_may_be_prefixes(self) -> None:
+        x, y = device_put(V, named("x")), device_put(V, named("x"))
+        device_put({"x": x, "y": y}, named("y"), donate={"x": True, "y": False})
+        assert x.is_deleted() and not y.is_deleted()
+        with raises(ArgumentError, "donate and x part ways"):
+            device_put({"x": y}, donate={"z": True})
+        for flags in ({"donate": 1}, {"donate": None}, {"may_alias": "yes"}):
+            with raises(ArgumentError, "x['x']", "donate"):
+                device_put({"x": y}, **flags)
+
+    def test_an_empty_tree(self) -> None:
+        assert device_put({}, named("x")) == {}
+        assert device_put([], donate=True) == []
+
+
+class TestDonation:
+    @pytest.mark.parametrize(
+        "place",
+        [
+            named("x"),
+            named("y"),
+            named(),
+            DEVICES[0],
+            NamedSharding(HALF, P("z")),
+            NamedSharding(Mesh(MESH.devices.T, ("y", "x")), P("x")),
+            named("x", memory_kind="pinned_host"),
+            None,
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("start", ["rows", "both", "half the devices", "single"])
+    def test_the_source_is_used_up(self, start: str, place: Any) -> None:
+        x = device_put(V, SHARDINGS[start])
+        moved = device_put(x, place, donate=True)
+        assert x.is_deleted()
+        assert same(moved, V)
+        assert moved.committed
+        with raises(DeletedError, "float32[8,16]", "donated to device_put(..., donate=True)"):
+            x + 1
+        with raises(DeletedError, "donated to device_put"):
+            np.asarray(x)
+
+    def test_in_place_no_byte_moves(self) -> None:
+        x = device_put(V, named("x", "y"))
+        before = pointers(x)
+        moved = device_put(x, named("x", "y"), donate=True)
+        assert pointers(moved) == before
+
+    def test_an_uncommitted_one_stays_so(self) -> None:
+        x = device_put(V)
+        moved = device_put(x, donate=True)
+        assert x.is_deleted() and not moved.committed and same(moved, V)
+
+    def test_host_values_are_not_affected(self) -> None:
+        v = V.copy()
+        assert same(device_put(v, named("x"), donate=True), v)
+
+    def test_not_both(self) -> None:
+        with raises(ArgumentError, "x: donate=True", "may_alias=True", "choose one"):
+            device_put(device_put(V), DEVICES[0], donate=True, may_alias=True)
+
+
+class TestAliases:
+    @pytest.mark.parametrize("kind", ["rows", "both", "partly replicated", "replicated", "single"])
+    def test_host_memory_is_free_afterwards(self, kind: str) -> None:
+        v = np.ascontiguousarray(np.tile(V, (64, 1)))
+        wanted = v.copy()
+        x = device_put(v, SHARDINGS[kind])
+        v[...] = -1
+        assert same(x, wanted)
+
+    def test_unless_it_may_be_shared(self) -> None:
+        block = np.zeros(1 << 16, np.float32)
+        start = -block.ctypes.data % 64 // 4
+        v = block[start : start + 4096]
+        x = device_put(v, DEVICES[0], may_alias=True)
+        if DEVICES[0].platform == "cpu":
+            assert x.unsafe_buffer_pointer() == v.ctypes.data
+        assert same(x, v)
+
+    @pytest.mark.parametrize("place", [None, named("x", "y"), named("y"), DEVICES[0]], ids=str)
+    def test_false_always_copies(self, place: Any) -> None:
+        x = device_put(V, named("x", "y"))
+        y = device_put(x, place, may_alias=False)
+        assert not set(pointers(x)) & set(pointers(y))
+        x.delete()
+        assert same(y, V)
+
+    def test_a_fresh_uncommitted_copy(self) -> None:
+        x = device_put(V)
+        y = device_put(x, may_alias=False)
+        assert pointers(x) != pointers(y) and not y.committed
+
+    def test_moving_some_shards_copies_all_where_asked(self) -> None:
+        x = device_put(V, NamedSharding(HALF, P("z")))
+        overlapping = NamedSharding(Mesh(DEVICES[2:6], ("z",)), P("z"))
+        y = device_put(x, overlapping, may_alias=False)
+        x.delete()
+        assert same(y, V)
+
+
+def test_views_that_share_memory() -> None:
+    broadcast = np.broadcast_to(np.float32(3), (8, 16))
+    backwards, crossed = V[::-1], np.asfortranarray(V)
+    for v in (broadcast, backwards, crossed, V[:, ::2]):
+        for kind in ("rows", "both", "columns", "partly replicated", "replicated", "own"):
+            assert same(device_put(v, SHARDINGS[kind]), np.ascontiguousarray(v))
+
+
+def test_traced_values_stay_traced() -> None:
+    @jax.jit
+    def inside(t: Any) -> Any:
+        moved = device_put({"t": t, "v": V}, named("x"))
+        assert isinstance(moved["t"], jax.core.Tracer)
+        return moved["t"] + moved["v"]
+
+    assert same(inside(V), V + V)
+    np.testing.assert_allclose(jax.grad(lambda t: device_put(t, named("x")).sum())(V), 1)
+
+
+def test_zero_sizes_move() -> None:
+    empty = np.zeros((0, 16), np.float32)
+    for one in ("rows", "single", "replicated", "half the devices", "own"):
+        for other in ("columns", "single", "half the devices", "listed tiles", "pinned"):
+            x = device_put(device_put(empty, SHARDINGS[one]), SHARDINGS[other])
+            assert same(x, empty)
+            assert x.sharding == SHARDINGS[other]

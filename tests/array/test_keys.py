@@ -1,0 +1,95 @@
+"""Key arrays: JAX's own, placed by this package."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+
+from tests.array.cases import DEVICES, HALF, SHARDINGS, named
+from xlashard import (
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    device_get,
+    device_put,
+    key_shards,
+    make_array_from_callback,
+    make_array_from_single_device_arrays,
+)
+from xlashard.errors import ArgumentError, PlacementError
+
+KEYS = jax.random.split(jax.random.key(7), 8)
+NUMBERS = np.asarray(jax.random.key_data(KEYS))
+ONE_DIMENSIONAL = {
+    "rows": named(("x", "y")),
+    "partly replicated": named("y"),
+    "replicated": named(),
+    "single": SingleDeviceSharding(DEVICES[3]),
+    "half": NamedSharding(HALF, P("z")),
+    "own": SHARDINGS["own"],
+    "jax's own": jax.sharding.NamedSharding(SHARDINGS["rows"].mesh, P("x")),
+}
+
+
+def check(keys: Any, sharding: Any) -> None:
+    assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    assert keys.shape == (8,) and keys.dtype == KEYS.dtype
+    assert np.array_equal(jax.random.key_data(keys), NUMBERS)
+    assert set(keys.devices()) == set(sharding.device_set)
+    indices = sharding.devices_indices_map((8,))
+    for shard in key_shards(keys):
+        assert np.array_equal(jax.random.key_data(shard.data), NUMBERS[indices[shard.device]])
+        assert np.array_equal(NUMBERS[shard.index], NUMBERS[indices[shard.device]])
+
+
+@pytest.mark.parametrize("kind", list(ONE_DIMENSIONAL))
+def test_they_go_where_numbers_go(kind: str) -> None:
+    sharding = ONE_DIMENSIONAL[kind]
+    check(device_put(KEYS, sharding), sharding)
+    check(device_put(device_put(KEYS, named("x")), sharding), sharding)
+    check(make_array_from_callback((8,), sharding, lambda i: KEYS[i]), sharding)
+    pieces = [
+        device_put(KEYS[index], device)
+        for device, index in sharding.devices_indices_map((8,)).items()
+    ]
+    check(make_array_from_single_device_arrays((8,), sharding, pieces), sharding)
+
+
+def test_they_split_and_travel() -> None:
+    keys = device_put(KEYS, named("x"))
+    wanted = jax.vmap(jax.random.normal)(KEYS)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.random.normal))(keys), wanted)
+    assert jax.random.split(keys[0], 2).shape == (2,)
+    shard = key_shards(keys)[1]
+    assert shard.replica_id == 1 and shard.index == (slice(0, 4),)
+    assert "Shard(device=" in repr(shard)
+    assert device_put({"k": KEYS, "n": 1})["k"] is KEYS
+    assert device_get(keys).dtype == KEYS.dtype
+
+
+def test_donation() -> None:
+    keys = device_put(KEYS, named("x"))
+    moved = device_put(keys, named("y"), donate=True)
+    assert keys.is_deleted()
+    check(moved, named("y"))
+
+
+def test_errors() -> None:
+    with pytest.raises(PlacementError, match=r"x\['k'\].*2 tiles"):
+        device_put({"k": KEYS[:3]}, named("x"))
+    with pytest.raises(ArgumentError, match="a key array has no layout"):
+        device_put(KEYS, Format(Layout((0, 1)), named("x")))
+    with pytest.raises(PlacementError, match=r"shape \(8,\), but the pieces.*shape \(4,\)"):
+        make_array_from_callback((8,), named("x"), lambda index: KEYS)
+    other = jax.random.split(jax.random.key(0, impl="rbg"), 4)
+    with pytest.raises(PlacementError, match="is key<rbg>, but the array is key<fry>"):
+        make_array_from_callback(
+            (8,), named("x"), lambda index: other if index[0].start else KEYS[:4]
+        )
+    with pytest.raises(PlacementError, match="is float32, but the array is key<fry>"):
+        make_array_from_callback(
+            (8,), named("x"), lambda index: np.zeros(4) if index[0].start else KEYS[:4]
+        )
