@@ -202,6 +202,10 @@ class CompileError(XlashardError, RuntimeError):
     """A program that the compiler refuses, or says too little of."""
 
 
+class NonFiniteError(XlashardError, FloatingPointError):
+    """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them."""
+
+
 class DonationError(XlashardError, ValueError):
     """A donated argument whose buffers no result can take over, where that was forbidden."""
 

@@ -13,6 +13,7 @@ from jax._src.layout import Layout
 
 from xlashard._jax import modules
 from xlashard._jax.shardings import Device, device_list, hlo_text
+from xlashard.errors import NonFiniteError
 
 type Executable = Any
 type Handle = jax.Array
@@ -149,7 +150,7 @@ def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Se
 
 
 def runner(
-    executable: Executable, handlers: Sequence[Any], name: str
+    executable: Executable, handlers: Sequence[Any], names: Sequence[str]
 ) -> Callable[[Sequence[Handle]], list[Handle]]:
     """A function that runs a program without effects: handles in, handles out.
 
@@ -161,26 +162,26 @@ def runner(
     def run(handles: Sequence[Handle]) -> list[Handle]:
         results = execute(handles)
         if debug_nans.value or debug_infs.value:
-            return results.consume_with_handlers(_checking(handlers, name))
+            return results.consume_with_handlers(_checking(handlers, names))
         return results.consume_with_handlers(handlers)
 
     return run
 
 
-def _checking(handlers: Sequence[Any], name: str) -> Sequence[Any]:
+def _checking(handlers: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
     """Handlers that also look through the results, where that is asked for."""
     if not dispatch.needs_check_special():
         return handlers
-    return [h.pre_wrap(partial(_checked, name)) for h in handlers]
+    pairs = zip(handlers, names, strict=True)
+    return [handler.pre_wrap(partial(_checked, name)) for handler, name in pairs]
 
 
 def _checked(name: str, buffers: Any) -> Any:
     try:
         return dispatch.check_special_array(name, buffers)
     except api_util.InternalFloatingPointError as error:
-        raise FloatingPointError(
-            f"a result of {name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs "
-            "forbid"
+        raise NonFiniteError(
+            f"{name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs forbid"
         ) from None
 
 
@@ -189,7 +190,7 @@ def run_with_tokens(
     handles: Sequence[Handle],
     handlers: Sequence[Any],
     ordered_effects: Sequence[Any],
-    name: str,
+    names: Sequence[str],
 ) -> list[Handle]:
     """Runs a program with effects, in order with those that ran before."""
     devices = executable.local_devices()
@@ -204,7 +205,7 @@ def run_with_tokens(
         runtime.set_output_runtime_token(device, sharded.get_token(i))
     for effect, buffers in zip(ordered_effects, token_buffers, strict=True):
         runtime.set_token_result(effect, core.Token(_joined_token(buffers)))
-    return results.consume_with_handlers(_checking(handlers, name))
+    return results.consume_with_handlers(_checking(handlers, names))
 
 
 def _joined_token(buffers: Sequence[Any]) -> Any:

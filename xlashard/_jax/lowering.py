@@ -13,6 +13,7 @@ from jax._src.lib.mlir import ir, passmanager
 from xlashard._jax import modules
 from xlashard._jax.shardings import AbstractMesh, Device, JaxNamedSharding, JaxSharding
 from xlashard._jax.tracing import Jaxpr, inner_shardings, needs_devices
+from xlashard.errors import CompileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +60,16 @@ def lower_body(
     """Lowers a closed jaxpr into the `@main` of a fresh module, without annotations."""
     unlowerable = effects_lib.lowerable_effects.filter_not_in(jaxpr.effects)
     if unlowerable:
-        raise ValueError(f"a program can't carry these effects: {unlowerable}")
+        raise CompileError(f"a program can't carry these effects: {unlowerable}")
     ordered = tuple(effects_lib.ordered_effects.filter_in(jaxpr.effects))
     unordered = tuple(effects_lib.ordered_effects.filter_not_in(jaxpr.effects))
     if len(to.devices) > 1:
         single = effects_lib.shardable_ordered_effects.filter_not_in(ordered)
         if single:
-            raise ValueError(
-                f"these ordered effects run on one device only, not on {len(to.devices)}: {single}"
+            kinds = ", ".join(sorted(type(effect).__name__ for effect in single))
+            raise CompileError(
+                f"ordered effects such as {kinds} run on one device only, the program is for "
+                f"{len(to.devices)}: leave ordered=True out"
             )
     bound = to.devices if needs_devices(jaxpr) else None
     context = mlir.ModuleContext(
@@ -126,7 +129,7 @@ def memory_kind_of(aval: Any) -> str | None:
 def _abstract_mesh(shardings: Sequence[JaxSharding]) -> AbstractMesh | None:
     meshes = {s.mesh.abstract_mesh for s in shardings if isinstance(s, JaxNamedSharding)}
     if len(meshes) > 1:
-        raise ValueError(
+        raise CompileError(
             f"a primitive inside needs to know the mesh, but the shardings name {len(meshes)}: "
             + ", ".join(map(str, meshes))
         )

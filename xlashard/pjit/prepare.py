@@ -16,6 +16,7 @@ from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, u
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.array import Array
+from xlashard.errors import CompileError
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
     LoweredProgram,
@@ -288,7 +289,10 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
         devices=placement.devices,
         shardings=tuple(s.twin(()) for s in known),
     )
-    lowered_body = lower_body(ready, order.name, arg_names, target)
+    try:
+        lowered_body = lower_body(ready, order.name, arg_names, target)
+    except CompileError as error:
+        raise CompileError(f"{order.name} can't be lowered: {error}") from None
     return interface, lower_program(plan, lowered_body)
 
 

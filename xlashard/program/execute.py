@@ -98,13 +98,14 @@ class Program:
         The handles of donated arguments are deleted; the results may still be on their way when
         it returns.
         """
-        executable, handlers, name = self.executable, self.handlers, self.name
+        executable, handlers = self.executable, self.handlers
+        names = [f"{v.name or 'a result'} of {self.name}" for v in self.parts.plan.results]
         effects = self.parts.body.ordered_effects
         if not self.parts.body.has_effects:
-            return compiling.runner(executable, handlers, name)
+            return compiling.runner(executable, handlers, names)
 
         def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
-            return compiling.run_with_tokens(executable, handles, handlers, effects, name)
+            return compiling.run_with_tokens(executable, handles, handlers, effects, names)
 
         return run_with_tokens
 

@@ -1,0 +1,218 @@
+"""Prints, callbacks and their order; NaN checks; the switches of JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+from tests.pjit.helpers import f32
+from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, pjit
+from xlashard.errors import CompileError, TracingError, XlashardError
+
+
+@pytest.fixture(params=["one device", "eight devices"])
+def sharding(request, mesh):
+    if request.param == "one device":
+        return SingleDeviceSharding(jax.devices()[0])
+    return NamedSharding(mesh, P("x"))
+
+
+def test_debug_print(sharding, capfd):
+    def fun(x):
+        jax.debug.print("total {}", x.sum())
+        return x + 1
+
+    f = pjit(fun, in_shardings=sharding)
+    for _ in range(3):
+        np.testing.assert_array_equal(f(f32(8)), f32(8) + 1)
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "total 3.5\n" * 3
+
+
+def test_debug_print_under_a_transformation(sharding, capfd):
+    def fun(x):
+        jax.debug.print("at {}", x.sum())
+        return (x**2).sum()
+
+    f = pjit(fun, in_shardings=sharding)
+    np.testing.assert_allclose(jax.grad(f)(f32(8)), f32(8) * 2)
+    np.testing.assert_allclose(jax.jit(f)(f32(8)), (f32(8) ** 2).sum(), rtol=1e-6)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("at 3.5") == 2
+
+
+def test_pure_callback(sharding):
+    def fun(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda v: np.asarray(v) * 3, shape, x)
+
+    f = pjit(fun, in_shardings=sharding, out_shardings=sharding)
+    for _ in range(3):
+        np.testing.assert_array_equal(f(f32(8)), f32(8) * 3)
+
+
+def test_io_callback(sharding):
+    seen = []
+
+    def fun(x):
+        io_callback(lambda v: seen.append(float(v)), None, x.sum())
+        return x
+
+    f = pjit(fun, in_shardings=sharding)
+    for _ in range(3):
+        f(f32(8))
+    jax.effects_barrier()
+    assert seen == [3.5] * 3
+
+
+def test_ordered_effects_on_one_device():
+    seen = []
+
+    def fun(x):
+        for i in range(3):
+            io_callback(lambda v, i=i: seen.append((i, float(v))), None, x, ordered=True)
+        return x + 1
+
+    f = pjit(fun)
+    x = 0.0
+    for _ in range(3):
+        x = f(x)
+    jax.effects_barrier()
+    assert seen == [(i, float(v)) for v in range(3) for i in range(3)]
+    assert float(x) == 3.0
+
+
+def test_ordered_effects_on_many_devices(mesh):
+    def fun(x):
+        jax.debug.print("{}", x, ordered=True)
+        return x
+
+    with pytest.raises(CompileError, match="fun.*ordered effects.*8"):
+        pjit(fun, in_shardings=NamedSharding(mesh, P("x")))(f32(8))
+
+
+def test_ordered_io_on_many_devices(mesh):
+    seen = []
+
+    def fun(x):
+        io_callback(lambda v: seen.append(v.sum()), None, x, ordered=True)
+        return x + 1
+
+    f = pjit(fun, in_shardings=NamedSharding(mesh, P("x")))
+    for _ in range(2):
+        np.testing.assert_array_equal(f(f32(8)), f32(8) + 1)
+    jax.effects_barrier()
+    assert seen == [3.5] * 2
+
+
+def test_an_error_in_a_callback(sharding):
+    def fails(v):
+        raise ZeroDivisionError("in the callback")
+
+    f = pjit(lambda x: jax.pure_callback(fails, jax.ShapeDtypeStruct((), np.float32), x.sum()))
+    with pytest.raises(Exception, match="in the callback"):
+        f(device_put(f32(8), sharding)).block_until_ready()
+
+
+def test_effects_and_donation(sharding, capfd):
+    def fun(x):
+        jax.debug.print("x")
+        return x + 1
+
+    f = pjit(fun, donate_argnums=0)
+    x = device_put(f32(8), sharding)
+    out = f(x)
+    assert x.is_deleted()
+    np.testing.assert_array_equal(out, f32(8) + 1)
+
+
+def test_debug_nans(sharding):
+    f = pjit(lambda x: {"ok": x, "log": jnp.log(x)}, in_shardings=sharding)
+    f(-np.ones(8, np.float32))
+    with jax.debug_nans(True):
+        f(np.ones(8, np.float32))
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match="nan"):
+                f(-np.ones(8, np.float32))
+    assert np.isnan(f(-np.ones(8, np.float32))["log"]).all()
+
+
+def test_debug_nans_names_the_result(sharding):
+    def bad(x):
+        return {"ok": x, "log": jnp.log(x)}
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        pjit(bad, in_shardings=sharding)(-np.ones(8, np.float32))
+    assert isinstance(caught.value, XlashardError)
+    assert "result['log']" in str(caught.value) and "bad" in str(caught.value)
+
+
+def test_debug_infs():
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match="inf"):
+        pjit(lambda x: 1 / x)(np.zeros(3, np.float32))
+
+
+def test_debug_nans_under_a_transformation():
+    f = pjit(jnp.sqrt)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        jax.grad(lambda x: f(x).sum())(-np.ones(3, np.float32))
+
+
+def test_disable_jit(sharding):
+    seen = []
+
+    def fun(x):
+        seen.append(x)
+        return x * 2
+
+    f = pjit(fun, in_shardings=sharding, out_shardings=sharding)
+    with jax.disable_jit():
+        out = f(f32(8))
+        f(f32(8))
+    assert len(seen) == 2 and not isinstance(seen[0], jax.core.Tracer)
+    np.testing.assert_array_equal(out, f32(8) * 2)
+    f(f32(8))
+    f(f32(8))
+    assert len(seen) == 3
+
+
+def test_no_tracing():
+    f = pjit(lambda x: x + 1)
+    f(f32(3))
+    x = jnp.asarray(f32(3))
+    with jax.no_tracing():
+        for value in (f32(3), x, device_put(f32(3), jax.devices()[1])):
+            np.testing.assert_array_equal(f(value), f32(3) + 1)
+        with pytest.raises(TracingError, match="jax.no_tracing forbids"):
+            f(f32(4))
+    f(f32(4))
+
+
+def test_checking_leaks():
+    with jax.checking_leaks():
+        np.testing.assert_array_equal(pjit(lambda x: x + 1)(f32(3)), f32(3) + 1)
+
+
+def test_transfer_guard():
+    f = pjit(lambda x: x + 1)
+    x = device_put(f32(3))
+    f(x)
+    with jax.transfer_guard("disallow"):
+        f(x)
+        f(f(x))
+        with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
+            f(f32(3))
+
+
+def test_log_compiles(caplog):
+    with jax.log_compiles():
+        pjit(lambda x: x * 17)(f32(3))
+
+
+def test_named_scopes_reach_the_module():
+    def fun(x):
+        with jax.named_scope("attention"):
+            return jnp.sin(x)
+
+    assert "attention" in pjit(fun).lower(f32(3)).as_text(debug_info=True)
