@@ -26,11 +26,21 @@ def pointers(x: Array) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
 
 
+@pytest.fixture(params=["in one memory", "between devices"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways: that of emulated devices, and that of devices with a memory of their own."""
+    if request.param == "between devices":
+        monkeypatch.setattr(reshard, "in_one_memory", lambda *places: False)
+    elif DEVICES[0].platform != "cpu":
+        pytest.skip("these devices have memories of their own")
+    return request.param
+
+
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which ways of moving bytes between buffers were gone."""
     gone: list[str] = []
-    for name in ("retile", "put", "_in_pieces"):
+    for name in ("retile", "carry", "move_in_pieces", "move_in_memory"):
         call = getattr(reshard, name)
 
         def recorded(*args: Any, _name: str = name, _call: Any = call, **kwargs: Any) -> Any:
@@ -82,31 +92,31 @@ def test_equivalent_places_move_nothing(moves: list[str]) -> None:
     assert committed.committed and pointers(committed) == pointers(uncommitted)
 
 
-def test_same_devices_take_one_program(moves: list[str]) -> None:
+def test_same_devices_take_one_program(moves: list[str], way: str) -> None:
     x = device_put(V, named("x", "y"))
     for place in (named(None, ("x", "y")), named(), SHARDINGS["listed tiles"]):
         moves.clear()
         device_put(x, place)
-        assert moves == ["retile"]
+        assert moves == ["move_in_memory" if way == "in one memory" else "retile"]
 
 
-def test_other_devices(moves: list[str]) -> None:
-    half = NamedSharding(HALF, P("z"))
+def test_other_devices(moves: list[str], way: str) -> None:
+    emulated = way == "in one memory"
     first = NamedSharding(Mesh(DEVICES[:4], ("z",)), P("z"))
-    x = device_put(V, half)
-    moved = device_put(x, first)
-    assert moves == ["put"]
-    assert same(moved, V)
-    across = device_put(x, NamedSharding(first.mesh, P(None, "z")))
-    assert moves == ["put", "put", "retile"]
-    assert same(across, V)
-    moves.clear()
-    assert same(device_put(x, named("x", "y")), V)
-    assert moves[0] == "_in_pieces"
-    assert same(device_put(x, DEVICES[0]), V)
+    x = device_put(V, NamedSharding(HALF, P("z")))
+    for place, ways in (
+        (first, ["carry"]),
+        (NamedSharding(first.mesh, P(None, "z")), ["carry", "retile"]),
+        (named("x", "y"), ["move_in_pieces"]),
+        (DEVICES[0], ["move_in_pieces"]),
+    ):
+        moves.clear()
+        assert same(device_put(x, place), V)
+        assert moves == (["move_in_memory"] if emulated and place is not first else ways)
     assert same(device_put(device_put(V, DEVICES[6]), named("x")), V)
 
 
+@pytest.mark.usefixtures("way")
 def test_memories() -> None:
     x = device_put(V, named("x", "y"))
     there = device_put(x, named("x", "y", memory_kind="pinned_host"))
@@ -192,6 +202,7 @@ class TestTrees:
         assert device_put([], donate=True) == []
 
 
+@pytest.mark.usefixtures("way")
 class TestDonation:
     @pytest.mark.parametrize(
         "place",
@@ -239,6 +250,7 @@ class TestDonation:
             device_put(device_put(V), DEVICES[0], donate=True, may_alias=True)
 
 
+@pytest.mark.usefixtures("way")
 class TestAliases:
     @pytest.mark.parametrize("kind", ["rows", "both", "partly replicated", "replicated", "single"])
     def test_host_memory_is_free_afterwards(self, kind: str) -> None:
@@ -297,6 +309,7 @@ def test_traced_values_stay_traced() -> None:
     np.testing.assert_allclose(jax.grad(lambda t: device_put(t, named("x")).sum())(V), 1)
 
 
+@pytest.mark.usefixtures("way")
 def test_zero_sizes_move() -> None:
     empty = np.zeros((0, 16), np.float32)
     for one in ("rows", "single", "replicated", "half the devices", "own"):

@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.array.cases import DEVICES, same
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, SingleDeviceSharding, device_put
+from xlashard.array import reshard
 from xlashard.geometry import TileAssignment
 
 SHAPE = (8, 24)
@@ -47,9 +49,23 @@ def shardings(draw: st.DrawFn) -> Any:
     return NamedSharding(mesh, P(*dims))
 
 
-@settings(max_examples=40)
+@settings(max_examples=150)
 @given(source=shardings(), target=shardings(), donate=st.booleans())
 def test_every_shard_is_the_right_piece(source: Any, target: Any, donate: bool) -> None:
+    check(source, target, donate)
+
+
+@settings(max_examples=40)
+@given(source=shardings(), target=shardings(), donate=st.booleans())
+def test_also_where_devices_have_memories_of_their_own(
+    source: Any, target: Any, donate: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reshard, "in_one_memory", lambda *places: False)
+        check(source, target, donate)
+
+
+def check(source: Any, target: Any, donate: bool) -> None:
     v = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE)
     x = device_put(v, source)
     y = device_put(x, target, donate=donate)

@@ -1,5 +1,6 @@
 """Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -142,10 +143,16 @@ def start_host_copy(handle: Handle) -> None:
     handle._copy_single_device_array_to_host_async()
 
 
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory that a CPU device can take as its buffer without copying it."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    block = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + size].view(dtype).reshape(shape)
+
+
 def aligned_copy(value: np.ndarray) -> np.ndarray:
     """A contiguous copy that a CPU device can take as its buffer without copying it again."""
-    block = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % _ALIGNMENT
-    out = block[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    out = aligned_empty(value.shape, value.dtype)
     out[...] = value
     return out

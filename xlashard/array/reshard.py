@@ -2,26 +2,23 @@
 
 Where source and destination have the same devices, a compiled identity lets XLA choose the
 collectives, also across processes. Otherwise buffers go from device to device: as they are where
-there are equally many, in the pieces of a reshard plan where not.
+there are equally many, in the pieces of a reshard plan where not. Emulated devices are the host's
+memory, and are served from there.
 """
 
-from functools import partial
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, put, split
+from xlashard._jax.shardings import default_memory_kind
+from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.host_put import put_value
+from xlashard.array.memory import in_one_memory, move_in_memory
 from xlashard.array.order import in_order
+from xlashard.array.pieces import carry, move_in_pieces, plan_between
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
 from xlashard.errors import PlacementError
-from xlashard.geometry import Index, reshard_plan
-from xlashard.sharding import GSPMDSharding, Sharding, SingleDeviceSharding, from_jax
+from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
 
 def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool = False) -> Handle:
@@ -44,6 +41,8 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
         handle = in_order(handle, target.sharding.devices)
         source = places(handle.shape, from_jax(handle.sharding))
     if not source.tiling.same_tiles(target.tiling):
+        if in_one_memory(source, target):
+            return move_in_memory(handle, target, plan_between(handle, source, target))
         return _to_other_tiles(handle, source, target, donate)
     if source.memory_kind != target.memory_kind:
         return copy_to(handle, target.twin)
@@ -107,104 +106,18 @@ def _to_other_devices(handle: Handle, source: Places, target: Places, fresh: boo
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     carried = len(source.devices) == len(target.devices)
     if carried and source.tiling.same_tiles(target.tiling):
-        return _collected(handle, split(handle), target, fresh)
+        return carry(handle, split(handle), target, fresh)
+    if in_one_memory(source, target):
+        return move_in_memory(handle, target, plan_between(handle, source, target))
     if carried:
         there = GSPMDSharding(target.sharding.devices, source.tiling.to_tile_assignment())
-        return reshard(
-            _collected(handle, split(handle), places(handle.shape, there), fresh), target
-        )
+        carried_over = carry(handle, split(handle), places(handle.shape, there), fresh)
+        return reshard(carried_over, target)
     handle, source = _to_default_memory(handle, source)
-    return _in_pieces(handle, source, target, fresh)
+    return move_in_pieces(handle, source, target, fresh)
 
 
 def _device_text(sharding: Sharding) -> str:
     devices = sharding.devices
     named = ", ".join(str(d) for d in devices[:4])
     return f"{len(devices)} devices ({named}{', ...' if len(devices) > 4 else ''})"
-
-
-def _collected(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
-    """One handle of shards, each brought to its device first where it isn't there.
-
-    Args:
-        like: Whose dtype it has.
-        shards: Per device of the target, in order, the shard on any device.
-        target: Where to.
-        fresh: Copies also those that are there.
-    """
-    aval = make_aval(like.shape, like.dtype, target.twin, like.weak_type)
-    return put(aval, target.twin, shards, target.devices, fresh=fresh)
-
-
-def _in_pieces(handle: Handle, source: Places, target: Places, fresh: bool) -> Handle:
-    """Cuts on the source devices, carries, and joins on the destination devices."""
-    everyone = {*source.sharding.devices, *target.sharding.devices}
-    ids = {device: number for number, device in enumerate(everyone)}
-    plan = reshard_plan(
-        handle.shape,
-        handle.itemsize,
-        source.tiling,
-        [ids[device] for device in source.sharding.devices],
-        target.tiling,
-        [ids[device] for device in target.sharding.devices],
-    )
-    wanted = [plan.pieces_for(ids[device]) for device in target.devices]
-    by_source: dict[int, dict[_Bounds, None]] = {}
-    for pieces in wanted:
-        for piece in pieces:
-            by_source.setdefault(piece.source, {})[_bounds(piece.source_index)] = None
-    buffers = {ids[d]: b for d, b in zip(source.devices, split(handle), strict=True)}
-    blocks: dict[tuple[int, _Bounds], Handle] = {}
-    for giver, cuts in by_source.items():
-        for cut, block in zip(cuts, _cut(buffers[giver], tuple(cuts)), strict=True):
-            blocks[giver, cut] = block
-    shards = [
-        _joined(
-            [blocks[piece.source, _bounds(piece.source_index)] for piece in pieces],
-            tuple(tuple(s.start for s in piece.destination_index) for piece in pieces),
-            target.shard_shape,
-            device,
-        )
-        for device, pieces in zip(target.devices, wanted, strict=True)
-    ]
-    return _collected(handle, shards, target, fresh)
-
-
-type _Shape = tuple[int, ...]
-type _Starts = tuple[_Shape, ...]
-type _Bounds = tuple[tuple[int, int], ...]
-
-
-def _bounds(index: Index) -> _Bounds:
-    return tuple((s.start, s.stop) for s in index)
-
-
-def _cut(buffer: Handle, cuts: tuple[_Bounds, ...]) -> list[Handle]:
-    """Blocks of a buffer, on its device."""
-    if len(cuts) == 1 and cuts[0] == tuple((0, n) for n in buffer.shape):
-        return [buffer]
-    return _slices(buffer, cuts)
-
-
-@partial(jax.jit, static_argnums=1)
-def _slices(x: Any, cuts: tuple[_Bounds, ...]) -> list[Any]:
-    return [jax.lax.slice(x, [a for a, _ in cut], [b for _, b in cut]) for cut in cuts]
-
-
-def _joined(blocks: list[Handle], starts: _Starts, shape: _Shape, device: Device) -> Handle:
-    """A shard made of blocks, on its device; a single block stays where it is."""
-    if len(blocks) == 1:
-        return blocks[0]
-    single = SingleDeviceSharding(device).twin()
-    moved = [
-        put(make_aval(b.shape, b.dtype, single, b.weak_type), single, [b], [device]) for b in blocks
-    ]
-    return _pasted(moved, starts, shape)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _pasted(blocks: list[Any], starts: _Starts, shape: _Shape) -> Any:
-    out = jnp.zeros(shape, blocks[0].dtype)
-    for block, start in zip(blocks, starts, strict=True):
-        out = jax.lax.dynamic_update_slice(out, block, start)
-    return out
