@@ -406,6 +406,10 @@ def _as_goal(goal: Goal | float | None) -> Goal | None:
     return RatioGoal(float(goal)) if isinstance(goal, int | float) else goal
 
 
+def _as_factor(ratio: float) -> str:
+    return f"{ratio:.3f} ×" if ratio >= 0.1 else f"{ratio:.2g} ×"
+
+
 def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("candidate")
@@ -415,8 +419,8 @@ def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
         table.add_row(
             row.measured.name,
             format_seconds(row.measured.median),
-            format_seconds(row.measured.iqr),
-            "baseline" if row.is_baseline else f"{row.measured.ratio_to(row.baseline):.3f} ×",
+            format_seconds(row.measured.iqr) if len(row.measured.samples) > 1 else "",
+            "baseline" if row.is_baseline else _as_factor(row.measured.ratio_to(row.baseline)),
             "" if row.goal is None else str(row.goal),
             {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.ok],
         )

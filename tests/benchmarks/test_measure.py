@@ -158,6 +158,13 @@ def test_report_prints_the_table_and_writes_json(tmp_path) -> None:
     assert rows["base"]["calls_per_sample"] == 7
 
 
+def test_a_tiny_ratio_is_not_shown_as_nothing() -> None:
+    measured = {"a": Measurement("a", 1, (1.0,)), "b": Measurement("b", 1, (1.5e-4,))}
+    report = quiet_report()
+    report.add("table", measured, baseline="a")
+    assert "0.00015 ×" in report.console.file.getvalue()  # pyright: ignore
+
+
 def test_strict_turns_a_missed_goal_into_a_failing_exit() -> None:
     measured = {"a": Measurement("a", 1, (1.0,)), "b": Measurement("b", 1, (2.0,))}
     report = quiet_report()
