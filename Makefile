@@ -9,13 +9,13 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-VENV ?= .venv
-PYTHON_WANTED ?= 3.12
-CONSTRAINTS ?=
-EXTRAS ?= train
-CONFIG ?= configs/tiny.toml
-JOBS ?= 2
-ARGS ?=
+VENV := .venv
+PYTHON_WANTED := 3.12
+CONSTRAINTS :=
+EXTRAS := train
+CONFIG := configs/tiny.toml
+JOBS := 2
+ARGS :=
 
 comma := ,
 python := $(VENV)/bin/python
