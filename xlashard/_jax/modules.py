@@ -35,6 +35,10 @@ class TensorType:
     shape: tuple[int | None, ...]
     element: str
 
+    def __str__(self) -> str:
+        sizes = "".join(f"{'?' if size is None else size}x" for size in self.shape)
+        return f"tensor<{sizes}{self.element}>"
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -73,6 +77,15 @@ def main_function(module: Module) -> Function | None:
     return public[0] if len(public) == 1 else None
 
 
+def function_names(module: Module) -> list[str]:
+    """The names of a module's functions, in order."""
+    return [
+        ir.StringAttr(op.attributes["sym_name"]).value
+        for op in module.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    ]
+
+
 def function_types(main: Function) -> tuple[list[TensorType | str], list[TensorType | str]]:
     """The types of the arguments and of the results; a text for what is no ranked tensor."""
     kind = main.type
@@ -99,6 +112,26 @@ def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
     if rows is None:
         return [{} for _ in kinds]
     return [{a.name: _python_value(a.attr) for a in ir.DictAttr(row)} for row in rows]
+
+
+def drop_attributes(main: Function, of: str, chosen: Sequence[bool], names: Sequence[str]) -> None:
+    """Takes attributes off the chosen arguments or results.
+
+    Args:
+        main: The function.
+        of: `"arg_attrs"` or `"res_attrs"`.
+        chosen: For each argument or result, whether its attributes go.
+        names: The names of the attributes.
+    """
+    rows = main.operation.attributes.get(of)
+    if rows is None or not any(chosen):
+        return
+    with _within(main):
+        left = []
+        for row, drop in zip(rows, chosen, strict=True):
+            kept = {a.name: a.attr for a in ir.DictAttr(row) if not (drop and a.name in names)}
+            left.append(ir.DictAttr.get(kept))
+        main.operation.attributes[of] = ir.ArrayAttr.get(left)
 
 
 def module_attribute(module: Module, name: str) -> Any:

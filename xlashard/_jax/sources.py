@@ -1,10 +1,12 @@
 """StableHLO modules that were made elsewhere: read them, and tell what they say of themselves."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax._src import core
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo, sdy
@@ -28,6 +30,14 @@ class NamedMesh:
 
     axes: tuple[tuple[str, int], ...]
     device_ids: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return math.prod(size for _, size in self.axes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name!r}={size}" for name, size in self.axes)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,9 @@ def _diagnosis(error: Any, source: str | bytes) -> str:
         return str(error)
     first = diagnostics[0]
     place = _PLACE.search(str(first.location))
-    if place is None or isinstance(source, bytes):
+    if isinstance(source, bytes):
+        return f"{first.message} (in {len(source)} bytes that should be MLIR text or bytecode)"
+    if place is None:
         return first.message
     line, column = map(int, place.groups())
     lines = source.splitlines()
@@ -94,11 +106,27 @@ def _annotations(op: Any) -> tuple[str | None, str | None]:
     shardy = op.name if op.name.startswith("sdy.") and op.name != "sdy.mesh" else None
     names = set(attributes)
     for of in ("arg_attrs", "res_attrs"):
-        for row in attributes[of] if of in names else ():
+        for row in attributes.get(of) or ():
             names |= {a.name for a in ir.DictAttr(row)}
     if "sdy.sharding" in names:
         shardy = "sdy.sharding"
     return shardy, "mhlo.sharding" if "mhlo.sharding" in names else None
+
+
+def gspmd_texts(module: Module) -> set[str]:
+    """The text of every HLO sharding anywhere in a module."""
+    found: set[str] = set()
+    for op in modules.operations(module.operation):
+        for of in ("arg_attrs", "res_attrs"):
+            for row in op.attributes.get(of) or ():
+                found |= {
+                    ir.StringAttr(a.attr).value
+                    for a in ir.DictAttr(row)
+                    if a.name == "mhlo.sharding"
+                }
+        if (own := op.attributes.get("mhlo.sharding")) is not None:
+            found.add(ir.StringAttr(own).value)
+    return found
 
 
 def named_meshes(module: Module) -> list[NamedMesh]:
@@ -133,6 +161,11 @@ def dtype_of(element: str) -> np.dtype[Any] | None:
         return np.dtype(f"{_KINDS[match['kind']]}{match['bits']}{rest}")
     except TypeError:
         return None
+
+
+def aval_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """The abstract value of an array, its dtype as it is, whatever JAX's default widths are."""
+    return core.ShapedArray(shape, dtype)
 
 
 def foreign_body(module: Module) -> LoweredBody:

@@ -4,6 +4,7 @@ from xlashard.pjit.api import jit, pjit
 from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.pjit.prepare import PROGRAMS
 from xlashard.pjit.resources import AUTO, UNSPECIFIED
+from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
 from xlashard.pjit.stages import Compiled, Lowered, Traced
 from xlashard.pjit.step import BoundStep
 
@@ -14,7 +15,9 @@ __all__ = [
     "BoundStep",
     "Compiled",
     "Lowered",
+    "StableHLOProgram",
     "Traced",
+    "compile_stablehlo",
     "jit",
     "pjit",
     "with_sharding_constraint",

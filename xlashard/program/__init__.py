@@ -5,6 +5,13 @@ from xlashard.program.compile import LoweredProgram, compile_program, lower_prog
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.emit import write_main
 from xlashard.program.execute import Program, ProgramParts
+from xlashard.program.foreign import (
+    ForeignModule,
+    ForeignValue,
+    lower_foreign,
+    partitioner_for,
+    read_foreign,
+)
 from xlashard.program.plan import (
     Partitioner,
     ProgramPlan,
@@ -15,6 +22,8 @@ from xlashard.program.plan import (
 
 __all__ = [
     "Donation",
+    "ForeignModule",
+    "ForeignValue",
     "LoweredProgram",
     "Partitioner",
     "Program",
@@ -23,10 +32,13 @@ __all__ = [
     "ValuePlan",
     "compile_program",
     "is_open",
+    "lower_foreign",
     "lower_program",
     "open_dims",
     "option_items",
+    "partitioner_for",
     "plan_donation",
+    "read_foreign",
     "sharding_text",
     "write_main",
 ]

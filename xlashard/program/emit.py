@@ -77,8 +77,7 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
     args, results = (
-        [*none, *(body_constraint(v, plan) for v in values)]
-        for values in (plan.args, plan.results)
+        [*none, *(body_constraint(v, plan) for v in values)] for values in (plan.args, plan.results)
     )
     modules.constrain_ends(main, args, results)
     modules.place_results(main, [*none, *(v.memory_kind for v in plan.results)])

@@ -69,15 +69,32 @@ class Program:
         return _twins(self.parts.out_shardings, self.parts.out_avals)
 
     @cached_property
-    def in_layouts(self) -> tuple[Any, ...]:
-        """The layout of each argument in memory; None where it is the default one."""
+    def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The layouts of arguments and of results in memory; None where nobody says."""
         layouts = compiling.layouts_of(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         if layouts is None:
-            return (None,) * len(self.in_twins)
-        return tuple(
-            compiling.dispatch_layouts(layouts[0][tokens:], self.in_twins, self.parts.in_avals)
-        )
+            return (None,) * len(self.in_twins), (None,) * len(self.out_twins)
+        return tuple(layouts[0][tokens:]), tuple(layouts[1][tokens:])
+
+    @cached_property
+    def raw_in_layouts(self) -> tuple[Any, ...]:
+        """The layout of each argument as a handle's own compares with it; None if unknown."""
+        raw = compiling.raw_layouts(self.executable)
+        tokens = len(self.parts.body.ordered_effects)
+        return (None,) * len(self.in_twins) if raw is None else tuple(raw[0][tokens:])
+
+    @cached_property
+    def in_layouts(self) -> tuple[Any, ...]:
+        """The layout of each argument in memory; None where it is the default one."""
+        given = self.full_layouts[0]
+        return tuple(compiling.dispatch_layouts(given, self.in_twins, self.parts.in_avals))
+
+    @cached_property
+    def out_layouts(self) -> tuple[Any, ...]:
+        """The layout of each result in memory; None where it is the default one."""
+        made = self.full_layouts[1]
+        return tuple(compiling.dispatch_layouts(made, self.out_twins, self.parts.out_avals))
 
     @cached_property
     def handlers(self) -> list[Any]:
@@ -89,7 +106,19 @@ class Program:
 
     def place(self, values: Sequence[Any]) -> list[Handle]:
         """Handles of values as the program wants them; what is so already is not touched."""
-        return list(dispatch.place(values, self.in_twins, self.in_layouts))
+        layouts = _settled(values, self.in_layouts, self.full_layouts[0])
+        return list(dispatch.place(values, self.in_twins, layouts))
+
+    def place_one(self, position: int, value: Any) -> Handle:
+        """The handle of a value as the program wants its argument at a position."""
+        at = slice(position, position + 1)
+        layouts = _settled([value], self.in_layouts[at], self.full_layouts[0][at])
+        return dispatch.place([value], self.in_twins[at], layouts)[0]
+
+    def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
+        """Handles of values such as the program gives for its first results."""
+        layouts = _settled(values, self.out_layouts, self.full_layouts[1])
+        return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
     @cached_property
     def run(self) -> Callable[[Sequence[Handle]], list[Handle]]:
@@ -116,3 +145,11 @@ class Program:
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(s.twin(getattr(a, "shape", ())) for s, a in zip(shardings, avals, strict=True))
+
+
+def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
+    """The layout that each value must get; None where that is the default one, and it has it."""
+    return [
+        whole if layout is None and compiling.special_layout(value) is not None else layout
+        for value, layout, whole in zip(values, layouts, full, strict=False)
+    ]

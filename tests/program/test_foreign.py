@@ -1,0 +1,235 @@
+"""Modules that no function of JAX made: how they are read, and what of theirs stays."""
+
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+
+from tests.goldens import check_golden, check_no_others, join_sections
+from tests.program.helpers import named, plan, text_of, tiles
+from xlashard._jax import modules, sources
+from xlashard.errors import ModuleError, PlanError
+from xlashard.program import Partitioner, lower_foreign, partitioner_for, read_foreign
+
+GOLDENS = Path(__file__).parent / "goldens" / "foreign"
+
+PLAIN = """func.func @main(%x: tensor<8x4xf32>, %n: tensor<i32>) -> tensor<8x4xf32> {
+  return %x : tensor<8x4xf32>
+}"""
+
+SHARDY = """module @net attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @grid = <["x"=2, "y"=4]>
+  func.func @main(
+      %a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@grid, [{"x"}, {"y"}]>,
+                           tf.aliasing_output = 1 : i32},
+      %b: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@grid, [{"y"}, {}]>},
+      %c: tensor<8x8xf32>)
+      -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@grid, [{}, {"x"}]>,
+                           jax.result_info = "out.w"},
+          tensor<8x8xf32>) {
+    %0 = sdy.sharding_constraint %c <@grid, [{"x"}, {?}]> : tensor<8x8xf32>
+    %1 = stablehlo.add %a, %0 : tensor<8x8xf32>
+    %2 = stablehlo.add %b, %1 : tensor<8x8xf32>
+    return %2, %1 : tensor<8x8xf32>, tensor<8x8xf32>
+  }
+}"""
+
+GSPMD = """module @net attributes {mhlo.num_partitions = 8 : i32} {
+  func.func @main(
+      %a: tensor<8x8xf32> {mhlo.sharding = "{devices=[2,4]<=[8]}", jax.buffer_donor = true},
+      %b: tensor<8x8xf32> {mhlo.sharding = "{devices=[8,1]<=[8]}"},
+      %c: tensor<8x8xf32> {mhlo.memory_kind = "pinned_host", mhlo.layout_mode = "{0,1}"})
+      -> (tensor<8x8xf32> {mhlo.sharding = "{replicated}"}, tensor<8x8xf32>) {
+    %0 = stablehlo.custom_call @Sharding(%c)
+        {mhlo.sharding = "{devices=[1,8]<=[8]}"} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+    %1 = stablehlo.add %a, %0 : tensor<8x8xf32>
+    %2 = stablehlo.add %b, %1 : tensor<8x8xf32>
+    return %2, %1 : tensor<8x8xf32>, tensor<8x8xf32>
+  }
+}"""
+
+
+def main(args="%a: tensor<8xf32>", attributes="", before=""):
+    return f"module attributes {{{attributes}}} {{ {before} func.func @main({args}) {{ return }} }}"
+
+
+ERRORS = {
+    "an unknown operation": PLAIN.replace("return %x", "stablehlo.nothing %x"),
+    "an undeclared value": PLAIN.replace("return %x", "return %y"),
+    "a type that does not fit": PLAIN.replace("-> tensor<8x4xf32>", "-> tensor<8x8xf32>"),
+    "a line that ends early": "func.func @main(",
+    "bytes that are nothing": b"\x00\x01\x02",
+    "an empty text": "",
+    "no entry": "func.func private @f() { return }\nfunc.func private @g() { return }",
+    "two entries": "func.func @f() { return }\nfunc.func @g() { return }",
+    "an unknown size": main("%a: tensor<8xf32>, %b: tensor<8x?xf32>"),
+    "an unknown rank": main("%a: tensor<*xf32>"),
+    "a token": main("%a: !stablehlo.token"),
+    "a tuple": main("%a: tuple<tensor<f32>>"),
+    "elements of no array": main("%a: tensor<4xindex>"),
+    "replicas": main(attributes="mhlo.num_replicas = 2 : i32"),
+    "both notations": main(
+        '%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}]>, '
+        'mhlo.sharding = "{replicated}"}',
+        before='sdy.mesh @m = <["x"=8]>',
+    ),
+}
+
+REFUSED = {
+    "partitions for other devices": main(attributes="mhlo.num_partitions = 4 : i32"),
+    "a mesh for other devices": main(before='sdy.mesh @m = <["x"=2, "y"=2]>'),
+    "tiles for other devices": main('%a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}'),
+    "tiles on no device": main('%a: tensor<8xf32> {mhlo.sharding = "{maximal device=9}"}'),
+    "tuples for other devices": main(
+        '%a: tensor<8xf32> {mhlo.sharding = "{{replicated}, {devices=[4]<=[4]}}"}'
+    ),
+    "no sharding": main('%a: tensor<8xf32> {mhlo.sharding = "{devices=[8]<=8}"}'),
+}
+
+
+def planned(foreign, said=()):
+    """The plan of a module on eight devices, with shardings for some arguments."""
+    said = dict(said)
+    return plan(
+        [v.plan(sharding=said.get(i)) for i, v in enumerate(foreign.args)],
+        [v.plan() for v in foreign.results],
+        foreign.partitioner or Partitioner.SHARDY,
+        aliased=foreign.aliased,
+    )
+
+
+def test_errors(update_goldens):
+    found = {}
+    for name, source in ERRORS.items():
+        with pytest.raises(ModuleError) as caught:
+            read_foreign(source)
+        found[name] = str(caught.value)
+    for name, source in REFUSED.items():
+        foreign = read_foreign(source)
+        with pytest.raises(ModuleError) as caught:
+            lower_foreign(foreign, planned(foreign))
+        found[name] = str(caught.value)
+    check_golden(GOLDENS / "errors.txt", join_sections(found), update=update_goldens)
+
+
+CASES = {
+    "plain": (PLAIN, {}),
+    "plain_said": (PLAIN, {0: lambda: named("x")}),
+    "shardy": (SHARDY, {}),
+    "shardy_said": (
+        SHARDY,
+        {1: lambda: named(None, "x"), 2: lambda: tiles("{devices=[8,1]<=[8]}")},
+    ),
+    "gspmd": (GSPMD, {}),
+    "gspmd_said": (GSPMD, {1: lambda: named(None, "x"), 2: lambda: named("y")}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_said_replaces_what_the_module_says_and_no_more(case, update_goldens):
+    source, said = CASES[case]
+    foreign = read_foreign(source)
+    wanted = planned(foreign, {i: make() for i, make in said.items()})
+    text = text_of(lower_foreign(foreign, wanted))
+    check_golden(GOLDENS / f"{case}.mlir", text, update=update_goldens)
+
+
+def test_each_golden_has_its_case(update_goldens):
+    check_no_others(GOLDENS, {"errors.txt", *(f"{c}.mlir" for c in CASES)}, update=update_goldens)
+
+
+def test_what_a_module_says_of_itself():
+    foreign = read_foreign(GSPMD)
+    assert (foreign.name, foreign.num_partitions) == ("net", 8)
+    assert foreign.partitioner is Partitioner.GSPMD
+    assert [v.annotated for v in foreign.args] == [True, True, False]
+    assert [v.donated for v in foreign.args] == [True, False, False]
+    assert (foreign.args[2].memory_kind, foreign.args[2].layout) == ("pinned_host", "{0,1}")
+    assert [v.annotated for v in foreign.results] == [True, False]
+    shardy = read_foreign(SHARDY)
+    assert shardy.partitioner is Partitioner.SHARDY
+    assert shardy.aliased == (1,)
+    assert [v.name for v in shardy.results] == ["out.w", "results[1]"]
+
+
+def test_a_module_without_annotations_is_for_whom_jax_is_set_to():
+    before = jax.config.jax_use_shardy_partitioner
+    try:
+        for shardy, partitioner in ((True, Partitioner.SHARDY), (False, Partitioner.GSPMD)):
+            jax.config.update("jax_use_shardy_partitioner", shardy)
+            assert partitioner_for(read_foreign(PLAIN)) is partitioner
+            assert partitioner_for(read_foreign(GSPMD)) is Partitioner.GSPMD
+            assert partitioner_for(read_foreign(SHARDY)) is Partitioner.SHARDY
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+@pytest.mark.parametrize(
+    ("meshes", "named_by"),
+    [
+        ([], None),
+        (['<["x"=2, "y"=4]>'], (("x", 2), ("y", 4))),
+        (['<["x"=2, "y"=4]>', "<[]>"], (("x", 2), ("y", 4))),
+        (['<["x"=2, "y"=4]>', '<["a"=8]>'], None),
+        (['<["x"=2, "y"=4], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>'], None),
+        (['<["x"=2, "y"=2]>'], None),
+    ],
+)
+def test_the_mesh_that_names_axes(meshes, named_by):
+    symbols = "\n".join(f"sdy.mesh @m{i} = {mesh}" for i, mesh in enumerate(meshes))
+    found = read_foreign(main(before=symbols)).mesh_for(8)
+    assert (found and found.axes) == named_by
+
+
+def test_a_private_entry_becomes_public():
+    source = PLAIN.replace("func.func @main", "func.func private @main")
+    foreign = read_foreign(source)
+    assert "func.func public @main" in text_of(lower_foreign(foreign, planned(foreign)))
+
+
+def test_the_three_forms_of_a_module_are_one():
+    exported = jax.export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((8,), np.float32))
+    text = exported.mlir_module()
+    bytecode = modules.to_bytecode(sources.read_module(text))
+    found = [
+        read_foreign(source)
+        for source in (text, text.encode(), bytecode, exported.mlir_module_serialized)
+    ]
+    assert len({modules.to_text(f.module) for f in found}) == 1
+    assert {(v.shape, v.dtype) for f in found for v in f.args} == {((8,), "float32")}
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype"),
+    [
+        ("i1", "bool"),
+        ("i8", "int8"),
+        ("i64", "int64"),
+        ("ui32", "uint32"),
+        ("i4", "int4"),
+        ("ui2", "uint2"),
+        ("f16", "float16"),
+        ("bf16", "bfloat16"),
+        ("f64", "float64"),
+        ("complex<f32>", "complex64"),
+        ("complex<f64>", "complex128"),
+        ("f8E4M3FN", "float8_e4m3fn"),
+        ("f8E5M2", "float8_e5m2"),
+        ("f8E8M0FNU", "float8_e8m0fnu"),
+        ("f4E2M1FN", "float4_e2m1fn"),
+    ],
+)
+def test_dtypes_of_elements(element, dtype):
+    (value,) = read_foreign(main(f"%a: tensor<4x{element}>")).args
+    assert value.dtype == dtype
+    assert value.aval.dtype == np.dtype(dtype)
+
+
+def test_a_plan_of_another_arity_is_refused():
+    foreign = read_foreign(PLAIN)
+    wanted = planned(foreign)
+    short = plan(wanted.args[:1], wanted.results, wanted.partitioner)
+    with pytest.raises(PlanError, match="@main has 2 arguments, the plan has 1"):
+        lower_foreign(foreign, short)

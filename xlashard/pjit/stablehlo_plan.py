@@ -1,0 +1,206 @@
+"""Where the values of a StableHLO module go: what it says, and what a person says past that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.shardings import Device, default_memory_kind, layout_text
+from xlashard._jax.tracing import mesh_in_force
+from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError
+from xlashard.pjit.arguments import Argument
+from xlashard.pjit.options import index_tuple
+from xlashard.pjit.resolve import Placement, Wanted, resolve
+from xlashard.pjit.resources import Resource, expand, read_resources, to_sharding
+from xlashard.program import (
+    ForeignModule,
+    ForeignValue,
+    ProgramPlan,
+    ValuePlan,
+    partitioner_for,
+)
+from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleSharding
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a person said past what the module says.
+
+    Attributes:
+        ins: For each argument.
+        outs: For each result.
+        donated: For each argument whether its buffers may be reused.
+        devices: The devices asked for, or None.
+        mesh: The mesh given or in force, or None.
+    """
+
+    ins: tuple[Resource, ...]
+    outs: tuple[Resource, ...]
+    donated: tuple[bool, ...]
+    devices: tuple[Device, ...] | None
+    mesh: Mesh | None
+
+    @classmethod
+    def of(
+        cls,
+        foreign: ForeignModule,
+        shardings: tuple[Any, Any],
+        donate_argnums: int | Sequence[int],
+        devices: Sequence[Device] | None,
+        mesh: Mesh | None,
+    ) -> "Said":
+        """Checks what was given to `compile_stablehlo`.
+
+        Raises:
+            ArgumentError: If something is of the wrong kind.
+            ResourceError: If a sharding is none, or there are too many.
+        """
+        count, result_count = len(foreign.args), len(foreign.results)
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ArgumentError(f"mesh must be a Mesh of devices, not {type(mesh).__name__}")
+        return cls(
+            _resources(shardings[0], count, "in_shardings", "args"),
+            _resources(shardings[1], result_count, "out_shardings", "results"),
+            _donated(donate_argnums, count),
+            None if devices is None else _checked_devices(devices),
+            mesh if mesh is not None else mesh_in_force(),
+        )
+
+
+def _resources(given: Any, count: int, what: str, side: str) -> tuple[Resource, ...]:
+    tree = jax.tree_util.tree_structure((0,) * count)
+
+    def path_of(path: Sequence[Any]) -> str:
+        return side + jax.tree_util.keystr(tuple(path))
+
+    return tuple(expand(read_resources(given, what), tree, path_of))
+
+
+def _donated(given: int | Sequence[int], count: int) -> tuple[bool, ...]:
+    positions = set()
+    for i in index_tuple(given, "donate_argnums"):
+        if not -count <= i < count:
+            raise ArgumentError(f"donate_argnums names argument {i}, the module has {count}")
+        positions.add(i % count)
+    return tuple(i in positions for i in range(count))
+
+
+def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    found = tuple(devices)
+    if not found or not all(isinstance(d, jax.Device) for d in found):
+        raise ArgumentError(
+            f"devices must be a list of at least one device such as jax.devices(), not {devices!r}"
+        )
+    return found
+
+
+def place_module(foreign: ForeignModule, said: Said) -> Placement:
+    """Settles devices and shardings, as for a call of a pjit-ed function."""
+    devices = _devices(foreign, said)
+    mesh = said.mesh if said.mesh is not None else _own_mesh(foreign, devices)
+    ins, outs = (
+        tuple(to_sharding(r, mesh, f"{what} of {v.path}") for r, v in zip(rs, values, strict=True))
+        for what, rs, values in (
+            ("in_shardings", said.ins, foreign.args),
+            ("out_shardings", said.outs, foreign.results),
+        )
+    )
+    return resolve(
+        Wanted(
+            arguments=tuple(Argument(v.path, v.aval, None, False) for v in foreign.args),
+            in_shardings=ins,
+            out_shardings=outs,
+            result_avals=tuple(v.aval for v in foreign.results),
+            result_paths=tuple(v.path for v in foreign.results),
+            inner=() if devices is None else (GSPMDSharding.get_replicated(devices),),
+            mesh=mesh,
+        )
+    )
+
+
+def _devices(foreign: ForeignModule, said: Said) -> tuple[Device, ...] | None:
+    """The devices to run on, None for the default one."""
+    voices: list[tuple[str, tuple[Device, ...]]] = []
+    if said.devices is not None:
+        voices.append(("devices", said.devices))
+    if said.mesh is not None:
+        voices.append(("the mesh", said.mesh._flat_devices_tuple))
+    for what, resources, values in (
+        ("in_shardings", said.ins, foreign.args),
+        ("out_shardings", said.outs, foreign.results),
+    ):
+        for resource, value in zip(resources, values, strict=True):
+            if isinstance(resource.given, Sharding) and _has_devices(resource.given):
+                voices.append((f"the {what} of {value.path}", tuple(resource.given.devices)))
+    if not voices:
+        return _devices_of(foreign)
+    who, first = voices[0]
+    for other, theirs in voices[1:]:
+        if theirs != first:
+            raise DeviceMismatchError(
+                f"a program runs on one list of devices, but {who} names {_ids(first)} and {other} "
+                f"names {_ids(theirs)}"
+            )
+    return first
+
+
+def _has_devices(sharding: Sharding) -> bool:
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is None or isinstance(mesh, Mesh)
+
+
+def _ids(devices: Sequence[Device]) -> str:
+    shown = ", ".join(str(d.id) for d in devices[:8])
+    return f"{len(devices)} [{shown}{', ...' if len(devices) > 8 else ''}]"
+
+
+def _devices_of(foreign: ForeignModule) -> tuple[Device, ...] | None:
+    count = foreign.num_partitions or 1
+    if count == 1:
+        return None
+    devices = jax.devices()
+    if count != len(devices):
+        raise ModuleError(
+            f"the module is for {count} partitions (mhlo.num_partitions) and there are "
+            f"{len(devices)} devices: say which, devices=jax.devices()[:{count}]"
+        )
+    return tuple(devices)
+
+
+def _own_mesh(foreign: ForeignModule, devices: tuple[Device, ...] | None) -> Mesh | None:
+    found = None if devices is None else foreign.mesh_for(len(devices))
+    if devices is None or found is None:
+        return None
+    names = [name for name, _ in found.axes]
+    return Mesh(np.array(devices).reshape([size for _, size in found.axes]), names)
+
+
+def plan_module(foreign: ForeignModule, said: Said, placement: Placement, name: str) -> ProgramPlan:
+    """The plan of a module's program."""
+    donated = tuple(d and not v.donated for d, v in zip(said.donated, foreign.args, strict=True))
+    return ProgramPlan(
+        name=name,
+        devices=placement.devices,
+        args=tuple(map(_value, foreign.args, placement.in_shardings, said.ins)),
+        results=tuple(map(_value, foreign.results, placement.out_shardings, said.outs)),
+        donated=donated,
+        partitioner=partitioner_for(foreign),
+        mesh=placement.mesh,
+        aliased=foreign.aliased,
+    )
+
+
+def _value(
+    value: ForeignValue, sharding: XLACompatibleSharding | None, resource: Resource
+) -> ValuePlan:
+    kind = value.memory_kind
+    if sharding is not None:
+        default = default_memory_kind(sharding.devices[0])
+        if sharding.memory_kind not in (None, default):
+            kind = sharding.memory_kind
+        elif kind is not None:
+            sharding = sharding.with_memory_kind(kind)
+    layout = layout_text(resource.layout, value.aval.dtype)
+    return value.plan(sharding=sharding, memory_kind=kind, layout=layout)

@@ -1,0 +1,240 @@
+"""StableHLO modules that no function of JAX made: what they say, and a program from one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xlashard._jax import modules, sources
+from xlashard._jax.lowering import uses_shardy
+from xlashard.errors import GeometryError, ModuleError
+from xlashard.geometry import TileAssignment
+from xlashard.program import gspmd, shardy
+from xlashard.program.compile import LoweredProgram, lower_program
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+
+_ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
+
+
+@dataclass(frozen=True)
+class ForeignValue:
+    """An argument or result of a module, as the module describes it.
+
+    Attributes:
+        path: `args[0]`, `results[2]`.
+        shape: Its shape.
+        dtype: Its dtype's name.
+        aval: Its abstract value.
+        annotated: Whether the module says how it is dealt out.
+        memory_kind: The memory that the module puts it in; None for the default one.
+        layout: The order of its dimensions in memory; None for the default one.
+        donated: Whether the module lets its buffers be reused.
+        name: What the module calls it, else the path.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    aval: Any
+    annotated: bool
+    memory_kind: str | None
+    layout: str | None
+    donated: bool
+    name: str
+
+    def plan(self, **said: Any) -> ValuePlan:
+        """A plan of it, with what somebody said past what the module says."""
+        value = ValuePlan(
+            shape=self.shape,
+            dtype=self.dtype,
+            layout=self.layout,
+            memory_kind=self.memory_kind,
+            name=self.name,
+            annotated=self.annotated and said.get("sharding") is None,
+        )
+        return replace(value, **{k: v for k, v in said.items() if v is not None})
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignModule:
+    """A module, read and understood, not annotated yet.
+
+    Attributes:
+        module: The module.
+        name: Its name, or an empty text.
+        args: Its arguments.
+        results: Its results.
+        aliased: Positions of results that it gives an argument's buffers.
+        num_partitions: For how many devices it says that it is; None if it doesn't.
+        partitioner: Whose annotations it holds; None for nobody's.
+        meshes: The meshes that it names axes of.
+    """
+
+    module: modules.Module
+    name: str
+    args: tuple[ForeignValue, ...]
+    results: tuple[ForeignValue, ...]
+    aliased: tuple[int, ...]
+    num_partitions: int | None
+    partitioner: Partitioner | None
+    meshes: tuple[sources.NamedMesh, ...]
+
+    def mesh_for(self, num_devices: int) -> sources.NamedMesh | None:
+        """The one mesh over so many devices in their order, by which to name axes."""
+        (first, *others) = self.meshes or (None,)
+        if first is None or others or first.device_ids or first.size != num_devices:
+            return None
+        return first
+
+
+def read_foreign(source: str | bytes) -> ForeignModule:
+    """Reads a module and checks that a program can be made of it.
+
+    Args:
+        source: MLIR text, MLIR bytecode or a portable StableHLO artifact.
+
+    Raises:
+        ModuleError: With the line where it can't be read, or what in it no program can have.
+    """
+    try:
+        module = sources.read_module(source)
+    except ValueError as error:
+        raise ModuleError(f"the module can't be read: {error}") from None
+    main = modules.main_function(module)
+    if main is None:
+        raise ModuleError(_no_entry_text(module))
+    replicas = modules.module_attribute(module, "mhlo.num_replicas") or 1
+    if replicas != 1:
+        raise ModuleError(
+            f"the module is for {replicas} replicas (mhlo.num_replicas); a program has one, dealt "
+            "out over several devices by shardings"
+        )
+    kinds, result_kinds = modules.function_types(main)
+    rows = modules.function_attributes(main, "arg_attrs")
+    result_rows = modules.function_attributes(main, "res_attrs")
+    return ForeignModule(
+        module=module,
+        name=modules.module_attribute(module, "sym_name") or "",
+        args=_values("args", kinds, rows),
+        results=_values("results", result_kinds, result_rows),
+        aliased=tuple(row[_ALIAS] for row in rows if _ALIAS in row),
+        num_partitions=modules.module_attribute(module, "mhlo.num_partitions"),
+        partitioner=_partitioner(module),
+        meshes=tuple(sources.named_meshes(module)),
+    )
+
+
+def _no_entry_text(module: modules.Module) -> str:
+    names = modules.function_names(module)
+    there = f"; it has {', '.join('@' + n for n in names)}" if names else "; it has no function"
+    return f"the module has no function @main, and not just one public function{there}"
+
+
+def _values(
+    side: str, kinds: Sequence[modules.TensorType | str], rows: Sequence[dict[str, Any]]
+) -> tuple[ForeignValue, ...]:
+    return tuple(
+        _value(f"{side}[{i}]", kind, row)
+        for i, (kind, row) in enumerate(zip(kinds, rows, strict=True))
+    )
+
+
+def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> ForeignValue:
+    if isinstance(kind, str):
+        raise ModuleError(f"{path} of the module is {kind}, which no array can be")
+    shape = tuple(size for size in kind.shape if size is not None)
+    if len(shape) != len(kind.shape):
+        raise ModuleError(
+            f"{path} of the module is {kind}: its dimension {kind.shape.index(None)} has no fixed "
+            "size, and a program is compiled for fixed ones: make the module with sizes for all "
+            "dimensions"
+        )
+    dtype = sources.dtype_of(kind.element)
+    if dtype is None:
+        raise ModuleError(f"{path} of the module is {kind}, and no array has such elements")
+    return ForeignValue(
+        path=path,
+        shape=shape,
+        dtype=dtype.name,
+        aval=sources.aval_of(shape, dtype),
+        annotated=shardy.ATTRIBUTE in row or gspmd.ATTRIBUTE in row,
+        memory_kind=row.get("mhlo.memory_kind"),
+        layout=row.get("mhlo.layout_mode"),
+        donated=_ALIAS in row or bool(row.get(_DONOR)),
+        name=row.get("jax.result_info") or path,
+    )
+
+
+def _partitioner(module: modules.Module) -> Partitioner | None:
+    found = sources.notations(module)
+    if found.shardy and found.gspmd:
+        raise ModuleError(
+            f"the module holds annotations for both partitioners, {found.shardy} and "
+            f"{found.gspmd}: no program can follow both"
+        )
+    if found.shardy:
+        return Partitioner.SHARDY
+    return Partitioner.GSPMD if found.gspmd else None
+
+
+def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
+    """Annotates a module by a plan; what the plan leaves unsaid stays as the module says it.
+
+    Args:
+        foreign: The module; it becomes the program's and can't be used again.
+        plan: The plan, made of the values' own plans.
+
+    Raises:
+        ModuleError: If the module's own annotations are for other devices.
+        PlanError: If the plan and the module disagree.
+    """
+    _check_partitions(foreign, len(plan.devices))
+    body = sources.foreign_body(foreign.module)
+    for side, theirs, values in (
+        ("arg_attrs", foreign.args, plan.args),
+        ("res_attrs", foreign.results, plan.results),
+    ):
+        # Where these differ in number, that is told when the plan meets the module.
+        said_anew = [t.annotated and not v.annotated for t, v in zip(theirs, values, strict=False)]
+        said_anew += [False] * (len(theirs) - len(said_anew))
+        modules.drop_attributes(body.main, side, said_anew, (shardy.ATTRIBUTE, gspmd.ATTRIBUTE))
+    return lower_program(plan, body)
+
+
+def partitioner_for(foreign: ForeignModule) -> Partitioner:
+    """Whose annotations to write: the module's own notation, else what JAX is set to."""
+    if foreign.partitioner is not None:
+        return foreign.partitioner
+    return Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD
+
+
+def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
+    """XLA takes the process down where a module's tiles are for other devices than it has."""
+    there = foreign.num_partitions or 1
+    if there not in (1, num_devices):
+        raise ModuleError(
+            f"the module is for {there} partitions (mhlo.num_partitions), but {num_devices} "
+            f"device(s) were chosen: give devices=jax.devices()[:{there}], or a mesh of so many"
+        )
+    for mesh in foreign.meshes:
+        if mesh.size != num_devices:
+            raise ModuleError(
+                f"the module's mesh {mesh} has {mesh.size} devices, but {num_devices} were chosen"
+            )
+    for text in sources.gspmd_texts(foreign.module):
+        _check_text(text, num_devices)
+
+
+def _check_text(text: str, num_devices: int) -> None:
+    try:
+        assignment = TileAssignment.parse_text(text)
+    except GeometryError as error:
+        raise ModuleError(f"the module has mhlo.sharding = {text!r}: {error}") from None
+    for part in assignment.elements or (assignment,):
+        count = part.num_devices
+        if count is None and part.devices:
+            count = part.devices[0] + 1 if part.devices[0] >= num_devices else None
+        if count not in (None, num_devices):
+            raise ModuleError(
+                f"the module has mhlo.sharding = {text!r}, which is for {count} devices, but "
+                f"{num_devices} were chosen"
+            )
