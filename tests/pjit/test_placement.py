@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
 from xlashard import (
@@ -192,6 +193,23 @@ def test_memory_kinds_follow_the_data(mesh):
         pjit(lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, in_shardings=host)(x),
         f32(8) + 1,
     )
+
+
+@pytest.mark.parametrize("where", ["one device", "eight devices"])
+def test_layouts_follow_the_data(mesh, where):
+    place = SingleDeviceSharding(jax.devices()[0])
+    if where == "eight devices":
+        place = NamedSharding(mesh, P("x"))
+    host = f32(8, 4)
+    plain = device_put(host, place)
+    turned = device_put(host, Format(Layout(major_to_minor=(1, 0)), place))
+    f = pjit(lambda x: x * 2)
+    compiled = f.lower(plain).compile()
+    for x in (turned, turned, plain, plain, turned, plain):
+        np.testing.assert_array_equal(f(x), host * 2)
+        np.testing.assert_array_equal(compiled(x), host * 2)
+        np.testing.assert_array_equal(jax.grad(lambda x: (f(x) * x).sum())(x), host * 4)
+        np.testing.assert_array_equal(pjit(lambda x: x * 2, in_shardings=place)(x), host * 2)
 
 
 def test_explicit_meshes(mesh):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax._src.interpreters import pxla
 from jax._src.layout import Layout
 
 from xlashard._jax import modules
-from xlashard._jax.shardings import Device, device_list, hlo_text
+from xlashard._jax.shardings import HANDLE_TYPE, Device, device_list, hlo_text
 from xlashard.errors import NonFiniteError
 
 type Executable = Any
@@ -133,20 +133,42 @@ def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
     return kinds if len(kinds) == count else [None] * count
 
 
-def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
-    """The layouts of parameters and results, or None where the plugin does not say."""
+def raw_layouts(executable: Executable) -> tuple[list[Any], list[Any]] | None:
+    """The layouts of parameters and results, or None where the plugin does not say.
+
+    They compare equal to the `_pjrt_layout` of handles that lie so.
+    """
     try:
-        parameters = executable.get_parameter_layouts()
-        outputs = executable.get_output_layouts()
+        return list(executable.get_parameter_layouts()), list(executable.get_output_layouts())
     except Exception:  # not every PJRT plugin answers
         return None
+
+
+def layouts_of(executable: Executable) -> tuple[list[Any], list[Any]] | None:
+    """The layouts of parameters and results as JAX writes them, or None."""
+    raw = raw_layouts(executable)
+    if raw is None:
+        return None
     read = Layout.from_pjrt_layout
-    return [read(x) for x in parameters], [read(x) for x in outputs]
+    return [read(x) for x in raw[0]], [read(x) for x in raw[1]]
 
 
 def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Sequence[Any]) -> Any:
     """Layouts with None where they are the default, as argument placement wants them."""
     return pxla.get_dispatch_layouts(layouts, shardings, avals)
+
+
+def special_layout(handle: Any) -> Any:
+    """The layout of an array in memory, where it is not the default one there; else None."""
+    if type(handle) is not HANDLE_TYPE:
+        return None
+    return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
+
+
+@lru_cache(maxsize=4096)
+def _unless_default(pjrt_layout: Any, sharding: Any, aval: Any) -> Any:
+    layout = Layout.from_pjrt_layout(pjrt_layout)
+    return None if pxla.is_default_layout(layout, sharding, aval) else layout
 
 
 def runner(

@@ -110,3 +110,8 @@ def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any
     """Buffer handles of values under shardings; what is already so is taken as it is."""
     semantics = [_jax.ArrayCopySemantics.REUSE_INPUT] * len(shardings)
     return pxla.shard_args(shardings, layouts, semantics, values)
+
+
+def handles_of_keys(values: Sequence[Any]) -> list[Handle]:
+    """The values, with the handle of its integers in place of every key array."""
+    return [v if type(v) is _jax.ArrayImpl else v._base_array for v in values]

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.compiling import special_layout
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
 from xlashard.array import Array
@@ -23,12 +24,14 @@ class Argument:
         aval: Its abstract value.
         sharding: Where it is now, or None for a value of the host.
         committed: Whether it is bound to its devices.
+        layout: Its layout in memory where that is not the default one.
     """
 
     path: str
     aval: Any
     sharding: XLACompatibleSharding | None
     committed: bool
+    layout: Any = None
 
     def describe(self) -> str:
         """`state['w'] (float32[8,16])`."""
@@ -55,9 +58,20 @@ def _describe(value: Any, path: str, aval: Any) -> Argument:
         if isinstance(value, jax.ShapeDtypeStruct) and given is not None:
             return Argument(path, aval, _compatible(given, path), True)
         return Argument(path, aval, None, False)
-    if handle.is_deleted():
+    check_alive(value, path, aval)
+    sharding = _compatible(handle.sharding, path)
+    return Argument(path, aval, sharding, bool(handle._committed), special_layout(handle))
+
+
+def check_alive(value: Any, path: str, aval: Any) -> None:
+    """Refuses an array whose buffers are gone; anything else passes.
+
+    Raises:
+        DeletedError: With the path.
+    """
+    handle = value._handle if isinstance(value, Array) else value
+    if isinstance(handle, jax.Array) and not isinstance(handle, Tracer) and handle.is_deleted():
         raise DeletedError(_deleted_text(value, path, aval))
-    return Argument(path, aval, _compatible(handle.sharding, path), bool(handle._committed))
 
 
 def _deleted_text(value: Any, path: str, aval: Any) -> str:
@@ -80,6 +94,14 @@ def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
             "with device_put under a NamedSharding or GSPMDSharding first"
         )
     return own
+
+
+def follow_layouts(arguments: Sequence[Argument], said: Sequence[Any]) -> tuple[Any, ...]:
+    """The layout of each argument: what was said, else the one that a committed array has."""
+    return tuple(
+        argument.layout if layout is None and argument.committed else layout
+        for argument, layout in zip(arguments, said, strict=True)
+    )
 
 
 def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:

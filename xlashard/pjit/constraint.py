@@ -18,7 +18,7 @@ from xlashard._jax.primitives import (
 )
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
-from xlashard.pjit.arguments import check_values
+from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.resources import (
     REPLICATED,
     Resource,
@@ -79,6 +79,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
 
 def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
+    check_alive(leaf, path, tracing.abstractify(leaf))
     said = to_sharding(resource, mesh, f"the sharding of {path}")
     if said is REPLICATED:
         raise MeshError(

@@ -12,14 +12,26 @@ from xlashard._jax.shardings import Device
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, TracingError
-from xlashard.pjit.arguments import Argument, check_concrete, check_values, describe_arguments
+from xlashard.pjit.arguments import (
+    Argument,
+    check_concrete,
+    check_values,
+    describe_arguments,
+    follow_layouts,
+)
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, expand, to_sharding
-from xlashard.pjit.run import check_donated_once, fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import (
+    are_laid_out,
+    check_donated_once,
+    fast_path,
+    mark_donated,
+    run_prepared,
+)
 from xlashard.sharding import (
     Mesh,
     Sharding,
@@ -140,11 +152,12 @@ class Function:
             mesh=call.mesh,
             device=self._device(),
         )
+        in_layouts, out_layouts = call.layouts
         return make_order(
             traced.name,
             resolve(wanted),
             call.donated,
-            layouts=call.layouts,
+            layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
         )
@@ -172,6 +185,7 @@ class Function:
             return self.bind(call), None, False
         check_concrete(call.values, call.traced.arg_names)
         prepared = self.prepare(call)
+        repeatable = are_laid_out(prepared, call.values)
         handles = run_prepared(prepared, call.values)
         mark_donated(call.values, call.donated, self.name)
         out_tree = call.traced.out_tree
@@ -179,7 +193,7 @@ class Function:
             out = wrap_tree(out_tree, handles)
         else:
             out = out_tree.unflatten([wrap_result(h) for h in handles])
-        return out, fast_path(prepared, out_tree, handles), False
+        return out, fast_path(prepared, out_tree, handles) if repeatable else None, False
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Says better than jaxlib why it refused a call, where this can.

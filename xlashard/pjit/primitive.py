@@ -14,7 +14,7 @@ from xlashard._jax import tracing
 from xlashard._jax.jaxprs import as_function, boundary, from_function
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
-from xlashard.pjit.arguments import describe_arguments
+from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.constraint import constrain, constraint_p, constraints_in
 from xlashard.pjit.prepare import PROGRAMS, make_order
 from xlashard.pjit.resolve import Wanted, resolve
@@ -44,7 +44,10 @@ def _impl(
         inner=inner,
         mesh=None if placed else tracing.mesh_in_force(),
     )
-    order = make_order(label, resolve(wanted), (False,) * len(args), options=options)
+    free = (None,) * len(args), (None,) * len(outs)
+    layouts = follow_layouts(arguments, free[0]), free[1]
+    unkept = (False,) * len(args)
+    order = make_order(label, resolve(wanted), unkept, layouts=layouts, options=options)
     prepared = PROGRAMS.prepared(call_jaxpr, order)
     return [wrap_result(h) for h in run_prepared(prepared, args)]
 

@@ -22,7 +22,13 @@ def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     Returns:
         The handles of the results.
     """
-    return prepared.program([*prepared.consts, *compress(values, prepared.kept)])
+    taken = (bare(value) for value in compress(values, prepared.kept))
+    return prepared.program([*prepared.consts, *taken])
+
+
+def bare(value: Any) -> Any:
+    """The handle of an Array; anything else as it is."""
+    return value._handle if isinstance(value, Array) else value
 
 
 def mark_donated(values: Sequence[Any], donated: Sequence[bool], name: str) -> None:
@@ -56,14 +62,26 @@ def check_donated_once(
 
 def _address(value: Any) -> int:
     """Where the first of a value's buffers starts; 0 where there is none."""
-    handle = value._handle if isinstance(value, Array) else value
+    handle = bare(value)
     if not is_handle(handle) or handle.is_deleted() or not handle.size:
         return 0
     return split(handle)[0].unsafe_buffer_pointer()
 
 
+def are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
+    """Whether all arguments of a call lie in memory as the program wants them.
+
+    Others are laid out anew, which jaxlib's dispatcher wouldn't do.
+    """
+    layouts = prepared.program.in_layouts[len(prepared.consts) :]
+    return all(
+        layout is not None or compiling.special_layout(bare(value)) is None
+        for value, layout in zip(compress(values, prepared.kept), layouts, strict=True)
+    )
+
+
 def fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
-    """What jaxlib's dispatcher needs to repeat the call, or None if it can't."""
+    """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
     if program.parts.body.has_effects or compiling.checks_results():
         return None

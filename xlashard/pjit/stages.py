@@ -17,7 +17,13 @@ from xlashard.pjit.arguments import check_concrete, check_values, describe_argum
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
-from xlashard.pjit.run import check_donated_once, fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import (
+    are_laid_out,
+    check_donated_once,
+    fast_path,
+    mark_donated,
+    run_prepared,
+)
 from xlashard.pjit.step import BoundStep, bind_step
 from xlashard.program import LoweredProgram
 from xlashard.sharding import XLACompatibleSharding
@@ -299,6 +305,7 @@ class Compiled:
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values = self._check(args, kwargs)
+        repeatable = are_laid_out(self._prepared, values)
         handles = run_prepared(self._prepared, values)
         call = self._lowered._traced._call
         mark_donated(values, call.donated, self._lowered._traced.fun_name)
@@ -306,7 +313,8 @@ class Compiled:
             out = wrap_tree(self.out_tree, handles)
         else:
             out = self.out_tree.unflatten([wrap_result(h) for h in handles])
-        return out, fast_path(self._prepared, self.out_tree, handles), False
+        path = fast_path(self._prepared, self.out_tree, handles) if repeatable else None
+        return out, path, False
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flat arguments, if they are what was compiled for."""

@@ -2,60 +2,20 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from xlashard._jax import dispatch
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.tracing import abstractify
-from xlashard.array import Array, wrap, wrap_tree
-from xlashard.array.handles import is_handle
+from xlashard._jax.tracing import Tracer
+from xlashard.array import Array, wrap_tree
+from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, DeletedError
+from xlashard.pjit.arguments import check_alive, check_concrete, check_values
+from xlashard.pjit.binding import Input, StepPlan, check_type, place_state, plan_step
 from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
-
-
-@dataclass(frozen=True, eq=False)
-class Input:
-    """A leaf of the arguments other than the state.
-
-    Attributes:
-        path: As a person would write it.
-        aval: Its abstract value.
-        twin: JAX's sharding that the program takes it under; None if the program drops it.
-        layout: Its layout where that is not the default one.
-    """
-
-    path: str
-    aval: Any
-    twin: Any
-    layout: Any
-
-
-@dataclass(frozen=True, eq=False)
-class StepPlan:
-    """How a bound step's program takes and gives buffers, worked out once.
-
-    Attributes:
-        name: The function's name.
-        state_tree: The tree of the state.
-        rest_tree: The tree of the other arguments.
-        out_tree: The tree of what a call returns besides the state; None if it returns only that.
-        inputs: The leaves of the other arguments.
-        order: Where each argument of the program stands among placed constants, state and other
-            arguments; None if they stand in that order already.
-        donates: Whether a call takes over the state's buffers.
-    """
-
-    name: str
-    state_tree: Any
-    rest_tree: Any
-    out_tree: Any
-    inputs: tuple[Input, ...]
-    order: tuple[int, ...] | None
-    donates: bool
+from xlashard.pjit.run import bare, check_donated_once
 
 
 class BoundStep:
@@ -77,12 +37,14 @@ class BoundStep:
         9.0 1.0
     """
 
-    def __init__(self, prepared: Prepared, plan: StepPlan, state: Sequence[Any]) -> None:
+    def __init__(self, prepared: Prepared, plan: StepPlan, state: Any) -> None:
+        leaves, handles = place_state(prepared, plan, state)
+        self._program = prepared.program
         self._run = prepared.program.run
         self._consts = prepared.consts
         self._plan = plan
-        self._given: list[Any] = list(state) if plan.donates else []
-        self._state: list[Any] | None = _placed_state(prepared, plan, state)
+        self._given: list[Any] = leaves if plan.donates else []
+        self._state: list[Any] | None = handles
         self._lock = threading.Lock()
 
     @property
@@ -93,7 +55,7 @@ class BoundStep:
         passing them to the pjit-ed function would.
         """
         with self._lock:
-            arrays = [wrap(handle) for handle in self._alive()]
+            arrays = [wrap_result(handle) for handle in self._alive()]
             if self._plan.donates:
                 self._given.extend(arrays)
         return self._plan.state_tree.unflatten(arrays)
@@ -125,18 +87,26 @@ class BoundStep:
         with self._lock:
             state = self._state if self._state is not None else self._alive()
             handles = [*self._consts, *state, *inputs]
+            if plan.keys:
+                handles = dispatch.handles_of_keys(handles)
             if plan.order is not None:
                 handles = [handles[i] for i in plan.order]
             if plan.donates:
                 # A call that fails half way has taken the buffers all the same.
                 self._state = None
-            out = self._run(handles)
+            try:
+                out = self._run(handles)
+            except Exception:
+                self._failed(state, inputs)
+                raise
             if self._given:
                 self._note_donated()
             if plan.out_tree is None:
                 self._state = out
                 return None
             self._state = out[: len(state)]
+        if plan.keys:
+            return plan.out_tree.unflatten(map(wrap_result, out[len(state) :]))
         return wrap_tree(plan.out_tree, out[len(state) :])
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
@@ -149,8 +119,54 @@ class BoundStep:
                 f"called with {tree}"
             )
         return [
-            _placed(x, i) for x, i in zip(leaves, plan.inputs, strict=True) if i.twin is not None
+            self._placed(x, i)
+            for x, i in zip(leaves, plan.inputs, strict=True)
+            if i.position is not None
         ]
+
+    def _placed(self, value: Any, wanted: Input) -> Any:
+        """The handle of an input; one that is right already is taken as it is."""
+        handle = value._handle if type(value) is Array else value
+        aval = wanted.aval
+        if (
+            is_handle(handle)
+            and handle.shape == aval.shape
+            and handle.dtype == aval.dtype
+            and not handle.is_deleted()
+            and handle.sharding == wanted.twin
+            and handle._pjrt_layout == wanted.layout
+        ):
+            return handle
+        path, name = wanted.path, self._plan.name
+        if isinstance(value, Tracer):
+            raise ArgumentError(
+                f"{path} is a tracer: a bound step can't be part of a program; call the pjit-ed "
+                f"function {name} itself there"
+            )
+        check_values([value], [path])
+        check_concrete([value], [path])
+        check_type(value, path, aval, f"{name} was bound for {{}}, but was called with {{}}")
+        check_alive(value, path, aval)
+        return self._program.place_one(wanted.position or 0, bare(value))
+
+    def _failed(self, state: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """After a call that raised: keeps a state that was not taken, and says why, if it can.
+
+        Raises:
+            DonationError: If an input shares its buffers with the state that it takes over.
+        """
+        plan = self._plan
+        if any(handle.is_deleted() for handle in state):
+            return
+        self._state = list(state)
+        taken = [True] * len(state) if plan.donates else [False] * len(state)
+        paths = [i.path for i in plan.inputs if i.position is not None]
+        check_donated_once(
+            [*state, *inputs],
+            [*taken, *[False] * len(inputs)],
+            [*plan.state_paths, *paths],
+            plan.name,
+        )
 
     def _note_donated(self) -> None:
         for array in self._given:
@@ -159,156 +175,12 @@ class BoundStep:
         self._given.clear()
 
 
-def _placed(value: Any, wanted: Input) -> Any:
-    """The handle of an input; one that is right already is taken as it is."""
-    handle = value._handle if type(value) is Array else value
-    aval = wanted.aval
-    if (
-        is_handle(handle)
-        and handle.shape == aval.shape
-        and handle.dtype == aval.dtype
-        and handle.sharding == wanted.twin
-        and wanted.layout is None
-    ):
-        return handle
-    given = abstractify(handle)
-    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-        raise ArgumentError(
-            f"the step was bound for {wanted.path} as {dtype_name(aval)}, but was called with "
-            f"{dtype_name(given)}"
-        )
-    return dispatch.place([handle], [wanted.twin], [wanted.layout])[0]
-
-
-def _placed_state(prepared: Prepared, plan: StepPlan, state: Sequence[Any]) -> list[Any]:
-    """The handles of the first state, under the shardings of every later one."""
-    program = prepared.program
-    count = len(state)
-    twins = program.out_twins[:count]
-    return list(dispatch.place(state, twins, [None] * count))
-
-
 def bind_step(prepared: Prepared, call: Call, state: Any, argnum: int) -> BoundStep:
     """Checks that a program maps a state to a state, and binds the first one.
 
     Raises:
         ArgumentError: If its result does not begin with a state like the argument, or the state
             given is not what the program was compiled for.
+        ResourceError: If the state given is committed to another place.
     """
-    traced = call.traced
-    args_tree, kwargs_tree = traced.in_tree.children()
-    parts = args_tree.children()
-    name = traced.name
-    if kwargs_tree.num_leaves or not 0 <= argnum < len(parts):
-        raise ArgumentError(
-            f"{name} can't be bound at argument {argnum}: it was compiled for {len(parts)} "
-            f"positional and {kwargs_tree.num_leaves} keyword arguments; compile it with the state "
-            "as a positional argument"
-        )
-    state_tree = parts[argnum]
-    start = sum(p.num_leaves for p in parts[:argnum])
-    stop = start + state_tree.num_leaves
-    leaves, given_tree = jax.tree_util.tree_flatten(state)
-    if given_tree != state_tree:
-        raise ArgumentError(
-            f"{name} was compiled for a state of the structure {state_tree}, but {given_tree} was "
-            "given to bind"
-        )
-    _check_state(leaves, traced.arg_names[start:stop], traced.in_avals[start:stop])
-    out_tree = _tree_besides_state(traced.out_tree, state_tree, name)
-    _check_same_place(prepared, call, range(start, stop))
-    rest_tree = jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum])
-    plan = StepPlan(
-        name=name,
-        state_tree=state_tree,
-        rest_tree=rest_tree,
-        out_tree=out_tree,
-        inputs=_inputs(prepared, call, range(start, stop)),
-        order=_order(prepared, range(start, stop)),
-        donates=any(call.donated[start:stop]),
-    )
-    return BoundStep(prepared, plan, leaves)
-
-
-def _check_state(leaves: Sequence[Any], paths: Sequence[str], avals: Sequence[Any]) -> None:
-    for leaf, path, aval in zip(leaves, paths, avals, strict=True):
-        given = abstractify(leaf)
-        if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-            raise ArgumentError(
-                f"the step was compiled for {path} as {dtype_name(aval)}, but {dtype_name(given)} "
-                "was given to bind"
-            )
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise DeletedError(f"{path} was given to bind, but its buffers are deleted")
-
-
-def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
-    """The tree of what a call returns besides the state; None for nothing."""
-    if out_tree == state_tree:
-        return None
-    data = out_tree.node_data()
-    parts = out_tree.children()
-    if data is None or data[0] is not tuple or not parts or parts[0] != state_tree:
-        raise ArgumentError(
-            f"{name} can't be bound: its result must be the new state, or a tuple that begins with "
-            f"it; the state is {state_tree}, the result {out_tree}"
-        )
-    rest = parts[1:]
-    return rest[0] if len(rest) == 1 else jax.tree_util.treedef_tuple(rest)
-
-
-def _program_positions(prepared: Prepared) -> dict[int, int]:
-    """For each argument that the program takes, its place among the program's arguments."""
-    positions, at = {}, len(prepared.consts)
-    for i, kept in enumerate(prepared.kept):
-        if kept:
-            positions[i] = at
-            at += 1
-    return positions
-
-
-def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
-    parts, positions = prepared.program.parts, _program_positions(prepared)
-    out_avals = call.traced.jaxpr.out_avals
-    for k, i in enumerate(state):
-        path, aval, new = call.traced.arg_names[i], call.traced.in_avals[i], out_avals[k]
-        if (aval.shape, aval.dtype) != (new.shape, new.dtype):
-            raise ArgumentError(
-                f"{call.traced.name} can't be bound: {path} goes in as {dtype_name(aval)} and "
-                f"comes out as {dtype_name(new)}"
-            )
-        if i not in positions:
-            continue
-        before, after = parts.in_shardings[positions[i]], parts.out_shardings[k]
-        if not before.is_equivalent_to(after, aval.ndim):
-            raise ArgumentError(
-                f"{call.traced.name} can't be bound: {path} goes in as {before} and comes out as "
-                f"{after}; give out_shardings for the state that equal its in_shardings"
-            )
-
-
-def _inputs(prepared: Prepared, call: Call, state: range) -> tuple[Input, ...]:
-    program, positions = prepared.program, _program_positions(prepared)
-    found = []
-    for i, (path, aval) in enumerate(zip(call.traced.arg_names, call.traced.in_avals, strict=True)):
-        if i in state:
-            continue
-        at = positions.get(i)
-        twin = None if at is None else program.in_twins[at]
-        found.append(Input(path, aval, twin, None if at is None else program.in_layouts[at]))
-    return tuple(found)
-
-
-def _order(prepared: Prepared, state: range) -> tuple[int, ...] | None:
-    """Where each program argument stands in `[*consts, *state, *other arguments in use]`."""
-    consts = len(prepared.consts)
-    order = list(range(consts))
-    rest_at = consts + len(state)
-    for i, kept in enumerate(prepared.kept):
-        if i in state:
-            if kept:
-                order.append(consts + i - state.start)
-        elif kept:
-            order.append(rest_at)
-            rest_at += 1
-    return None if order == list(range(rest_at)) else tuple(order)
+    return BoundStep(prepared, plan_step(prepared, call, argnum), state)

@@ -1,0 +1,243 @@
+"""`with_sharding_constraint` in every program and transformation, and on concrete arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+
+from tests.pjit.helpers import f32, make_mesh, spec_of
+from xlashard import (
+    AUTO,
+    UNSPECIFIED,
+    Array,
+    GSPMDSharding,
+    NamedSharding,
+    P,
+    Sharding,
+    SingleDeviceSharding,
+    device_put,
+    pjit,
+    with_sharding_constraint,
+)
+from xlashard.errors import ArgumentError, DeletedError, MeshError, ResourceError
+
+U = P.UNCONSTRAINED
+
+
+def pinned(spec, mesh=None):
+    sharding = spec if mesh is None else NamedSharding(mesh, spec)
+    return lambda x: with_sharding_constraint(x * 2, sharding) + 1
+
+
+@pytest.mark.parametrize("jit", [pjit, jax.jit])
+def test_inside_a_program(mesh, jit, partitioner):
+    out = jit(pinned(P("x", "y"), mesh))(f32(8, 4))
+    np.testing.assert_array_equal(out, f32(8, 4) * 2 + 1)
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
+
+
+@pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh], ids=["with mesh", "set_mesh"])
+def test_specs_with_a_mesh_in_force(mesh, enter):
+    with enter(mesh):
+        out = pjit(pinned(P("y")))(f32(8, 4))
+    assert spec_of(out) == ("y",)
+    with enter(mesh):
+        out = pjit(pinned(None))(f32(8, 4))
+    assert out.sharding.is_fully_replicated
+
+
+def test_the_annotation_in_the_module(mesh, partitioner):
+    text = pjit(pinned(P("x", U), mesh)).lower(f32(8, 4)).as_text()
+    if partitioner == "shardy":
+        assert 'sdy.sharding_constraint %1 <@mesh, [{"x"}, {?}]>' in text
+    else:
+        assert 'backend_config = "unspecified_dims=[1]"' in text
+        assert 'mhlo.sharding = "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"' in text
+
+
+def test_open_dimensions(mesh, partitioner):
+    x = device_put(f32(8, 4), NamedSharding(mesh, P(None, "y")))
+    out = pjit(pinned(P("x", U), mesh))(x)
+    np.testing.assert_array_equal(out, f32(8, 4) * 2 + 1)
+    assert out.sharding.shard_shape((8, 4))[0] == 2
+
+
+def test_uneven_dimensions(mesh, partitioner):
+    out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))).sum())(f32(7))
+    np.testing.assert_allclose(out, f32(7).sum())
+    out = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)(f32(7))
+    np.testing.assert_array_equal(out, f32(7) * 2)
+
+
+def test_pytrees_and_prefixes(mesh):
+    tree = {"a": f32(8), "b": [f32(4), f32(8, 2)], "c": None}
+
+    def fun(t):
+        return with_sharding_constraint(t, {"a": P("x"), "b": P("y"), "c": None})
+
+    with mesh:
+        out = pjit(fun)(tree)
+    assert spec_of(out["a"]) == ("x",) and [spec_of(x) for x in out["b"]] == [("y",)] * 2
+    with mesh, pytest.raises(ResourceError, match=r"shardings.*x\['b'\].*which has 2"):
+        pjit(lambda t: with_sharding_constraint(t, {"a": None, "b": [None], "c": None}))(tree)
+
+
+@pytest.mark.parametrize("said", [UNSPECIFIED, AUTO])
+def test_what_says_nothing(said):
+    np.testing.assert_array_equal(with_sharding_constraint(f32(4), said), f32(4))
+
+
+@pytest.mark.parametrize("jit", [pjit, jax.jit])
+def test_under_transformations(mesh, jit, partitioner):
+    f = pinned(P("x"), mesh)
+    x = f32(8)
+    np.testing.assert_array_equal(jit(jax.grad(lambda x: f(x).sum()))(x), np.full(8, 2))
+    np.testing.assert_array_equal(jit(jax.vmap(f))(f32(3, 8)), f32(3, 8) * 2 + 1)
+    np.testing.assert_array_equal(jit(jax.vmap(f, 1, 1))(f32(8, 3)), f32(8, 3) * 2 + 1)
+    out, tangent = jit(lambda x: jax.jvp(f, (x,), (x,)))(x)
+    np.testing.assert_array_equal(tangent, f32(8) * 2)
+    out, _ = jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=3))(x)
+    np.testing.assert_allclose(out, ((x * 2 + 1) * 2 + 1) * 2 + 1)
+    remat = jax.grad(lambda x: (jax.checkpoint(f)(x) ** 2).sum())
+    np.testing.assert_allclose(jit(remat)(x), 4 * (x * 2 + 1))
+    loop = jit(lambda x: jax.lax.while_loop(lambda c: c.sum() < 100, f, x))
+    assert loop(x).sum() >= 100
+    np.testing.assert_array_equal(jit(lambda x: jax.lax.cond(True, f, lambda x: x, x))(x), f(x))
+
+
+def test_the_gradient_is_dealt_out_alike(mesh):
+    f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
+    assert pjit(f).lower(f32(8)).as_text().count('[{"x"}]') == 2
+
+
+def test_vmap_and_its_axis(mesh):
+    named = NamedSharding(mesh, P("x"))
+
+    def f(x):
+        return with_sharding_constraint(x, named)
+
+    def lowered(**keywords):
+        return pjit(jax.vmap(f, **keywords)).lower(f32(2, 8)).as_text()
+
+    assert '[{?}, {"x"}]' in lowered()
+    assert '[{"y"}, {"x"}]' in lowered(spmd_axis_name="y")
+    assert '[{"x"}, {?}]' in pjit(jax.vmap(f, 1, 1)).lower(f32(8, 2)).as_text()
+    with pytest.raises(ResourceError, match="'x' .spmd_axis_name.*leave it out"):
+        lowered(spmd_axis_name="x")
+
+
+def test_tiles_under_vmap(mesh):
+    tiles = GSPMDSharding(jax.devices(), "{devices=[8]<=[8]}")
+    out = pjit(jax.vmap(lambda x: with_sharding_constraint(x, tiles)))(f32(3, 8))
+    np.testing.assert_array_equal(out, f32(3, 8))
+
+
+class TestConcreteArrays:
+    def test_it_moves_them(self, mesh):
+        for x in (f32(8), jnp.asarray(f32(8)), device_put(f32(8), jax.devices()[3])):
+            out = with_sharding_constraint(x, NamedSharding(mesh, P("x")))
+            assert isinstance(out, Array)
+            assert out.sharding == NamedSharding(mesh, P("x"))
+            np.testing.assert_array_equal(out, f32(8))
+
+    def test_between_shardings(self, mesh):
+        x = device_put(f32(8, 8), NamedSharding(mesh, P("x", "y")))
+        with mesh:
+            assert spec_of(with_sharding_constraint(x, P("y", "x"))) == ("y", "x")
+        out = with_sharding_constraint(x, SingleDeviceSharding(jax.devices()[1]))
+        assert out.devices() == {jax.devices()[1]}
+
+    @pytest.mark.parametrize("spec", [P("x", U), P(U), P(U, "y")])
+    def test_open_dimensions(self, mesh, spec, partitioner):
+        for x in (f32(8, 4), device_put(f32(8, 4), jax.devices()[3])):
+            out = with_sharding_constraint(x, NamedSharding(mesh, spec))
+            np.testing.assert_array_equal(out, f32(8, 4))
+            assert len(out.devices()) == 8
+
+    def test_uneven_dimensions(self, mesh):
+        for x in (f32(7), device_put(f32(7), jax.devices()[3])):
+            np.testing.assert_array_equal(
+                with_sharding_constraint(x, NamedSharding(mesh, P("x"))), f32(7)
+            )
+
+    def test_under_an_eager_transformation(self, mesh):
+        f = pinned(P("x"), mesh)
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), np.full(8, 2))
+        np.testing.assert_array_equal(jax.vmap(f)(f32(4, 8)), f32(4, 8) * 2 + 1)
+
+    def test_keys_and_numbers(self, mesh):
+        keys = jax.random.split(jax.random.key(0), 8)
+        out = with_sharding_constraint(keys, NamedSharding(mesh, P("x")))
+        assert out.sharding.shard_shape((8,)) == (2,)
+        assert float(with_sharding_constraint(3.0, NamedSharding(mesh, P()))) == 3.0
+
+
+def test_a_layout(mesh):
+    turned = Format(Layout(major_to_minor=(1, 0)), NamedSharding(mesh, P("x")))
+    out = pjit(lambda x: with_sharding_constraint(x * 2, turned))(f32(8, 4))
+    np.testing.assert_array_equal(out, f32(8, 4) * 2)
+    text = pjit(lambda x: with_sharding_constraint(x * 2, turned) + 1).lower(f32(8, 4)).as_text()
+    assert "LayoutConstraint" in text
+
+
+def test_a_sharding_of_the_users_own(mesh):
+    class Halves(Sharding):
+        devices = tuple(jax.devices()[:2])
+
+        def devices_indices_map(self, shape):
+            half = shape[0] // 2
+            return {self.devices[0]: (slice(half),), self.devices[1]: (slice(half, shape[0]),)}
+
+    out = pjit(lambda x: with_sharding_constraint(x * 2, Halves()))(f32(8))
+    assert [s.data.shape for s in out.addressable_shards] == [(4,), (4,)]
+    with pytest.raises(ResourceError, match=r"sharding of x \(float32\[7\]\).*not cut into equal"):
+        pjit(lambda x: with_sharding_constraint(x * 2, Halves()))(f32(7))
+
+
+def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
+    sharding = NamedSharding(mesh.abstract_mesh, P("x"))
+    with mesh:
+        assert spec_of(pjit(lambda x: with_sharding_constraint(x, sharding))(f32(8))) == ("x",)
+    with pytest.raises(MeshError, match="sharding of x stands on AbstractMesh.*with mesh:"):
+        with_sharding_constraint(f32(8), sharding)
+    with make_mesh((8,), ("x",)), pytest.raises(MeshError, match="of a mesh of that shape"):
+        with_sharding_constraint(f32(8), sharding)
+
+
+def test_refusals(mesh):
+    tree = {"w": f32(8, 4)}
+    with pytest.raises(MeshError, match=r"the sharding of x\['w'\] is P.*with mesh:"):
+        with_sharding_constraint(tree, P("x"))
+    with pytest.raises(MeshError, match=r"x\['w'\] is None \(replicated\).*with mesh:"):
+        with_sharding_constraint(tree, None)
+    with mesh:
+        with pytest.raises(ResourceError, match=r"x\['w'\] is P\('z',?\).*'z'.*'x'"):
+            with_sharding_constraint(tree, P("z"))
+        with pytest.raises(ResourceError, match=r"x\['w'\] .*'x'"):
+            with_sharding_constraint(tree, P("x", "x"))
+        with pytest.raises(ResourceError, match=r"x\['w'\] \(float32\[8,4\]\).*3 dimensions"):
+            with_sharding_constraint(tree, P(None, None, "x"))
+        with pytest.raises(ResourceError, match=r"shardings\['w'\] is 'x'.*PartitionSpec\('x'\)"):
+            with_sharding_constraint(tree, {"w": "x"})
+        with pytest.raises(ArgumentError, match=r"x\['w'\] is 'text'"):
+            with_sharding_constraint({"w": "text"}, P())
+        x = device_put(f32(8))
+        x.delete()
+        with pytest.raises(DeletedError, match="x .*delete"):
+            with_sharding_constraint(x, P("x"))
+
+
+def test_devices_other_than_the_programs(mesh):
+    from xlashard.errors import DeviceMismatchError
+
+    small = NamedSharding(make_mesh((2,), ("x",)), P("x"))
+    f = pjit(lambda x: with_sharding_constraint(x, small), in_shardings=NamedSharding(mesh, P()))
+    with pytest.raises(DeviceMismatchError, match="in_shardings of x.*a sharding constraint inside"):
+        f(f32(8))
+
+
+def test_memory_kinds(mesh):
+    host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    out = with_sharding_constraint(f32(8), host)
+    assert out.sharding.memory_kind == "pinned_host"

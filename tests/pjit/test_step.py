@@ -1,0 +1,358 @@
+"""The bound step: state stays on its devices, and is as safe as in pjit."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32
+from xlashard import Array, BoundStep, NamedSharding, P, device_put, pjit
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    DonationError,
+    NonFiniteError,
+    ResourceError,
+)
+
+
+def update(state, x, scale=1.0):
+    new = {"w": state["w"] + x.sum() * scale, "n": state["n"] + 1}
+    return new, {"loss": new["w"].sum(), "x": x}
+
+
+def first():
+    return {"w": f32(8, 4), "n": np.int32(0)}
+
+
+@pytest.fixture(params=["one device", "eight devices"])
+def shardings(request, mesh):
+    if request.param == "one device":
+        return None
+    return {"w": NamedSharding(mesh, P("x", "y")), "n": NamedSharding(mesh, P())}
+
+
+def compiled(shardings, *, donate=True, fun=update):
+    keywords = {"donate_argnums": 0} if donate else {}
+    if shardings is not None:
+        rest = NamedSharding(shardings["n"].mesh, P())
+        keywords |= {"in_shardings": (shardings, rest), "out_shardings": (shardings, None)}
+    return pjit(fun, **keywords).lower(first(), f32(3)).compile()
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_loop(shardings, donate):
+    step = compiled(shardings, donate=donate).bind(first())
+    assert isinstance(step, BoundStep)
+    state = first()
+    for i in range(4):
+        out = step(f32(3) + i)
+        state, wanted = update(state, f32(3) + i)
+        assert isinstance(out["loss"], Array)
+        np.testing.assert_allclose(out["loss"], wanted["loss"], rtol=1e-6)
+        np.testing.assert_array_equal(out["x"], f32(3) + i)
+    jax.tree.map(np.testing.assert_allclose, step.state, state)
+    if shardings is not None:
+        assert step.state["w"].sharding == shardings["w"]
+
+
+def test_the_state_at_any_time(shardings):
+    step = compiled(shardings).bind(first())
+    before = step.state
+    np.testing.assert_array_equal(before["w"], f32(8, 4))
+    step(f32(3))
+    after = step.state
+    with pytest.raises(DeletedError, match="the bound step update"):
+        np.asarray(before["w"])
+    with pytest.raises(DeletedError, match="the bound step update"):
+        before["n"] + 1
+    assert int(after["n"]) == 1
+    assert step.state["w"] is not None
+    step(f32(3))
+    assert int(step.state["n"]) == 2
+
+
+def test_a_state_that_is_not_donated_stays(shardings):
+    step = compiled(shardings, donate=False).bind(first())
+    before = step.state
+    step(f32(3))
+    np.testing.assert_array_equal(before["w"], f32(8, 4))
+    assert int(before["n"]) == 0 and int(step.state["n"]) == 1
+
+
+def test_the_first_state_is_donated_too(shardings):
+    program = compiled(shardings)
+    placed = jax.tree.map(
+        lambda s, x: device_put(x, s),
+        program.input_shardings[0][0],
+        first(),
+    )
+    step = program.bind(placed)
+    step(f32(3))
+    with pytest.raises(DeletedError, match="the bound step update"):
+        np.asarray(placed["w"])
+
+
+def test_host_values_are_not_touched(shardings):
+    state = first()
+    step = compiled(shardings).bind(state)
+    step(f32(3))
+    np.testing.assert_array_equal(state["w"], f32(8, 4))
+
+
+def test_only_a_state():
+    step = pjit(lambda s, x: s + x, donate_argnums=0).lower(0.0, 1.0).compile().bind(0.0)
+    for _ in range(3):
+        assert step(1.0) is None
+    assert float(step.state) == 3.0
+
+
+def test_no_inputs():
+    step = pjit(lambda s: (s * 2, s), donate_argnums=0).lower(f32(3)).compile().bind(f32(3))
+    np.testing.assert_array_equal(step(), f32(3))
+    np.testing.assert_array_equal(step(), f32(3) * 2)
+    np.testing.assert_array_equal(step.state, f32(3) * 4)
+
+
+def test_several_results():
+    fun = pjit(lambda s, x: (s + x, x * 2, {"k": x * 3}))
+    step = fun.lower(f32(3), f32(3)).compile().bind(f32(3))
+    double, triple = step(f32(3))
+    np.testing.assert_array_equal(double, f32(3) * 2)
+    np.testing.assert_array_equal(triple["k"], f32(3) * 3)
+
+
+@pytest.mark.parametrize("argnum", [1, 2])
+def test_a_state_that_is_not_the_first_argument(argnum, mesh):
+    def fun(*args):
+        state, rest = args[argnum], [a for i, a in enumerate(args) if i != argnum]
+        return [s + sum(rest) for s in state], rest[0]
+
+    args = [1.0, 2.0, 3.0]
+    args[argnum] = [f32(8), f32(8, 2)]
+    program = pjit(fun, donate_argnums=argnum).lower(*args).compile()
+    step = program.bind(args[argnum], argnum=argnum)
+    rest = [a for i, a in enumerate(args) if i != argnum]
+    for _ in range(2):
+        assert float(step(*rest)) == rest[0]
+    np.testing.assert_allclose(step.state[1], f32(8, 2) + 2 * sum(rest))
+
+
+def test_unused_state_and_unused_inputs():
+    def fun(state, x, unused):
+        return {"kept": state["kept"], "new": x * 2, "w": state["w"] + x}
+
+    state = {"kept": f32(2), "new": f32(3), "w": f32(3)}
+    program = pjit(fun, donate_argnums=0).lower(state, f32(3), f32(5)).compile()
+    step = program.bind(state)
+    for _ in range(3):
+        step(f32(3), f32(5))
+    np.testing.assert_array_equal(step.state["kept"], f32(2))
+    np.testing.assert_array_equal(step.state["new"], f32(3) * 2)
+    np.testing.assert_array_equal(step.state["w"], f32(3) * 4)
+
+
+def test_closed_over_arrays(mesh):
+    big = device_put(f32(256, 128))
+    table = device_put(f32(8), NamedSharding(mesh, P("x")))
+    for closed in (big, table):
+        program = pjit(lambda s, x, closed=closed: (s + x * closed.sum(), s)).lower(0.0, 1.0).compile()
+        step = program.bind(0.0)
+        step(1.0)
+        step(2.0)
+        np.testing.assert_allclose(step.state, 3 * np.asarray(closed).sum(), rtol=1e-5)
+
+
+def test_inputs_are_placed(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    program = pjit(
+        lambda s, x: (s + x, x.sum()), in_shardings=sharding, out_shardings=(sharding, None)
+    ).lower(f32(8), f32(8)).compile()
+    step = program.bind(f32(8))
+    for x in (
+        f32(8),
+        list(range(8)) and np.asarray(f32(8)),
+        jnp.asarray(f32(8)),
+        device_put(f32(8), sharding),
+        device_put(f32(8), NamedSharding(mesh, P("y"))),
+        device_put(f32(8), jax.devices()[3]),
+    ):
+        np.testing.assert_allclose(step(x), f32(8).sum())
+
+
+def test_inputs_that_dont_fit(shardings):
+    step = compiled(shardings).bind(first())
+    for call, said in {
+        lambda: step(): r"update.*structure",
+        lambda: step(f32(3), 1.0): "update.*structure",
+        lambda: step({"x": f32(3)}): "update.*structure",
+        lambda: step(f32(4)): r"x as float32\[3\], but was called with float32\[4\]",
+        lambda: step(np.arange(3)): r"x as float32\[3\], but was called with int",
+        lambda: step("text"): "x is 'text'",
+        lambda: step(np.array(["a"] * 3)): "x is a NumPy array of dtype <U1",
+        lambda: step(jax.ShapeDtypeStruct((3,), np.float32)): "x is a ShapeDtypeStruct",
+    }.items():
+        with pytest.raises(ArgumentError, match=said):
+            call()
+    gone = device_put(f32(3))
+    gone.delete()
+    with pytest.raises(DeletedError, match=r"x \(float32\[3\]\)"):
+        step(gone)
+    assert int(step.state["n"]) == 0
+    step(f32(3))
+    assert int(step.state["n"]) == 1
+
+
+def test_a_step_inside_a_trace(shardings):
+    step = compiled(shardings).bind(first())
+    with pytest.raises(ArgumentError, match="x is a tracer"):
+        jax.jit(lambda x: step(x))(f32(3))
+    assert int(step.state["n"]) == 0
+
+
+def test_what_is_no_state_to_bind(shardings):
+    program = compiled(shardings)
+    for call, said in {
+        lambda: program.bind({"w": f32(8, 4)}): "update was compiled for a state of the structure",
+        lambda: program.bind({"w": f32(8, 4), "n": 0.5}): r"state\['n'\] as int32\[\], but float32",
+        lambda: program.bind({"w": f32(8), "n": np.int32(0)}): r"state\['w'\] as float32\[8,4\]",
+        lambda: program.bind({"w": "text", "n": np.int32(0)}): r"state\['w'\] is 'text'",
+        lambda: program.bind(first(), argnum=2): "can't be bound at argument 2.*2 positional",
+        lambda: program.bind(first(), argnum=-1): "can't be bound at argument -1",
+        lambda: program.bind(f32(3), argnum=1): "update can't be bound: its result must be",
+    }.items():
+        with pytest.raises(ArgumentError, match=said):
+            call()
+    state = {"w": device_put(f32(8, 4)), "n": np.int32(0)}
+    state["w"].delete()
+    with pytest.raises(DeletedError, match=r"state\['w'\]"):
+        program.bind(state)
+
+
+def test_a_result_that_is_no_new_state():
+    for fun, said in {
+        (lambda s, x: x): "its result must be the new state",
+        (lambda s, x: (x, s)): "its result must be the new state",
+        (lambda s, x: {"a": s}): "its result must be the new state",
+    }.items():
+        with pytest.raises(ArgumentError, match=said):
+            pjit(fun).lower({"k": f32(3)}, f32(2)).compile().bind({"k": f32(3)})
+    with pytest.raises(ArgumentError, match=r"s goes in as float32\[3\] and comes out as int32\[3\]"):
+        pjit(lambda s: s.astype(int)).lower(f32(3)).compile().bind(f32(3))
+    with pytest.raises(ArgumentError, match="keyword"):
+        pjit(lambda s, *, x: s + x).lower(f32(3), x=1.0).compile().bind(f32(3))
+
+
+def test_a_state_that_comes_out_elsewhere(mesh):
+    named = NamedSharding(mesh, P("x")), NamedSharding(mesh, P("y"))
+    program = pjit(lambda s: s + 1, in_shardings=named[0], out_shardings=named[1])
+    with pytest.raises(ArgumentError, match="s goes in as.*comes out as.*out_shardings"):
+        program.lower(f32(8)).compile().bind(f32(8))
+
+
+def test_a_state_committed_elsewhere(mesh):
+    sharding = NamedSharding(mesh, P("x"))
+    program = pjit(lambda s: s + 1, in_shardings=sharding, out_shardings=sharding)
+    program = program.lower(f32(8)).compile()
+    for place in (NamedSharding(mesh, P("y")), jax.devices()[0]):
+        with pytest.raises(ResourceError, match=r"s \(float32\[8\]\).*committed.*device_put"):
+            program.bind(device_put(f32(8), place))
+    program.bind(jnp.asarray(f32(8)))
+
+
+def test_a_state_passed_as_an_input(shardings):
+    fun = pjit(lambda s, x: (s + x, x), donate_argnums=0)
+    step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
+    step(f32(4))
+    with pytest.raises(DonationError, match="same buffers as s and as x.*jnp.copy"):
+        step(step.state)
+    step(f32(4))
+    np.testing.assert_array_equal(step.state, f32(4) * 3)
+
+
+def test_one_array_twice_in_the_state():
+    fun = pjit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+    x = device_put(f32(4))
+    with pytest.raises(DonationError, match=r"same buffers as s\['a'\] and as s\['b'\]"):
+        fun.lower({"a": x, "b": x}).compile().bind({"a": x, "b": x})
+
+
+def test_a_call_that_fails_after_it_took_the_state():
+    def fails(v):
+        raise ZeroDivisionError("in the callback")
+
+    def fun(s, x):
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        return s + jax.pure_callback(fails, shape, x), x
+
+    step = pjit(fun, donate_argnums=0).lower(f32(3), 1.0).compile().bind(f32(3))
+    with pytest.raises(Exception, match="in the callback"):
+        jax.block_until_ready(step(1.0))
+        jax.block_until_ready(step.state)
+    with pytest.raises(Exception, match="in the callback|bind a new state"):
+        jax.block_until_ready(step(1.0))
+
+
+def test_debug_nans(shardings):
+    program = pjit(lambda s, x: (s, jnp.log(x))).lower(1.0, 1.0).compile()
+    step = program.bind(1.0)
+    step(2.0)
+    with jax.debug_nans(True), pytest.raises(NonFiniteError, match=r"result\[1\].*nan"):
+        step(-1.0)
+    assert float(step(1.0)) == 0.0
+
+
+def test_effects(capfd):
+    def fun(s, x):
+        jax.debug.print("s {}", s)
+        return s + x, x
+
+    step = pjit(fun, donate_argnums=0).lower(0.0, 1.0).compile().bind(0.0)
+    for _ in range(3):
+        step(1.0)
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split()) == sorted("s 0.0 s 1.0 s 2.0".split())
+
+
+def test_threads(shardings):
+    step = compiled(shardings).bind(first())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: step(np.ones(3, np.float32)), range(64)))
+    assert int(step.state["n"]) == 64
+    np.testing.assert_allclose(step.state["w"], f32(8, 4) + 64 * 3, rtol=1e-5)
+
+
+def test_two_steps_of_one_program(shardings):
+    program = compiled(shardings)
+    a, b = program.bind(first()), program.bind(first())
+    a(f32(3))
+    assert int(a.state["n"]) == 1 and int(b.state["n"]) == 0
+
+
+def test_layouts(mesh):
+    from jax.experimental.layout import Format, Layout
+
+    turned = Format(Layout(major_to_minor=(1, 0)), NamedSharding(mesh, P("x")))
+    fun = pjit(lambda s, x: (s + x, x.sum()), in_shardings=(turned, turned), out_shardings=(turned, None))
+    step = fun.lower(f32(8, 4), f32(8, 4)).compile().bind(f32(8, 4))
+    for _ in range(2):
+        step(f32(8, 4))
+    np.testing.assert_array_equal(step.state, f32(8, 4) * 3)
+    assert step.state.format.layout.major_to_minor == (1, 0)
+
+
+def test_keys(mesh):
+    def fun(state, x):
+        key, new = jax.random.split(state["key"])
+        return {"key": new, "w": state["w"] + jax.random.uniform(key) + x}, x
+
+    state = {"key": jax.random.key(0), "w": np.float32(0)}
+    step = pjit(fun, donate_argnums=0).lower(state, 1.0).compile().bind(state)
+    wanted = {"key": jax.random.key(0), "w": np.float32(0)}
+    for _ in range(3):
+        step(1.0)
+        wanted, _ = fun(wanted, 1.0)
+    np.testing.assert_allclose(step.state["w"], wanted["w"], rtol=1e-6)
+    assert jnp.issubdtype(step.state["key"].dtype, jax.dtypes.prng_key)

@@ -1,0 +1,233 @@
+"""How a bound step's program takes and gives buffers: checked and worked out once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard._jax.lowering import dtype_name
+from xlashard._jax.tracing import abstractify, is_extended
+from xlashard.errors import ArgumentError, ResourceError
+from xlashard.pjit.arguments import check_concrete, check_values, describe_arguments
+from xlashard.pjit.function import Call
+from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.run import bare, check_donated_once
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """A leaf of the arguments other than the state.
+
+    Attributes:
+        path: As a person would write it.
+        aval: Its abstract value.
+        position: Its place among the program's arguments; None if the program drops it.
+        twin: JAX's sharding that the program takes it under.
+        layout: The layout that the program takes it in, as a handle's own compares with it.
+    """
+
+    path: str
+    aval: Any
+    position: int | None
+    twin: Any = None
+    layout: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """How a bound step's program takes and gives buffers.
+
+    Attributes:
+        name: The function's name.
+        state_tree: The tree of the state.
+        state_paths: The paths of its leaves.
+        keys: Whether keys are among the state's leaves or the results: handles of another kind.
+        rest_tree: The tree of the other arguments.
+        out_tree: The tree of what a call returns besides the state; None if it returns only that.
+        inputs: The leaves of the other arguments.
+        order: Where each argument of the program stands among placed constants, state and other
+            arguments; None if they stand in that order already.
+        donates: Whether a call takes over the state's buffers.
+    """
+
+    name: str
+    state_tree: Any
+    state_paths: tuple[str, ...]
+    keys: bool
+    rest_tree: Any
+    out_tree: Any
+    inputs: tuple[Input, ...]
+    order: tuple[int, ...] | None
+    donates: bool
+
+
+def plan_step(prepared: Prepared, call: Call, argnum: int) -> StepPlan:
+    """Checks that a program maps a state to a state.
+
+    Raises:
+        ArgumentError: If its result does not begin with a state like the argument.
+    """
+    traced = call.traced
+    args_tree, kwargs_tree = traced.in_tree.children()
+    parts = args_tree.children()
+    name = traced.name
+    if kwargs_tree.num_leaves or not 0 <= argnum < len(parts):
+        raise ArgumentError(
+            f"{name} can't be bound at argument {argnum}: it was compiled for {len(parts)} "
+            f"positional and {kwargs_tree.num_leaves} keyword arguments; compile it with the state "
+            "as a positional argument"
+        )
+    state_tree = parts[argnum]
+    start = sum(p.num_leaves for p in parts[:argnum])
+    state = range(start, start + state_tree.num_leaves)
+    out_tree = _tree_besides_state(traced.out_tree, state_tree, name)
+    _check_same_place(prepared, call, state)
+    return StepPlan(
+        name=name,
+        state_tree=state_tree,
+        state_paths=tuple(traced.arg_names[i] for i in state),
+        keys=any(map(is_extended, traced.jaxpr.out_avals)),
+        rest_tree=jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum]),
+        out_tree=out_tree,
+        inputs=_inputs(prepared, call, state),
+        order=_order(prepared, state),
+        donates=any(call.donated[i] for i in state),
+    )
+
+
+def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[Any], list[Any]]:
+    """Checks a first state, and places it as every later one will be.
+
+    Returns:
+        The state's leaves, and their handles.
+
+    Raises:
+        ArgumentError: If it is not what the program was compiled for.
+        DeletedError: If its buffers are gone.
+        ResourceError: If it is committed to another place.
+        DonationError: If two of its leaves that the program takes over share their buffers.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(state)
+    if tree != plan.state_tree:
+        raise ArgumentError(
+            f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but {tree} "
+            "was given to bind"
+        )
+    parts, count, paths = prepared.program.parts, len(leaves), plan.state_paths
+    avals, shardings = parts.out_avals[:count], parts.out_shardings[:count]
+    check_values(leaves, paths)
+    check_concrete(leaves, paths)
+    for leaf, path, aval in zip(leaves, paths, avals, strict=True):
+        check_type(leaf, path, aval, f"{plan.name} was compiled for {{}}, but {{}} was bound")
+    for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
+        there = given.sharding
+        if given.committed and not sharding.is_equivalent_to(there, given.aval.ndim):
+            raise ResourceError(
+                f"{plan.name} keeps {given.describe()} as {sharding}, but the state given to bind "
+                f"is committed as {there}: move it first with device_put(x, sharding)",
+                path=given.path,
+            )
+    handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
+    if plan.donates:
+        check_donated_once(handles, [True] * count, paths, plan.name)
+    return leaves, handles
+
+
+def check_type(value: Any, path: str, aval: Any, text: str) -> None:
+    """Refuses a value of another shape or dtype.
+
+    Args:
+        value: The value.
+        path: As a person would write it.
+        aval: What it should be.
+        text: The error, with places for what was wanted (with its path) and what was given.
+
+    Raises:
+        ArgumentError: If it is something else.
+    """
+    given = abstractify(value)
+    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
+        wanted = f"{path} as {dtype_name(aval)}"
+        raise ArgumentError(text.format(wanted, dtype_name(given)))
+
+
+def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
+    """The tree of what a call returns besides the state; None for nothing."""
+    if out_tree == state_tree:
+        return None
+    data = out_tree.node_data()
+    parts = out_tree.children()
+    if data is None or data[0] is not tuple or not parts or parts[0] != state_tree:
+        raise ArgumentError(
+            f"{name} can't be bound: its result must be the new state, or a tuple that begins with "
+            f"it; the state is {state_tree}, the result {out_tree}"
+        )
+    rest = parts[1:]
+    return rest[0] if len(rest) == 1 else jax.tree_util.treedef_tuple(rest)
+
+
+def _program_positions(prepared: Prepared) -> dict[int, int]:
+    """For each argument that the program takes, its place among the program's arguments."""
+    positions, at = {}, len(prepared.consts)
+    for i, kept in enumerate(prepared.kept):
+        if kept:
+            positions[i] = at
+            at += 1
+    return positions
+
+
+def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
+    program, positions = prepared.program, _program_positions(prepared)
+    out_avals, name = call.traced.jaxpr.out_avals, call.traced.name
+    for k, i in enumerate(state):
+        path, aval, new = call.traced.arg_names[i], call.traced.in_avals[i], out_avals[k]
+        if (aval.shape, aval.dtype) != (new.shape, new.dtype):
+            raise ArgumentError(
+                f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
+                f"{dtype_name(new)}"
+            )
+        if i not in positions:
+            continue
+        at = positions[i]
+        before, after = program.parts.in_shardings[at], program.parts.out_shardings[k]
+        if not before.is_equivalent_to(after, aval.ndim):
+            raise ArgumentError(
+                f"{name} can't be bound: {path} goes in as {before} and comes out as {after}; give "
+                "out_shardings for the state that equal its in_shardings"
+            )
+        if program.in_layouts[at] != program.out_layouts[k]:
+            raise ArgumentError(
+                f"{name} can't be bound: {path} goes in laid out as {program.in_layouts[at]} and "
+                f"comes out as {program.out_layouts[k]} (None is the default); give a Format in "
+                "out_shardings that equals that in in_shardings"
+            )
+
+
+def _inputs(prepared: Prepared, call: Call, state: range) -> tuple[Input, ...]:
+    program, positions = prepared.program, _program_positions(prepared)
+    found = []
+    for i, (path, aval) in enumerate(zip(call.traced.arg_names, call.traced.in_avals, strict=True)):
+        if i in state:
+            continue
+        at = positions.get(i)
+        if at is None:
+            found.append(Input(path, aval, None))
+        else:
+            found.append(Input(path, aval, at, program.in_twins[at], program.raw_in_layouts[at]))
+    return tuple(found)
+
+
+def _order(prepared: Prepared, state: Sequence[int]) -> tuple[int, ...] | None:
+    """Where each program argument stands in `[*consts, *state, *other arguments in use]`."""
+    consts = len(prepared.consts)
+    order = list(range(consts))
+    rest_at = consts + len(state)
+    for i, kept in enumerate(prepared.kept):
+        if i in state:
+            if kept:
+                order.append(consts + i - state[0])
+        elif kept:
+            order.append(rest_at)
+            rest_at += 1
+    return None if order == list(range(rest_at)) else tuple(order)
