@@ -172,8 +172,9 @@ def interleave(
         for name, call in candidates.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
     for number in range(rounds):
-        gc.collect()
+        gc.collect(1)  # What a round leaves behind is young; a full sweep would outlast the round.
         with _collector_off():
             for name in _order(names, number):
                 samples[name].append(_sample(candidates[name], counts[name], clock))
