@@ -107,7 +107,11 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
 
     @property
     def sharding(self) -> Sharding:
-        """Which slice is on which device; the user's own object where one placed the array."""
+        """Which slice is on which device.
+
+        It is the object by which the array was placed, or an equal one; for a sharding of a class
+        that a user wrote, the `GSPMDSharding` of the same tiles, which JAX understands as well.
+        """
         own = self._own_sharding
         return from_jax(self._handle.sharding) if own is None else own
 
@@ -186,12 +190,8 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
     def addressable_shards(self) -> list[Shard]:
         """The pieces on this process's devices, in the order of the device assignment."""
         check_alive(self)
-        sharding = self.sharding
-        devices = [sharding.devices[i] for i in sharding.addressable_positions]
-        return [
-            Shard(device, sharding, self.shape, wrap(buffer))
-            for device, buffer in zip(devices, split(self._handle), strict=True)
-        ]
+        data = [wrap(buffer) for buffer in split(self._handle)]
+        return Shard.all_of(self.sharding, self.shape, data)
 
     @property
     def global_shards(self) -> list[Shard]:

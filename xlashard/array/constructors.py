@@ -7,18 +7,17 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, HandleType, Tracer, assemble, aval_of, make_aval
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of
 from xlashard.array.array import Array
 from xlashard.array.holder import check_alive
-from xlashard.array.host_put import host_value, put_piece
+from xlashard.array.host_put import gather_pieces, host_value, stage_piece
 from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, number_places
 from xlashard.array.moving import placed
 from xlashard.array.placement import (
     Places,
     as_shape,
     as_sharding,
-    memory_kind_of,
     places,
 )
 from xlashard.array.reshard import relayout, reshard
@@ -70,13 +69,13 @@ def make_array_from_callback(
     for number, tile in enumerate(target.tiles):
         holders.setdefault(tile, []).append(number)
     indices = target.indices
-    buffers: dict[int, Handle] = {}
+    buffers: dict[int, Any] = {}
     keys = None
     for numbers in holders.values():
         index = indices[numbers[0]]
         piece = _read_piece(data_callback(index), index, target.shard_shape, expected)
         expected, keys = piece.dtype, piece.keys
-        buffers |= put_piece(piece.value, target, numbers)
+        buffers |= stage_piece(piece.value, target, numbers)
     if expected is None:
         raise ArgumentError(
             "none of the sharding's devices is in this process, so nothing tells the dtype: write "
@@ -113,34 +112,40 @@ class _Piece(NamedTuple):
 
 def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> _Piece:
     """Checks one piece against the shape and dtype that it must have."""
-    name = f"data_callback's piece for index {index_text(index)}"
-    if isinstance(given, Tracer):
-        raise ArgumentError(
-            f"{name} is traced: an array of known values can't be made of it; call "
-            "make_array_from_callback outside of jit, grad and vmap, or use jnp operations"
-        )
-    if is_key_array(given):
-        piece = _Piece(_on_one_device(key_handle(given)), given.dtype, given)
-    elif isinstance(given, Array | HandleType):
-        check_alive(given)
-        handle = given.to_jax() if isinstance(given, Array) else given
-        piece = _Piece(_on_one_device(handle), handle.dtype)
-    else:
-        value, weak_type = host_value(given, name)
-        if weak_type and dtype is not None and not is_key_dtype(dtype):
-            value = value.astype(dtype)
-        piece = _Piece(value, value.dtype)
+    piece = _as_piece(given, index, dtype)
     found = tuple(given.shape if piece.keys is not None else piece.value.shape)
     if found != shape:
         raise PlacementError(
-            f"{name} has shape {found}, but the pieces of this array have shape {shape}"
+            f"{_name(index)} has shape {found}, but the pieces of this array have shape {shape}"
         )
     if dtype is not None and piece.dtype != dtype:
         raise PlacementError(
-            f"{name} is {piece.dtype.name}, but the array is {dtype.name}: let every piece have "
-            "one dtype, for example by .astype(...)"
+            f"{_name(index)} is {piece.dtype.name}, but the array is {dtype.name}: let every piece "
+            "have one dtype, for example by .astype(...)"
         )
     return piece
+
+
+def _name(index: Any) -> str:
+    return f"data_callback's piece for index {index_text(index)}"
+
+
+def _as_piece(given: Any, index: Any, dtype: Any) -> _Piece:
+    if isinstance(given, Tracer):
+        raise ArgumentError(
+            f"{_name(index)} is traced: an array of known values can't be made of it; call "
+            "make_array_from_callback outside of jit, grad and vmap, or use jnp operations"
+        )
+    if not isinstance(given, np.ndarray) and is_key_array(given):
+        return _Piece(_on_one_device(key_handle(given)), given.dtype, given)
+    if isinstance(given, Array | HandleType):
+        check_alive(given)
+        handle = given.to_jax() if isinstance(given, Array) else given
+        return _Piece(_on_one_device(handle), handle.dtype)
+    value, weak_type = host_value(given, lambda: _name(index))
+    if weak_type and dtype is not None and not is_key_dtype(dtype):
+        value = value.astype(dtype)
+    return _Piece(value, value.dtype)
 
 
 def _on_one_device(handle: Handle) -> Handle:
@@ -152,19 +157,17 @@ def _on_one_device(handle: Handle) -> Handle:
 
 
 def _finished(
-    buffers: list[Handle], dtype: Any, target: Places, layout: Layout | None, keys: Any
+    buffers: list[Any], dtype: Any, target: Places, layout: Layout | None, keys: Any
 ) -> Any:
     """One array over buffers that are where they belong."""
     if keys is None:
-        aval = make_aval(target.shape, dtype, target.twin)
-        handle = assemble(aval, target.twin, buffers)
+        handle = gather_pieces(buffers, dtype, target)
         return placed(relayout(handle, layout, target), target.sharding)
     if layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
     numbers = buffers[0]
     there = number_places(target, numbers.shape[len(target.shape) :])
-    aval = make_aval(there.shape, numbers.dtype, there.twin)
-    return keys_over(assemble(aval, there.twin, buffers), keys)
+    return keys_over(gather_pieces(buffers, numbers.dtype, there), keys)
 
 
 def make_array_from_single_device_arrays(
@@ -206,25 +209,39 @@ def make_array_from_single_device_arrays(
     if not isinstance(arrays, Sequence):
         raise ArgumentError(f"arrays must be a list of arrays, not {type(arrays).__name__}")
     expected = None if dtype is None else _canonical(dtype)
-    for number, array in enumerate(arrays):
-        _check_single(number, array)
-    by_device = _by_device(arrays, target)
-    for number, array in enumerate(arrays):
-        expected = array.dtype if expected is None else expected
-        _check_fits(number, array, target, expected)
+    singles = [_as_single(number, array) for number, array in enumerate(arrays)]
+    by_device = _by_device(singles, target)
+    for number, single in enumerate(singles):
+        expected = single.array.dtype if expected is None else expected
+        _check_fits(number, single, target, expected)
     if expected is None:
         raise ArgumentError(
             "there are no arrays to tell the dtype: write "
             "make_array_from_single_device_arrays(shape, sharding, [], dtype=...)"
         )
     ordered = [by_device[device] for device in target.devices]
-    keys = ordered[0] if ordered and is_key_array(ordered[0]) else None
-    handles = [key_handle(x) if keys is not None else x for x in ordered]
-    handles = [x.to_jax() if isinstance(x, Array) else x for x in handles]
-    return _finished(handles, expected, target, None, keys)
+    keys = ordered[0].array if ordered and ordered[0].is_key else None
+    return _finished([single.handle for single in ordered], expected, target, None, keys)
 
 
-def _check_single(number: int, array: Any) -> None:
+class _Single(NamedTuple):
+    """One of the arrays given.
+
+    Attributes:
+        array: As it was given.
+        handle: Its buffer; for keys that of their numbers.
+        device: The device that it is on.
+        is_key: Whether it is keys.
+    """
+
+    array: Any
+    handle: Handle
+    device: Device
+    is_key: bool
+
+
+def _as_single(number: int, array: Any) -> _Single:
+    """Checks that a value is an array on one device, and alive."""
     name = f"arrays[{number}]"
     if isinstance(array, Tracer):
         raise ArgumentError(f"{name} is traced: only arrays with known values have buffers")
@@ -233,34 +250,39 @@ def _check_single(number: int, array: Any) -> None:
             f"{name} is {type(array).__name__}, not an array on a device: write "
             "device_put(value, device)"
         )
-    try:
-        check_alive(key_handle(array) if is_key_array(array) else array)
-    except DeletedError as error:
-        raise DeletedError(f"{name}: {error}") from None
-    count = array.sharding.num_devices
-    if count != 1:
+    is_key = is_key_dtype(array.dtype)
+    handle = key_handle(array) if is_key else array
+    handle = handle.to_jax() if isinstance(handle, Array) else handle
+    if handle.is_deleted():
+        try:
+            check_alive(handle if is_key else array)
+        except DeletedError as error:
+            raise DeletedError(f"{name}: {error}") from None
+    devices = handle.sharding.device_set
+    if len(devices) != 1:
         raise ArgumentError(
-            f"{name} is on {count} devices, but must be on one: give "
+            f"{name} is on {len(devices)} devices, but must be on one: give "
             "[shard.data for shard in x.addressable_shards]"
         )
+    (device,) = devices
+    return _Single(array, handle, device, is_key)
 
 
-def _by_device(arrays: Sequence[Any], target: Places) -> dict[Device, Any]:
+def _by_device(singles: Sequence[_Single], target: Places) -> dict[Device, _Single]:
     """Checks that the arrays are on exactly this process's devices of the sharding."""
     numbers: dict[Device, int] = {}
-    for number, array in enumerate(arrays):
-        (device,) = array.sharding.device_set
-        if device in numbers:
+    for number, single in enumerate(singles):
+        if single.device in numbers:
             raise PlacementError(
-                f"arrays[{numbers[device]}] and arrays[{number}] are both on {device}; give one "
-                "array per device"
+                f"arrays[{numbers[single.device]}] and arrays[{number}] are both on "
+                f"{single.device}; give one array per device"
             )
-        numbers[device] = number
+        numbers[single.device] = number
     wanted = target.devices
     missing = [device for device in wanted if device not in numbers]
     surplus = [device for device in numbers if device not in set(wanted)]
     if missing or surplus:
-        parts = [f"{len(arrays)} arrays for {len(wanted)} addressable devices of the sharding"]
+        parts = [f"{len(singles)} arrays for {len(wanted)} addressable devices of the sharding"]
         if missing:
             parts.append(f"none is on {_listed(missing)}")
         if surplus:
@@ -268,28 +290,28 @@ def _by_device(arrays: Sequence[Any], target: Places) -> dict[Device, Any]:
                 f"not in the sharding: {', '.join(f'{d} (arrays[{numbers[d]}])' for d in surplus)}"
             )
         raise PlacementError("; ".join(parts))
-    return {device: arrays[number] for device, number in numbers.items()}
+    return {single.device: single for single in singles}
 
 
 def _listed(devices: list[Device]) -> str:
     return ", ".join(map(str, devices))
 
 
-def _check_fits(number: int, array: Any, target: Places, dtype: Any) -> None:
-    (device,) = array.sharding.device_set
-    name = f"arrays[{number}] on {device}"
-    if array.dtype != dtype:
-        raise PlacementError(f"{name} is {array.dtype.name}, but the array is {dtype.name}")
-    if tuple(array.shape) != target.shard_shape:
+def _check_fits(number: int, single: _Single, target: Places, dtype: Any) -> None:
+    found = single.array.dtype
+    if found != dtype:
         raise PlacementError(
-            f"{name} has shape {tuple(array.shape)}, but an array of shape {target.shape} has "
-            f"pieces of shape {target.shard_shape} under {target.sharding}"
+            f"arrays[{number}] on {single.device} is {found.name}, but the array is {dtype.name}"
         )
-    if is_key_array(array):
-        return
-    kind = memory_kind_of(from_jax(array.sharding))
+    shape = tuple(single.array.shape)
+    if shape != target.shard_shape:
+        raise PlacementError(
+            f"arrays[{number}] on {single.device} has shape {shape}, but an array of shape "
+            f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
+        )
+    kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
     if kind != target.memory_kind:
         raise PlacementError(
-            f"{name} is in its memory {kind!r}, but the sharding says {target.memory_kind!r}: "
-            f"write sharding.with_memory_kind({kind!r})"
+            f"arrays[{number}] on {single.device} is in its memory {kind!r}, but the sharding says "
+            f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
         )

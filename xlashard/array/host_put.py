@@ -1,21 +1,22 @@
 """From host memory to devices."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from xlashard._jax.transfer import Handle, aligned_copy, aval_of, make_aval, put
+from xlashard._jax.transfer import Handle, aligned_copy, assemble, aval_of, make_aval, put
 from xlashard.array.placement import Places
 from xlashard.errors import ArgumentError
 from xlashard.sharding import SingleDeviceSharding
 
 
-def host_value(x: Any, name: str) -> tuple[np.ndarray, bool]:
+def host_value(x: Any, name: Callable[[], str]) -> tuple[np.ndarray, bool]:
     """Anything that NumPy and JAX take for a value, in the dtype that JAX gives it.
 
     Args:
         x: A NumPy array or number, a Python number, or nested lists of those.
-        name: What to call it in an error.
+        name: Gives what to call it in an error.
 
     Returns:
         The value, and whether its dtype is weak.
@@ -30,7 +31,7 @@ def host_value(x: Any, name: str) -> tuple[np.ndarray, bool]:
     except (TypeError, ValueError, AttributeError):
         described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
         raise ArgumentError(
-            f"{name} is of {described}, which no device can hold: give numbers or booleans, as "
+            f"{name()} is of {described}, which no device can hold: give numbers or booleans, as "
             "NumPy arrays, Arrays or Python numbers"
         ) from None
 
@@ -66,32 +67,35 @@ def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
     return [copies[tile] for tile in tiles]
 
 
-def put_piece(
-    value: Any, target: Places, numbers: list[int], weak_type: bool = False
-) -> dict[int, Handle]:
-    """Puts one piece on each of some devices that hold it.
+def stage_piece(value: Any, target: Places, numbers: list[int]) -> dict[int, Any]:
+    """Takes one piece out of its maker's hands, to the devices that hold it or nearly there.
 
     Args:
-        value: The piece, a NumPy array or a single-device handle.
+        value: A NumPy array, which may change again on return, or a single-device handle.
         target: Where the whole goes.
         numbers: Which of this process's devices take it.
-        weak_type: Whether the dtype is weak.
 
     Returns:
-        The buffers, by those numbers.
+        By those numbers the buffers; for devices whose memory is the host's, what becomes them.
     """
-    alias = isinstance(value, np.ndarray) and len(numbers) > 1
-    if alias:
-        value = aligned_copy(value)
     devices = target.devices
-    buffers = {}
-    for number in numbers:
-        device = devices[number]
-        single = _single_twin(device, target)
-        aval = make_aval(value.shape, value.dtype, single, weak_type)
-        buffers[number] = put(aval, single, [value], [device], alias=alias)
-    return buffers
+    if isinstance(value, np.ndarray):
+        copied = len(numbers) > 1 or devices[numbers[0]].platform == "cpu"
+        value = aligned_copy(value) if copied else value
+        if devices[numbers[0]].platform == "cpu":
+            return dict.fromkeys(numbers, value)
+        return {n: _put_one(value, devices[n], target, alias=copied) for n in numbers}
+    return {n: _put_one(value, devices[n], target) for n in numbers}
 
 
-def _single_twin(device: Any, target: Places) -> Any:
-    return SingleDeviceSharding(device, memory_kind=target.sharding.memory_kind).twin()
+def _put_one(value: Any, device: Any, target: Places, *, alias: bool = False) -> Handle:
+    twin = SingleDeviceSharding(device, memory_kind=target.sharding.memory_kind).twin()
+    return put(make_aval(value.shape, value.dtype, twin), twin, [value], [device], alias=alias)
+
+
+def gather_pieces(pieces: list[Any], dtype: Any, target: Places) -> Handle:
+    """One handle of staged pieces, one per device of this process in order."""
+    aval = make_aval(target.shape, dtype, target.twin)
+    if any(isinstance(piece, np.ndarray) for piece in pieces):
+        return put(aval, target.twin, pieces, target.devices, alias=True)
+    return assemble(aval, target.twin, pieces)

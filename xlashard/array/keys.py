@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlashard._jax.transfer import Handle
 from xlashard.array.placement import Places, places
@@ -30,7 +31,7 @@ def is_key_array(x: Any) -> bool:
 
 def is_key_dtype(dtype: Any) -> bool:
     """Whether it is a dtype of keys."""
-    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def key_handle(keys: Any) -> Handle:
@@ -53,10 +54,8 @@ def key_shards(keys: Any) -> list[Shard]:
         Per device, in the order of the device assignment, a `Shard` whose data are keys.
     """
     sharding = from_jax(keys.sharding)
-    return [
-        Shard(sharding.devices[position], sharding, keys.shape, keys.addressable_data(number))
-        for number, position in enumerate(sharding.addressable_positions)
-    ]
+    count = len(sharding.addressable_positions)
+    return Shard.all_of(sharding, keys.shape, [keys.addressable_data(n) for n in range(count)])
 
 
 def number_places(logical: Places, extra: tuple[int, ...]) -> Places:

@@ -1,7 +1,7 @@
 """From some devices to others: cut on the source, carry, join on the destination."""
 
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,46 @@ import jax.numpy as jnp
 from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import Handle, make_aval, put, split
 from xlashard.array.placement import Places
-from xlashard.geometry import Index, ReshardPlan, reshard_plan
+from xlashard.geometry import Index, Piece, Tiling, reshard_plan
 from xlashard.sharding import SingleDeviceSharding
 
+_EXCHANGES_KEPT = 512
 
-def plan_between(handle: Handle, source: Places, target: Places) -> ReshardPlan:
-    """Which block of which shard goes where; devices are numbered by both together."""
+
+class Exchange(NamedTuple):
+    """What goes where between two placements.
+
+    Attributes:
+        givers: The number of each source device, as pieces name it.
+        wanted: For each destination device the pieces that make up its shard.
+    """
+
+    givers: tuple[int, ...]
+    wanted: tuple[tuple[Piece, ...], ...]
+
+
+@lru_cache(maxsize=_EXCHANGES_KEPT)
+def _exchange(
+    shape: tuple[int, ...],
+    itemsize: int,
+    source: tuple[Tiling, tuple[Device, ...]],
+    target: tuple[Tiling, tuple[Device, ...]],
+) -> Exchange:
     numbers: dict[Device, int] = {}
-    for device in (*source.sharding.devices, *target.sharding.devices):
+    for device in (*source[1], *target[1]):
         numbers.setdefault(device, len(numbers))
-    return reshard_plan(
+    givers, takers = (tuple(numbers[d] for d in devices) for _, devices in (source, target))
+    plan = reshard_plan(shape, itemsize, source[0], givers, target[0], takers)
+    return Exchange(givers, tuple(tuple(plan.pieces_for(taker)) for taker in takers))
+
+
+def exchange(handle: Handle, source: Places, target: Places) -> Exchange:
+    """What goes where between placements that are wholly in this process."""
+    return _exchange(
         handle.shape,
         handle.itemsize,
-        source.tiling,
-        [numbers[device] for device in source.sharding.devices],
-        target.tiling,
-        [numbers[device] for device in target.sharding.devices],
+        (source.tiling, source.sharding.devices),
+        (target.tiling, target.sharding.devices),
     )
 
 
@@ -43,13 +67,12 @@ def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
 
 def move_in_pieces(handle: Handle, source: Places, target: Places, fresh: bool) -> Handle:
     """The same value on other devices, all in this process; nothing passes through the host."""
-    plan = plan_between(handle, source, target)
-    wanted = [plan.pieces_for(number) for number in plan.dst_devices]
+    givers, wanted = exchange(handle, source, target)
     by_source: dict[int, dict[_Bounds, None]] = {}
     for pieces in wanted:
         for piece in pieces:
             by_source.setdefault(piece.source, {})[_bounds(piece.source_index)] = None
-    buffers = dict(zip(plan.src_devices, split(handle), strict=True))
+    buffers = dict(zip(givers, split(handle), strict=True))
     blocks: dict[tuple[int, _Bounds], Handle] = {}
     for giver, cuts in by_source.items():
         for cut, block in zip(cuts, _cut(buffers[giver], tuple(cuts)), strict=True):

@@ -1,6 +1,7 @@
 """Where an array shall go: what callers may write, as one value, and as places for one shape."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -95,7 +96,7 @@ def _from_format(given: Format, name: str) -> Placement:
     return Placement(from_jax(given.sharding), layout)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
     """What a sharding means for arrays of one shape.
 
@@ -118,18 +119,18 @@ class Places:
         """The positions of this process's devices."""
         return self.sharding.addressable_positions
 
-    @property
+    @cached_property
     def devices(self) -> list[Device]:
         """This process's devices, in the order in which a handle holds its buffers."""
         devices = self.sharding.devices
         return [devices[i] for i in self.positions]
 
-    @property
+    @cached_property
     def indices(self) -> list[Index]:
         """Which part of the array each of this process's devices holds."""
         return self.tiling.indices(self.shape, self.positions)
 
-    @property
+    @cached_property
     def tiles(self) -> list[int]:
         """The number of the tile that each of this process's devices holds."""
         return self.tiling.tile_ids(self.positions).tolist()

@@ -74,7 +74,7 @@ def _is_shape(x: Any) -> bool:
 
 
 def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Array:
-    value, _ = host_value(data, "it")
+    value, _ = host_value(data, lambda: "it")
     shape = (
         _inferred_shape(value.shape, sharding)
         if global_shape is None

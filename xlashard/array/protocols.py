@@ -102,6 +102,11 @@ class HostProtocols(Holder):
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
+        if self._value_cache is None:
+            try:
+                return memoryview(self._handle)
+            except (BufferError, RuntimeError):
+                pass  # several buffers, memory that the host can't read, or none any more
         try:
             return memoryview(read_value(self))
         except ValueError:

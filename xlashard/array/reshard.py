@@ -14,7 +14,7 @@ from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.host_put import put_value
 from xlashard.array.memory import in_one_memory, move_in_memory
 from xlashard.array.order import in_order
-from xlashard.array.pieces import carry, move_in_pieces, plan_between
+from xlashard.array.pieces import carry, move_in_pieces
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
 from xlashard.errors import PlacementError
@@ -42,7 +42,7 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
         source = places(handle.shape, from_jax(handle.sharding))
     if not source.tiling.same_tiles(target.tiling):
         if in_one_memory(source, target):
-            return move_in_memory(handle, target, plan_between(handle, source, target))
+            return move_in_memory(handle, source, target)
         return _to_other_tiles(handle, source, target, donate)
     if source.memory_kind != target.memory_kind:
         return copy_to(handle, target.twin)
@@ -108,7 +108,7 @@ def _to_other_devices(handle: Handle, source: Places, target: Places, fresh: boo
     if carried and source.tiling.same_tiles(target.tiling):
         return carry(handle, split(handle), target, fresh)
     if in_one_memory(source, target):
-        return move_in_memory(handle, target, plan_between(handle, source, target))
+        return move_in_memory(handle, source, target)
     if carried:
         there = GSPMDSharding(target.sharding.devices, source.tiling.to_tile_assignment())
         carried_over = carry(handle, split(handle), places(handle.shape, there), fresh)

@@ -1,7 +1,8 @@
 """`Shard`: the piece of an array that one device holds."""
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from xlashard._jax.shardings import Device
 from xlashard.array.text import index_text
@@ -43,24 +44,30 @@ class Shard:
     ) -> None:
         self.device = device
         self.data = data
-        self._sharding = sharding
-        self._global_shape = tuple(global_shape)
+        self._whole = _Whole(sharding, tuple(global_shape))
 
-    @cached_property
-    def _position(self) -> int:
-        return self._sharding.devices.index(self.device)
+    @classmethod
+    def all_of(
+        cls, sharding: Sharding, global_shape: tuple[int, ...], data: Sequence[Any]
+    ) -> list[Self]:
+        """The shards of this process, one per piece of data, in the order of the devices."""
+        whole = _Whole(sharding, tuple(global_shape))
+        shards = []
+        for position, piece in zip(sharding.addressable_positions, data, strict=True):
+            shard = cls.__new__(cls)
+            shard.device, shard.data, shard._whole = sharding.devices[position], piece, whole
+            shards.append(shard)
+        return shards
 
-    @cached_property
+    @property
     def index(self) -> Index:
         """One slice per dimension: which part of the whole array this is."""
-        tiling = self._sharding.tiling(self._global_shape)
-        return tiling.indices(self._global_shape, [self._position])[0]
+        return self._whole.place(self.device)[0]
 
-    @cached_property
+    @property
     def replica_id(self) -> int:
         """Which copy of this part it is: 0 for the first device that holds it, and so on."""
-        tiling = self._sharding.tiling(self._global_shape)
-        return int(tiling.replica_ids([self._position])[0])
+        return self._whole.place(self.device)[1]
 
     def __repr__(self) -> str:
         data = "elsewhere" if self.data is None else repr(self.data)
@@ -68,3 +75,27 @@ class Shard:
             f"Shard(device={self.device}, index={index_text(self.index)}, "
             f"replica_id={self.replica_id}, data={data})"
         )
+
+
+class _Whole:
+    """Where the pieces of one array are; worked out once for all that this process holds."""
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
+        self._sharding = sharding
+        self._shape = shape
+
+    @cached_property
+    def _here(self) -> dict[Device, tuple[Index, int]]:
+        positions = self._sharding.addressable_positions
+        devices = [self._sharding.devices[position] for position in positions]
+        return dict(zip(devices, self._places(positions), strict=True))
+
+    def _places(self, positions: Sequence[int]) -> list[tuple[Index, int]]:
+        tiling = self._sharding.tiling(self._shape)
+        indices = tiling.indices(self._shape, positions)
+        return list(zip(indices, tiling.replica_ids(positions).tolist(), strict=True))
+
+    def place(self, device: Device) -> tuple[Index, int]:
+        """Index and replica number of a device."""
+        here = self._here.get(device)
+        return here or self._places([self._sharding.devices.index(device)])[0]
