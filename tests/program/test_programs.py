@@ -112,6 +112,14 @@ def test_one_device_needs_no_partitioner(partitioner):
     np.testing.assert_array_equal(program([f32(8, 8), f32(8, 8)])[0], 2 * f32(8, 8))
 
 
+def test_one_device_of_a_mesh_is_named_on_it(partitioner):
+    alone = mesh((1, 1), ("x", "y"))
+    wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, count=1, mesh=alone)
+    parts = compiled(ADD, wanted).parts
+    assert parts.in_shardings == (named(on=alone),) * 2
+    assert parts.out_shardings == (named(on=alone),)
+
+
 def test_devices_other_than_the_first_ones(partitioner):
     last = devices()[:3:-1]
     on = mesh((4,), ("x",), order=(7, 6, 5, 4))

@@ -10,6 +10,7 @@ from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,
     NamedSharding,
+    PartitionSpec,
     SingleDeviceSharding,
     XLACompatibleSharding,
     from_hlo,
@@ -82,13 +83,20 @@ def _chosen(
     text: str, plan: ProgramPlan, value: ValuePlan, kind: str | None
 ) -> XLACompatibleSharding:
     if len(plan.devices) == 1:
-        return value.sharding or SingleDeviceSharding(plan.devices[0], memory_kind=kind)
+        return value.sharding or _on_one(plan, kind)
     if value.trailing:
         text = _logical_text(text, plan, value)
     found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
     if not isinstance(found, XLACompatibleSharding):
         raise CompileError(f"the compiler dealt {value.name} of {plan.name} out as {text}")
     return found
+
+
+def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:
+    """Everything on the one device; on its mesh where there is one, as with more devices."""
+    if plan.mesh is None:
+        return SingleDeviceSharding(plan.devices[0], memory_kind=kind)
+    return NamedSharding(plan.mesh, PartitionSpec(), memory_kind=kind)
 
 
 def _mesh(plan: ProgramPlan, value: ValuePlan) -> Mesh | None:
