@@ -62,7 +62,10 @@ def test_results_have_paths_too(mesh):
     with mesh, pytest.raises(ResourceError) as caught:
         pjit(step, out_shardings=(None, P("x")))(STATE, f32(6))
     assert "out_shardings of result[1] (float32[6])" in str(caught.value)
-    with mesh, pytest.raises(ResourceError, match=r"out_shardings of result\[0\]\['params'\]\['w'\]"):
+    with (
+        mesh,
+        pytest.raises(ResourceError, match=r"out_shardings of result\[0\]\['params'\]\['w'\]"),
+    ):
         pjit(step, out_shardings=({"params": {"w": P("z"), "b": None}}, None))(STATE, f32(6))
 
 
@@ -72,7 +75,8 @@ def test_an_entry_that_is_no_axis_name(mesh):
 
 
 @pytest.mark.parametrize(
-    "value", ["text", object(), {1, 2}, lambda: 0, b"bytes", range(3), slice(1), ..., int, np.float32]
+    "value",
+    ["text", object(), {1, 2}, lambda: 0, b"bytes", range(3), slice(1), ..., int, np.float32],
 )
 def test_what_is_no_array(value):
     with pytest.raises(ArgumentError) as caught:

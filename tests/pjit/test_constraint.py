@@ -233,7 +233,9 @@ def test_devices_other_than_the_programs(mesh):
 
     small = NamedSharding(make_mesh((2,), ("x",)), P("x"))
     f = pjit(lambda x: with_sharding_constraint(x, small), in_shardings=NamedSharding(mesh, P()))
-    with pytest.raises(DeviceMismatchError, match="in_shardings of x.*a sharding constraint inside"):
+    with pytest.raises(
+        DeviceMismatchError, match="in_shardings of x.*a sharding constraint inside"
+    ):
         f(f32(8))
 
 

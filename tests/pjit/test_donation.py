@@ -181,7 +181,9 @@ def test_donated_keys():
     f = pjit(lambda key: jax.random.split(key, 1)[0], donate_argnums=0)
     key = jax.random.key(0)
     out = f(key)
-    assert (jax.random.key_data(out) == jax.random.key_data(jax.random.split(jax.random.key(0), 1)[0])).all()
+    assert (
+        jax.random.key_data(out) == jax.random.key_data(jax.random.split(jax.random.key(0), 1)[0])
+    ).all()
     assert key.is_deleted()
 
 

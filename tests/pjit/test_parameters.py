@@ -244,7 +244,9 @@ def test_static_and_donated_at_once():
 
 def test_a_donated_position_that_a_call_lacks():
     f = pjit(lambda *args: args[0] * 1, donate_argnums=2)
-    with pytest.raises(ArgumentError, match="donate_argnums holds 2, but .* called with 1 positional"):
+    with pytest.raises(
+        ArgumentError, match="donate_argnums holds 2, but .* called with 1 positional"
+    ):
         f(f32(3))
 
 

@@ -71,7 +71,9 @@ def test_committed_to_different_devices_names_both(add):
 
 def test_committed_deep_inside_a_tree():
     f = pjit(lambda state, batch: state["params"]["w"] + batch)
-    with pytest.raises(DeviceMismatchError, match=r"state\['params'\]\['w'\].*batch \(float32\[4\]"):
+    with pytest.raises(
+        DeviceMismatchError, match=r"state\['params'\]\['w'\].*batch \(float32\[4\]"
+    ):
         f({"params": {"w": on(1), "b": f32(2)}}, on(0))
 
 

@@ -95,9 +95,11 @@ def test_states_of_optax(mesh):
     with mesh:
         new, new_state = step(params, state)
         again, _ = step(new, new_state)
-    adam = next(s for s in jax.tree.leaves(
-        new_state, is_leaf=lambda s: isinstance(s, optax.ScaleByAdamState)
-    ) if isinstance(s, optax.ScaleByAdamState))
+    adam = next(
+        s
+        for s in jax.tree.leaves(new_state, is_leaf=lambda s: isinstance(s, optax.ScaleByAdamState))
+        if isinstance(s, optax.ScaleByAdamState)
+    )
     assert specs(adam.mu) == {"w": ("x", "y"), "b": ("y",)}
     assert spec_of(again["w"]) == ("x", "y")
     expected, _ = update(*update(params, state))

@@ -90,7 +90,12 @@ def test_compiling(f, mesh):
     assert isinstance(out["y"], Array)
     np.testing.assert_allclose(out["y"], affine(PARAMS, f32(8, 4))["y"], rtol=1e-6)
     ((params, x), kwargs) = compiled.input_shardings
-    assert (params["w"].spec, params["b"].spec, x.spec, kwargs) == (P(None, "y"), P("y"), P("x"), {})
+    assert (params["w"].spec, params["b"].spec, x.spec, kwargs) == (
+        P(None, "y"),
+        P("y"),
+        P("x"),
+        {},
+    )
     assert compiled.output_shardings == {"y": NamedSharding(mesh, P("x", "y"))}
     assert compiled.out_info["y"].sharding == NamedSharding(mesh, P("x", "y"))
     assert compiled.cost_analysis()["flops"] > 0
@@ -194,7 +199,9 @@ def test_unused_arguments_may_be_anywhere():
 
 def test_compiler_options(f):
     lowered = f.lower(PARAMS, f32(8, 4))
-    compiled = lowered.compile({"xla_embed_ir_in_executable": True, "xla_cpu_enable_fast_math": False})
+    compiled = lowered.compile(
+        {"xla_embed_ir_in_executable": True, "xla_cpu_enable_fast_math": False}
+    )
     np.testing.assert_allclose(
         compiled(PARAMS, f32(8, 4))["y"], affine(PARAMS, f32(8, 4))["y"], rtol=1e-6
     )
@@ -217,7 +224,9 @@ def test_lowering_inside_a_trace(f):
 
 def test_a_program_outlives_its_function(mesh):
     def made():
-        return pjit(lambda x: x + 7, out_shardings=NamedSharding(mesh, P("x"))).lower(f32(8)).compile()
+        return (
+            pjit(lambda x: x + 7, out_shardings=NamedSharding(mesh, P("x"))).lower(f32(8)).compile()
+        )
 
     compiled = made()
     jax.clear_caches()

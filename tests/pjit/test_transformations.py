@@ -50,16 +50,18 @@ TRANSFORMED = {
     "jacfwd": lambda f: jax.jacfwd(f, argnums=1),
     "vmap": lambda f: lambda w, x: jax.vmap(f)(jnp.stack([w, w + 1]), jnp.stack([x, x + 1])),
     "vmap of one": lambda f: lambda w, x: jax.vmap(f, (None, 0))(w, jnp.stack([x, x + 1])),
-    "vmap to a later axis": lambda f: lambda w, x: jax.vmap(f, (None, 1), 2)(
-        w, jnp.stack([x, x + 1], 1)
+    "vmap to a later axis": lambda f: (
+        lambda w, x: jax.vmap(f, (None, 1), 2)(w, jnp.stack([x, x + 1], 1))
     ),
-    "vmap of grad": lambda f: lambda w, x: jax.vmap(jax.grad(loss(f)), (0, None))(
-        jnp.stack([w, w + 1]), x
+    "vmap of grad": lambda f: (
+        lambda w, x: jax.vmap(jax.grad(loss(f)), (0, None))(jnp.stack([w, w + 1]), x)
     ),
     "grad of vmap": lambda f: jax.grad(
         lambda w, x: jax.vmap(loss(f), (None, 0))(w, jnp.stack([x, x + 1])).sum()
     ),
-    "scan": lambda f: lambda w, x: jax.lax.scan(lambda c, _: (f(w, c)[:, :4], c.sum()), x, length=3),
+    "scan": lambda f: (
+        lambda w, x: jax.lax.scan(lambda c, _: (f(w, c)[:, :4], c.sum()), x, length=3)
+    ),
     "grad of scan": lambda f: jax.grad(
         lambda w, x: jax.lax.scan(lambda c, _: (f(w, c)[:, :4], None), x, length=3)[0].sum()
     ),
@@ -119,6 +121,7 @@ def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partiti
     if inside == "pjit":
         f = pjit(lambda x: x * 2, in_shardings=named, out_shardings=named)
     else:
+
         def f(x):
             return with_sharding_constraint(x * 2, named)
 

@@ -114,7 +114,9 @@ class TestClosedOver:
         assert len(text) < 10_000
         assert "tensor<256x128xf32>" in text.split("func.func public @main")[1].split("->")[0]
         for _ in range(2):
-            np.testing.assert_allclose(f(f32(2, 256)), (f32(2, 256) @ f32(256, 128)).sum(), rtol=1e-5)
+            np.testing.assert_allclose(
+                f(f32(2, 256)), (f32(2, 256) @ f32(256, 128)).sum(), rtol=1e-5
+            )
 
     def test_sharded_arrays_keep_their_place(self, mesh, partitioner):
         table = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
@@ -130,7 +132,9 @@ class TestClosedOver:
         small, big = jnp.asarray(f32(4)), jnp.asarray(f32(256, 128))
         f = pjit(lambda x: x + small.sum() + big.sum(), in_shardings=NamedSharding(mesh, P("x")))
         for _ in range(2):
-            np.testing.assert_allclose(f(f32(8)), f32(8) + f32(4).sum() + f32(256, 128).sum(), rtol=1e-5)
+            np.testing.assert_allclose(
+                f(f32(8)), f32(8) + f32(4).sum() + f32(256, 128).sum(), rtol=1e-5
+            )
 
     def test_a_committed_array_elsewhere(self, mesh):
         far = device_put(f32(4), jax.devices()[5])
@@ -216,7 +220,9 @@ class TestKeys:
 
 def test_meshes_with_an_axis_of_size_one(partitioner):
     with make_mesh((8, 1), ("x", "one")):
-        out = pjit(lambda x: x * 2, in_shardings=P(("x", "one")), out_shardings=P("one", "x"))(f32(8, 8))
+        out = pjit(lambda x: x * 2, in_shardings=P(("x", "one")), out_shardings=P("one", "x"))(
+            f32(8, 8)
+        )
     np.testing.assert_array_equal(out, f32(8, 8) * 2)
     assert out.sharding.shard_shape((8, 8)) == (8, 1)
 

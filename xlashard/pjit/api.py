@@ -165,7 +165,7 @@ class _Attributes(dict[str, Any]):
         self._own = frozenset(own)
 
     def keys(self) -> Any:
-        return [key for key in super().keys() if key not in self._own]
+        return [key for key in dict.keys(self) if key not in self._own]
 
     def __iter__(self) -> Any:
         return iter(self.keys())

@@ -38,6 +38,11 @@ class Argument:
         return f"{self.path} ({dtype_name(self.aval)})"
 
 
+def bare(value: Any) -> Any:
+    """The handle of an Array; anything else as it is."""
+    return value._handle if isinstance(value, Array) else value
+
+
 def describe_arguments(
     values: Sequence[Any], paths: Sequence[str], avals: Sequence[Any]
 ) -> tuple[Argument, ...]:
@@ -52,7 +57,7 @@ def describe_arguments(
 
 
 def _describe(value: Any, path: str, aval: Any) -> Argument:
-    handle = value._handle if isinstance(value, Array) else value
+    handle = bare(value)
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
         given = getattr(value, "sharding", None)
         if isinstance(value, jax.ShapeDtypeStruct) and given is not None:
@@ -60,7 +65,7 @@ def _describe(value: Any, path: str, aval: Any) -> Argument:
         return Argument(path, aval, None, False)
     check_alive(value, path, aval)
     sharding = _compatible(handle.sharding, path)
-    return Argument(path, aval, sharding, bool(handle._committed), special_layout(handle))
+    return Argument(path, aval, sharding, bool(handle.committed), special_layout(handle))
 
 
 def check_alive(value: Any, path: str, aval: Any) -> None:
@@ -69,7 +74,7 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
     Raises:
         DeletedError: With the path.
     """
-    handle = value._handle if isinstance(value, Array) else value
+    handle = bare(value)
     if isinstance(handle, jax.Array) and not isinstance(handle, Tracer) and handle.is_deleted():
         raise DeletedError(_deleted_text(value, path, aval))
 

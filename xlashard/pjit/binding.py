@@ -9,10 +9,10 @@ import jax
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import abstractify, is_extended
 from xlashard.errors import ArgumentError, ResourceError
-from xlashard.pjit.arguments import check_concrete, check_values, describe_arguments
+from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
 from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import bare, check_donated_once
+from xlashard.pjit.run import check_donated_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,9 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
         check_type(leaf, path, aval, f"{plan.name} was compiled for {{}}, but {{}} was bound")
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         there = given.sharding
-        if given.committed and not sharding.is_equivalent_to(there, given.aval.ndim):
+        if there is None or not given.committed:
+            continue
+        if not sharding.is_equivalent_to(there, given.aval.ndim):
             raise ResourceError(
                 f"{plan.name} keeps {given.describe()} as {sharding}, but the state given to bind "
                 f"is committed as {there}: move it first with device_put(x, sharding)",

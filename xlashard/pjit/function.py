@@ -9,11 +9,12 @@ import jax
 from xlashard._jax import compiling, context, tracing
 from xlashard._jax.jaxprs import as_function
 from xlashard._jax.shardings import Device
-from xlashard.array import Array, wrap_tree
+from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
     Argument,
+    bare,
     check_concrete,
     check_values,
     describe_arguments,
@@ -169,7 +170,9 @@ class Function:
         try:
             return compiling.devices_of(backend)[0]
         except RuntimeError as error:
-            raise ArgumentError(f"{self.name} was told to run on backend={backend!r}: {error}") from None
+            raise ArgumentError(
+                f"{self.name} was told to run on backend={backend!r}: {error}"
+            ) from None
 
     def prepare(self, call: Call) -> Prepared:
         """The compiled program of a call."""
@@ -256,7 +259,7 @@ def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     """Where the committed arrays are that a function closes over."""
     found = []
     for value in jaxpr.consts:
-        handle = value._handle if isinstance(value, Array) else value
+        handle = bare(value)
         if is_handle(handle) and handle._committed and handle.sharding.num_devices > 1:
             found.append(from_jax(handle.sharding))
     return tuple(found)

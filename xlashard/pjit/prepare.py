@@ -15,8 +15,8 @@ from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
-from xlashard.array import Array
 from xlashard.errors import CompileError
+from xlashard.pjit.arguments import bare
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
     LoweredProgram,
@@ -116,8 +116,7 @@ class Prepared:
         parts = replace(
             parts,
             in_shardings=tuple(
-                _said_as(*pair, mesh)
-                for pair in zip(taken, parts.in_shardings, strict=True)
+                _said_as(*pair, mesh) for pair in zip(taken, parts.in_shardings, strict=True)
             ),
             out_shardings=tuple(
                 _said_as(*pair, mesh)
@@ -232,7 +231,7 @@ PROGRAMS = ProgramCache()
 def _is_hoisted(value: Any) -> bool:
     if not isinstance(value, jax.Array) or value.ndim == 0:
         return False
-    handle = value._handle if isinstance(value, Array) else value
+    handle = bare(value)
     sharding = getattr(handle, "sharding", None)
     spread = sharding is not None and sharding.num_devices > 1
     return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
@@ -301,7 +300,7 @@ def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
 
 
 def _const_sharding(value: Any) -> XLACompatibleSharding | None:
-    handle = value._handle if isinstance(value, Array) else value
+    handle = bare(value)
     sharding = from_jax(handle.sharding)
     if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
         return None

@@ -273,16 +273,19 @@ def _said(sharding: XLACompatibleSharding) -> str:
 def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:
     try:
         sharding.is_compatible_aval(tuple(value.aval.shape))
+    except DivisibilityError as error:
+        raise _misfit(sharding, value, error, _divisible_hint(sharding, error)) from None
     except GeometryError as error:
-        divisible = isinstance(error, DivisibilityError)
-        hint = _divisible_hint if divisible else _rank_hint
-        raise ResourceError(
-            f"{value} is {_said(sharding)}: {error}. {hint(sharding, error, value.aval.ndim)}",
-            path=value.path,
-        ) from None
+        raise _misfit(sharding, value, error, _rank_hint(sharding, value.aval.ndim)) from None
 
 
-def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError, ndim: int) -> str:
+def _misfit(
+    sharding: XLACompatibleSharding, value: _Value, error: GeometryError, hint: str
+) -> ResourceError:
+    return ResourceError(f"{value} is {_said(sharding)}: {error}. {hint}", path=value.path)
+
+
+def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError) -> str:
     if not isinstance(sharding, NamedSharding):
         return f"Pad dimension {error.dim} to a multiple of {error.tiles}"
     dims = list(sharding.normal_spec.dims)
@@ -294,7 +297,7 @@ def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError, n
     )
 
 
-def _rank_hint(sharding: XLACompatibleSharding, error: GeometryError, ndim: int) -> str:
+def _rank_hint(sharding: XLACompatibleSharding, ndim: int) -> str:
     if not isinstance(sharding, NamedSharding):
         return f"Give a sharding for {ndim} dimensions"
     if ndim == 0:

@@ -9,6 +9,7 @@ from xlashard._jax.transfer import split
 from xlashard.array import Array
 from xlashard.array.handles import is_handle
 from xlashard.errors import DonationError
+from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
 
 
@@ -24,11 +25,6 @@ def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     """
     taken = (bare(value) for value in compress(values, prepared.kept))
     return prepared.program([*prepared.consts, *taken])
-
-
-def bare(value: Any) -> Any:
-    """The handle of an Array; anything else as it is."""
-    return value._handle if isinstance(value, Array) else value
 
 
 def mark_donated(values: Sequence[Any], donated: Sequence[bool], name: str) -> None:

@@ -11,11 +11,11 @@ from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, DeletedError
-from xlashard.pjit.arguments import check_alive, check_concrete, check_values
+from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
 from xlashard.pjit.binding import Input, StepPlan, check_type, place_state, plan_step
 from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import bare, check_donated_once
+from xlashard.pjit.run import check_donated_once
 
 
 class BoundStep:
