@@ -57,7 +57,7 @@ from xlashard.sharding import (
 )
 
 _apply_flags(_read_flags(_os.environ))
-_install(Array, _wrap_first, _wrap_tree)
+_install(Array, _wrap_first, _wrap_tree, (NamedSharding, SingleDeviceSharding))
 
 P = PartitionSpec
 

@@ -13,6 +13,7 @@ from jax.experimental.layout import Format, Layout
 from tests.array.cases import DEVICES, HALF, MESH, SHARDINGS, Stripes, named, same, value
 from xlashard import (
     Array,
+    GSPMDSharding,
     NamedSharding,
     P,
     Sharding,
@@ -317,7 +318,7 @@ class TestFromLocalData:
             assert same(x, V)
 
 
-def test_a_sharding_of_one_s_own_is_given_back() -> None:
+def test_a_sharding_of_one_s_own_works_with_every_constructor() -> None:
     own = Stripes(DEVICES[:4], (1, 0, 3, 2))
     made = [
         make_array_from_callback(V.shape, own, lambda index: V[index]),
@@ -330,7 +331,7 @@ def test_a_sharding_of_one_s_own_is_given_back() -> None:
         ),
     ]
     for x in made:
-        assert x.sharding is own
+        assert x.sharding == GSPMDSharding(own.devices, "{devices=[4,1]1,0,3,2}")
         assert x.addressable_shards[0].index == (slice(2, 4), slice(None))
         assert same(x.addressable_data(0), V[2:4])
         assert same(x * 2, V * 2)

@@ -22,6 +22,7 @@ def install(
     array_type: type,
     wrap_first: Callable[[None, Sequence[Any]], Any],
     wrap_tree: Callable[[Any, Sequence[Any]], Any],
+    sharding_types: Sequence[type],
 ) -> None:
     """Makes JAX take an array type for what it is. Doing it again changes nothing.
 
@@ -29,6 +30,7 @@ def install(
         array_type: The class; its instances hold their buffer handle in `_handle`.
         wrap_first: From None and one handle in a tuple to an instance.
         wrap_tree: From a tree and its handles to the tree of instances.
+        sharding_types: Our classes of shardings that derive from one of JAX's.
     """
     if array_type in _installed:
         return
@@ -60,6 +62,11 @@ def install(
     mlir.register_constant_handler(array_type, constant)
     # jaxlib's dispatcher: arguments in, results out.
     dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
+    # What its own compiled functions give back is said on the mesh of what they were given.
+    for kind in sharding_types:
+        for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
+            if issubclass(kind, base):
+                pxla._orig_out_sharding_handlers[kind] = name_on_mesh
     # Frames of ours are none of the user's: errors and profiles name the line that is.
     for room in _INNER_ROOMS:
         source_info_util.register_exclusion(str(Path(__file__).parent.parent / room))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jax.sharding import PartitionSpec
 
@@ -16,6 +16,7 @@ from xlashard._jax.shardings import (
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.pickling import reduce_mesh, restore_mesh
 
 # Meshes of one program are few; specs times ranks are not many more.
 _TILINGS_KEPT = 4096
@@ -103,7 +104,7 @@ class NamedSharding(_NamedBase):
         super().__init__(mesh, spec, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_unpickle_named, (self.mesh, self.spec, self.memory_kind))
+        return (_unpickle_named, (reduce_mesh(self.mesh), self.spec, self.memory_kind))
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -169,8 +170,10 @@ class NamedSharding(_NamedBase):
         return self.rank_tiling(len(global_shape)).shard_shape(tuple(global_shape))
 
 
-def _unpickle_named(mesh: Mesh, spec: PartitionSpec, memory_kind: str | None) -> NamedSharding:
-    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+def _unpickle_named(
+    mesh: tuple[Any, ...], spec: PartitionSpec, memory_kind: str | None
+) -> NamedSharding:
+    return NamedSharding(restore_mesh(mesh), spec, memory_kind=memory_kind)
 
 
 def _as_call(spec: object) -> str:

@@ -18,6 +18,7 @@ from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.foreign import gspmd_twin
+from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
 
@@ -71,7 +72,8 @@ class GSPMDSharding(_GSPMDBase):
         return cls(devices, "{replicated}", memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_unpickle_gspmd, (self.devices, self._assignment.to_text(), self.memory_kind))
+        text = self._assignment.to_text()
+        return (_unpickle_gspmd, (names_of(self.devices), text, self.memory_kind))
 
     def __eq__(self, other: object) -> bool:
         return JaxGSPMDSharding.__eq__(self, other)
@@ -148,7 +150,5 @@ def _assignment(given: Any) -> TileAssignment:
     )
 
 
-def _unpickle_gspmd(
-    devices: tuple[Device, ...], text: str, memory_kind: str | None
-) -> GSPMDSharding:
-    return GSPMDSharding(devices, text, memory_kind=memory_kind)
+def _unpickle_gspmd(names: DeviceNames, text: str, memory_kind: str | None) -> GSPMDSharding:
+    return GSPMDSharding(devices_of(names), text, memory_kind=memory_kind)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 from xlashard._jax.shardings import Device, JaxSingleDeviceSharding, with_interface
 from xlashard.geometry import Tiling
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
 
@@ -31,7 +32,7 @@ class SingleDeviceSharding(_SingleDeviceBase):
     """
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_unpickle_single, (self._device, self.memory_kind))
+        return (_unpickle_single, (names_of(self.devices), self.memory_kind))
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -65,5 +66,5 @@ class SingleDeviceSharding(_SingleDeviceBase):
         return self._twin
 
 
-def _unpickle_single(device: Device, memory_kind: str | None) -> SingleDeviceSharding:
-    return SingleDeviceSharding(device, memory_kind=memory_kind)
+def _unpickle_single(names: DeviceNames, memory_kind: str | None) -> SingleDeviceSharding:
+    return SingleDeviceSharding(devices_of(names)[0], memory_kind=memory_kind)
