@@ -12,7 +12,8 @@ from jax._src.mesh import AbstractMesh, Mesh
 from jax._src.named_sharding import UNSPECIFIED, UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding
 
-type Device = jax.Device
+type Device = Any
+"""A device of JAX; its class is jaxlib's own and has no stub."""
 
 JaxSharding = jax.sharding.Sharding
 JaxNamedSharding = jax.sharding.NamedSharding

@@ -50,7 +50,7 @@ def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
     """A mesh as plain values; an abstract one as it is."""
     if not isinstance(mesh, Mesh):
         return (mesh,)
-    names = names_of(mesh.devices.flat)
+    names = names_of(tuple(mesh.devices.flat))
     return names, mesh.devices.shape, mesh.axis_names, mesh.axis_types
 
 
