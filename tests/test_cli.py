@@ -23,7 +23,8 @@ SMALL = [
 def environment() -> dict[str, str]:
     """This process's own, without what the tests say about devices."""
     kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    paths = filter(None, (str(ROOT), kept.get("PYTHONPATH")))
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def command(*words: str) -> list[str]:
