@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import core
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client as xc
+from jax._src.sharding import IndivisibleError
 
 from xlashard._jax.shardings import Device
 
@@ -21,6 +22,9 @@ HandleType: Any = xc.ArrayImpl
 """The class of buffer handles."""
 
 Tracer = core.Tracer
+
+UnnamedResultError = IndivisibleError
+"""What JAX raises where no spec on the mesh of the arguments says how a result came out."""
 
 # Zero-copy buffers of the CPU client must start at such an address.
 _ALIGNMENT = 64

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.transfer import HandleType, UnnamedResultError
 from xlashard.array.holder import Holder, check_alive, rewrapped
-from xlashard.array.order import in_tile_order, is_out_of_order
+from xlashard.array.order import asked_otherwise
 
 
 def _bare(x: Any) -> Any:
@@ -24,10 +24,8 @@ def on_handle(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[st
     except RuntimeError:
         check_alive(self, *args, *kwargs.values())
         raise
-    except TypeError:
-        if not is_out_of_order(self._handle):
-            raise
-        out = in_tile_order(self, lambda handle: call(handle, *bare_args, **bare_kwargs))
+    except (TypeError, UnnamedResultError) as error:
+        out = asked_otherwise(self, error, lambda h: call(h, *bare_args, **bare_kwargs))
     return rewrapped(self, out)
 
 

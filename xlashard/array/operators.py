@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.transfer import HandleType, UnnamedResultError
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
-from xlashard.array.order import in_tile_order, is_out_of_order
+from xlashard.array.order import asked_otherwise
 from xlashard.errors import ArgumentError, DeviceMismatchError
 
 
@@ -18,10 +18,8 @@ def _unary(name: str) -> Callable[..., Any]:
         except RuntimeError:
             check_alive(self)
             raise
-        except TypeError:
-            if not is_out_of_order(self._handle):
-                raise
-            out = in_tile_order(self, lambda handle: call(handle, *args))
+        except (TypeError, UnnamedResultError) as error:
+            out = asked_otherwise(self, error, lambda handle: call(handle, *args))
         return rewrapped(self, out)
 
     operator.__name__ = name
@@ -38,13 +36,11 @@ def _binary(name: str) -> Callable[..., Any]:
         except RuntimeError:
             check_alive(self, other)
             raise
+        except (TypeError, UnnamedResultError) as error:
+            out = asked_otherwise(self, error, lambda handle: call(handle, other))
         except ValueError:
             _check_devices(name, self, other)
             raise
-        except TypeError:
-            if not is_out_of_order(self._handle):
-                raise
-            out = in_tile_order(self, lambda handle: call(handle, other))
         if type(out) is HandleType:
             array = kind()
             array._handle = out
