@@ -89,7 +89,7 @@ def read_value(array: Holder) -> np.ndarray:
 
 
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
-    if handle.is_fully_replicated and split(handle):
+    if handle.is_fully_replicated and (handle.is_fully_addressable or split(handle)):
         return host_view(handle)
     tiling, distinct = _needed(handle)
     if not distinct.complete:

@@ -102,11 +102,12 @@ class HostProtocols(Holder):
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        if self._value_cache is None:
+        handle = self._handle
+        if self._value_cache is None and handle.sharding.num_devices == 1:
             try:
-                return memoryview(self._handle)
+                return memoryview(handle)
             except (BufferError, RuntimeError):
-                pass  # several buffers, memory that the host can't read, or none any more
+                pass  # memory that the host can't read, or none any more
         try:
             return memoryview(read_value(self))
         except ValueError:
