@@ -106,23 +106,29 @@ def test_under_transformations(mesh, jit, partitioner):
     np.testing.assert_array_equal(jit(lambda x: jax.lax.cond(True, f, lambda x: x, x))(x), f(x))
 
 
-def test_the_gradient_is_dealt_out_alike(mesh):
+def test_the_gradient_is_dealt_out_alike(mesh, partitioner):
     f = jax.value_and_grad(lambda x: pinned(P("x"), mesh)(x).sum())
-    assert pjit(f).lower(f32(8)).as_text().count('[{"x"}]') == 2
+    said = '[{"x"}]' if partitioner == "shardy" else "devices=[4,2]"
+    assert pjit(f).lower(f32(8)).as_text().count(said) == 2
 
 
-def test_vmap_and_its_axis(mesh):
+def test_vmap_and_its_axis(mesh, partitioner):
     named = NamedSharding(mesh, P("x"))
 
     def f(x):
         return with_sharding_constraint(x, named)
 
-    def lowered(**keywords):
-        return pjit(jax.vmap(f, **keywords)).lower(f32(2, 8)).as_text()
+    def lowered(*axes, **keywords):
+        return pjit(jax.vmap(f, *axes, **keywords)).lower(f32(8, 8)).as_text()
 
-    assert '[{?}, {"x"}]' in lowered()
-    assert '[{"y"}, {"x"}]' in lowered(spmd_axis_name="y")
-    assert '[{"x"}, {?}]' in pjit(jax.vmap(f, 1, 1)).lower(f32(8, 2)).as_text()
+    if partitioner == "shardy":
+        assert '[{?}, {"x"}]' in lowered()
+        assert '[{"y"}, {"x"}]' in lowered(spmd_axis_name="y")
+        assert '[{"x"}, {?}]' in lowered(1, 1)
+    else:
+        assert "devices=[1,4,2]" in lowered() and "unspecified_dims=[0]" in lowered()
+        assert "devices=[2,4]" in lowered(spmd_axis_name="y")
+        assert "devices=[4,1,2]" in lowered(1, 1) and "unspecified_dims=[1]" in lowered(1, 1)
     with pytest.raises(ResourceError, match="'x' .spmd_axis_name.*leave it out"):
         lowered(spmd_axis_name="x")
 
@@ -131,6 +137,28 @@ def test_tiles_under_vmap(mesh):
     tiles = GSPMDSharding(jax.devices(), "{devices=[8]<=[8]}")
     out = pjit(jax.vmap(lambda x: with_sharding_constraint(x, tiles)))(f32(3, 8))
     np.testing.assert_array_equal(out, f32(3, 8))
+
+
+class TestInsideShardMap:
+    def mapped(self, mesh, spec, **keywords):
+        def body(x):
+            return with_sharding_constraint(x * 2, NamedSharding(mesh, spec))
+
+        return jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), **keywords)
+
+    @pytest.mark.parametrize("jit", [pjit, jax.jit])
+    def test_with_axes_left(self, mesh, jit, partitioner):
+        f = self.mapped(mesh, P(None, "y"), axis_names={"x"})
+        np.testing.assert_array_equal(jit(f)(f32(8, 4)), f32(8, 4) * 2)
+
+    def test_with_no_axis_left(self, mesh, partitioner):
+        f = self.mapped(mesh, P())
+        np.testing.assert_array_equal(pjit(f)(f32(8, 4)), f32(8, 4) * 2)
+
+    def test_an_axis_that_is_dealt_out(self, mesh, partitioner):
+        for keywords in ({}, {"axis_names": {"x"}}):
+            with pytest.raises(ResourceError, match="names 'x', which shard_map"):
+                pjit(self.mapped(mesh, P("x"), **keywords))(f32(8, 4))
 
 
 class TestConcreteArrays:

@@ -233,12 +233,3 @@ def test_shard_map_inside(mesh, partitioner):
     )
     f = pjit(lambda x: inner(x * 2), in_shardings=NamedSharding(mesh, P("x", "y")))
     np.testing.assert_allclose(f(f32(4, 2)), (f32(4, 2) * 2).sum(0, keepdims=True))
-
-
-def test_a_constraint_in_a_partly_manual_region(mesh):
-    def body(x):
-        return with_sharding_constraint(x * 2, NamedSharding(mesh, P(None, "y")))
-
-    inner = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
-    np.testing.assert_array_equal(pjit(inner)(f32(8, 4)), f32(8, 4) * 2)
-    np.testing.assert_array_equal(jax.jit(inner)(f32(8, 4)), f32(8, 4) * 2)

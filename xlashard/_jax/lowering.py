@@ -11,7 +11,13 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir, passmanager
 
 from xlashard._jax import modules
-from xlashard._jax.shardings import AbstractMesh, Device, JaxNamedSharding, JaxSharding
+from xlashard._jax.shardings import (
+    AbstractMesh,
+    Device,
+    JaxNamedSharding,
+    JaxSharding,
+    hlo_text,
+)
 from xlashard._jax.tracing import Jaxpr, inner_shardings, needs_devices
 from xlashard.errors import CompileError
 
@@ -161,6 +167,20 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
     if uses_shardy():
         return mlir.dialects.sdy.sharding_constraint(x, ir.Attribute.parse(text))
     return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
+
+
+def manual_axes(ctx: Any) -> frozenset[str]:
+    """The mesh axes over which `shard_map` runs this part of a body by hand."""
+    axis_context = ctx.module_context.axis_context
+    if not isinstance(axis_context, sharding_impls.SPMDAxisContext):
+        return frozenset()
+    return frozenset(axis_context.manual_axes)
+
+
+def manual_text(ctx: Any, sharding: JaxSharding, ndim: int) -> str:
+    """The HLO sharding of a value where some mesh axes are manual."""
+    axis_context = ctx.module_context.axis_context
+    return hlo_text(mlir.add_manual_axes(axis_context, sharding, ndim)._to_xla_hlo_sharding(ndim))
 
 
 def register_lowering(primitive: Any, rule: Any) -> None:

@@ -170,12 +170,32 @@ def _with_batch_dim(
 def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
     (aval,) = ctx.avals_in
     trailing = tracing.physical_aval(aval).ndim - aval.ndim
-    if sharding.num_devices == 1:
+    manual = lowering.manual_axes(ctx)
+    if sharding.num_devices == 1 or _is_all_manual(sharding, manual):
         return x
-    shardy = lowering.uses_shardy()
-    partitioner = Partitioner.SHARDY if shardy else Partitioner.GSPMD
-    text = sharding_text(sharding, aval.ndim, partitioner, trailing)
+    partitioner = Partitioner.SHARDY if lowering.uses_shardy() else Partitioner.GSPMD
+    if manual and partitioner is Partitioner.GSPMD:
+        text = lowering.manual_text(ctx, sharding.twin(aval.shape), aval.ndim + trailing)
+    else:
+        text = sharding_text(sharding, aval.ndim, partitioner, trailing)
     return lowering.constrain(ctx, x, text, open_dims(sharding, aval.ndim))
+
+
+def _is_all_manual(sharding: XLACompatibleSharding, manual: frozenset[str]) -> bool:
+    """True where `shard_map` leaves no axis to say anything of.
+
+    Raises:
+        ResourceError: If a constraint inside names an axis that `shard_map` deals out by hand.
+    """
+    if not manual or not isinstance(sharding, NamedSharding):
+        return False
+    clash = [axis for axis in sharding.normal_spec.axes if axis in manual]
+    if clash:
+        raise ResourceError(
+            f"the constraint {sharding.spec} names {clash[0]!r}, which shard_map around it has "
+            "dealt out already: each value there is one shard; leave that axis out"
+        )
+    return manual.issuperset(sharding.mesh.axis_names)
 
 
 constraint_p = identity_primitive("sharding_constraint", _impl, _batch, _lower)
