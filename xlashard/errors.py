@@ -8,10 +8,8 @@ attributes, so that an upper layer can say them again with the argument's path i
 from collections.abc import Sequence
 
 
-class XlashardError:
-    """Marks an exception as raised by this project; always mixed into a built-in exception."""
-
-    args: tuple[object, ...]
+class XlashardError(Exception):
+    """Every exception that this project raises; each is a built-in exception besides."""
 
     def __reduce__(self) -> tuple[object, ...]:
         # The attributes are keyword arguments, which an exception's own pickling would lose.

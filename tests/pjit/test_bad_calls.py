@@ -1,0 +1,69 @@
+"""Thousands of bad calls at random: each is refused by one of our errors, which says where.
+
+What Python itself says of a call that does not fit a function's signature (too many arguments, an
+unknown keyword) stays Python's TypeError: the function never ran.
+"""
+
+import random
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from tests.pjit.bad_calls import MAKERS, make_bench, run
+from xlashard import pjit
+from xlashard.errors import XlashardError
+
+CALLS = 100
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return make_bench()
+
+
+def test_there_are_thousands():
+    assert len(MAKERS) * CALLS >= 2000
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_every_bad_call_is_refused(bench, make):
+    seed = zlib.crc32(make.__name__.encode())
+    for i in range(CALLS):
+        call, needles = make(bench, random.Random(seed + i))
+        where = f"{make.__name__}, seed {seed + i}"
+        try:
+            call()
+        except XlashardError as error:
+            assert any(n in str(error) for n in needles), f"{where}: {needles} not in: {error}"
+        except Exception as error:
+            raise AssertionError(f"{where}: {type(error).__name__} instead of ours") from error
+        else:
+            pytest.fail(f"{where}: it was taken")
+
+
+def test_the_bench_still_works(bench):
+    """Nothing that was refused has left a trace."""
+    state = {"w": np.ones((8, 4), np.float32)}
+    out, _ = bench.compiled(state, np.ones(8, np.float32))
+    np.testing.assert_array_equal(out["w"], state["w"] * 2)
+    bench.step(np.ones(8, np.float32))
+    assert jax.tree.leaves(bench.step.state)[0].shape == (8, 4)
+    assert jax.tree.leaves(bench.step.state)[0].sharding.mesh == bench.mesh
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pjit(run)(),
+        lambda: pjit(run)(1.0),
+        lambda: pjit(run)(1.0, 2.0, 3, 4.0),
+        lambda: pjit(run)(1.0, 2.0, speed=3.0),
+        lambda: pjit(run)(1.0, 2.0, batch=3.0),
+    ],
+)
+def test_calls_that_python_refuses(call):
+    with pytest.raises(TypeError, match=r"run\(\)") as caught:
+        call()
+    assert not isinstance(caught.value, XlashardError)
