@@ -8,12 +8,24 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import pytest
+from jax._src.array import device_replica_id_map
 
-from xlashard import Sharding, device_put, make_array_from_callback, pjit
-from xlashard.errors import GeometryError
-from xlashard.sharding import to_jax
+from xlashard import (
+    GSPMDSharding,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    device_put,
+    make_array_from_callback,
+    pjit,
+)
+from xlashard.errors import GeometryError, ShardingError
+from xlashard.sharding import from_jax, to_jax
+from xlashard.sharding.parse import to_op_sharding_sharding
 
 type Cuts = Mapping[int, tuple[slice, ...]]
+
+DEFAULT_MEMORY = jax.devices()[0].default_memory().kind
 
 
 class ShardingSuite:
@@ -25,7 +37,6 @@ class ShardingSuite:
         uneven: A shape that it can't cut evenly, or None.
         low_rank: A shape of too low a rank for it, or None.
         pickles: False for a class that a test defines.
-        listed: True if the order of its devices can only be said by a list.
     """
 
     shape: ClassVar[tuple[int, ...]]
@@ -33,7 +44,6 @@ class ShardingSuite:
     uneven: ClassVar[tuple[int, ...] | None] = None
     low_rank: ClassVar[tuple[int, ...] | None] = None
     pickles: ClassVar[bool] = True
-    listed: ClassVar[bool] = False
 
     def held(self, position: int) -> np.ndarray:
         """The numbers that one device holds of `0, 1, 2, ...` in the suite's shape."""
@@ -86,11 +96,14 @@ class ShardingSuite:
             sharding.shard_shape(self.low_rank)
 
     def test_zero_sized_arrays(self, sharding: Sharding) -> None:
-        shape = (0, *self.shape[1:])
-        assert sharding.shard_shape(shape)[0] == 0
-        array = device_put(np.zeros(shape, np.float32), sharding)
-        assert array.shape == shape
-        assert np.asarray(array).shape == shape
+        for dim in range(len(self.shape)):
+            shape = (*self.shape[:dim], 0, *self.shape[dim + 1 :])
+            assert sharding.shard_shape(shape)[dim] == 0
+            array = device_put(np.zeros(shape, np.float32), sharding)
+            assert array.shape == shape
+            assert np.asarray(array).shape == shape
+            out = pjit(lambda x: x + 1, in_shardings=sharding)(np.zeros(shape, np.float32))
+            assert out.shape == shape
 
     def test_equal_to_itself_and_to_its_copies(self, sharding: Sharding) -> None:
         assert sharding == sharding
@@ -118,10 +131,92 @@ class ShardingSuite:
             np.testing.assert_array_equal(whole[theirs[device]], whole[index])
         assert to_jax(sharding, self.shape) == twin
 
+    def test_its_twin_numbers_the_copies_alike(self, sharding: Sharding) -> None:
+        theirs = device_replica_id_map(sharding.twin(self.shape), self.shape)
+        ours = sharding.tiling(self.shape).replica_ids().tolist()
+        assert dict(zip(sharding.devices, ours, strict=True)) == theirs
+
+    def test_its_twin_comes_back_as_it(self, sharding: Sharding) -> None:
+        back = from_jax(sharding.twin(self.shape))
+        assert back.devices == sharding.devices
+        assert back.memory_kind in (sharding.memory_kind, DEFAULT_MEMORY)
+        assert back.devices_indices_map(self.shape) == {
+            d: whole_as_none(index, self.shape)
+            for d, index in sharding.devices_indices_map(self.shape).items()
+        }
+
+    def test_equivalent_to_the_same_tiles_said_otherwise(self, sharding: Sharding) -> None:
+        ndim = len(self.shape)
+        if not isinstance(sharding, XLACompatibleSharding):
+            assert sharding.is_equivalent_to(sharding, ndim)
+            assert not sharding.is_equivalent_to(from_jax(sharding.twin(self.shape)), ndim)
+            return
+        tiles = to_op_sharding_sharding(sharding, ndim)
+        twin = sharding.twin(self.shape)
+        for other in (sharding, tiles, twin, from_jax(twin)):
+            assert sharding.is_equivalent_to(other, ndim)
+        assert tiles.is_equivalent_to(sharding, ndim)
+
+    def test_not_equivalent_to_other_devices_or_tiles(self, sharding: Sharding) -> None:
+        ndim = len(self.shape)
+        turned = sharding.devices[1:] + sharding.devices[:1]
+        count = len(turned)
+        if count > 1 and not sharding.is_fully_replicated:
+            tiles = sharding.tiling(self.shape).to_tile_assignment()
+            kind = sharding.memory_kind
+            assert not sharding.is_equivalent_to(
+                GSPMDSharding(turned, tiles, memory_kind=kind), ndim
+            )
+            whole = GSPMDSharding.get_replicated(sharding.devices, memory_kind=kind)
+            assert not sharding.is_equivalent_to(whole, ndim)
+        alone = SingleDeviceSharding(jax.devices()[-1])
+        assert not sharding.is_equivalent_to(alone, ndim)
+
+    def test_memories(self, sharding: Sharding) -> None:
+        if not isinstance(sharding, XLACompatibleSharding):
+            with pytest.raises(NotImplementedError, match=type(sharding).__name__):
+                sharding.with_memory_kind("pinned_host")
+            return
+        kinds = [memory.kind for memory in sharding.devices[0].addressable_memories()]
+        for kind in kinds:
+            moved = sharding.with_memory_kind(kind)
+            assert type(moved) is type(sharding)
+            assert moved.memory_kind == kind
+            assert moved.devices == sharding.devices
+            assert moved.is_equivalent_to(sharding, len(self.shape)) == (
+                kind == (sharding.memory_kind or DEFAULT_MEMORY)
+            )
+            whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
+            array = device_put(whole, moved)
+            assert array.sharding.memory_kind == kind
+            np.testing.assert_array_equal(np.asarray(array), whole)
+        with pytest.raises(ShardingError, match=f"memory_kind='hbm3'.*{kinds[-1]}"):
+            sharding.with_memory_kind("hbm3")
+
+    def test_jax_takes_it_as_it_is(self, sharding: Sharding) -> None:
+        own = isinstance(sharding, jax.sharding.Sharding)
+        given = sharding if own else sharding.twin(self.shape)
+        whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
+        put = jax.device_put(whole, given)
+        out = jax.jit(lambda x: x + 1, in_shardings=given, out_shardings=given)(put)
+        for array, values in ((put, whole), (out, whole + 1)):
+            np.testing.assert_array_equal(np.asarray(array), values)
+            for shard in array.addressable_shards:
+                position = sharding.devices.index(shard.device)
+                np.testing.assert_array_equal(np.asarray(shard.data), values[self.cuts[position]])
+
+    def test_pjit_places_arguments_and_results_so(self, sharding: Sharding) -> None:
+        whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
+        fun = pjit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding)
+        out = fun(whole)
+        for shard in out.addressable_shards:
+            position = sharding.devices.index(shard.device)
+            np.testing.assert_array_equal(np.asarray(shard.data), self.held(position) + 1)
+        kind = sharding.memory_kind
+        assert out.sharding.memory_kind == (DEFAULT_MEMORY if kind is None else kind)
+
     @pytest.mark.parametrize("compiled", [jax.jit, pjit])
     def test_programs_take_arrays_that_lie_so(self, sharding: Sharding, compiled: Any) -> None:
-        if self.listed and compiled is jax.jit:
-            compiled = pjit  # jax.jit can't tell Shardy of such tiles
         whole = np.arange(np.prod(self.shape), dtype=np.int32).reshape(self.shape)
         array = compiled(lambda x: x + 1)(device_put(whole, sharding))
         np.testing.assert_array_equal(np.asarray(array), whole + 1)
@@ -140,6 +235,15 @@ class ShardingSuite:
                 np.testing.assert_array_equal(np.asarray(shard.data), self.held(position))
                 copies.setdefault(self.held(position).tobytes(), []).append(shard.replica_id)
             assert all(ids == list(range(len(ids))) for ids in copies.values())
+
+
+def whole_as_none(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Slices of whole dimensions as `slice(None)`, and as many as there are dimensions."""
+    full = (*index, *(slice(None),) * (len(shape) - len(index)))
+    return tuple(
+        slice(None) if cut.indices(size)[:2] == (0, size) else cut
+        for cut, size in zip(full, shape, strict=True)
+    )
 
 
 def _repickled(value: Any) -> Any:

@@ -26,7 +26,7 @@ from xlashard.errors import (
     TilingError,
     UnknownAxisError,
 )
-from xlashard.geometry import TileAssignment
+from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling
 from xlashard.sharding import from_hlo, from_jax
 
 ALL = slice(None)
@@ -73,6 +73,43 @@ class TestNamedOnAPermutedMesh(TestNamed):
         return NamedSharding(mesh(reverse=True), P("data", "model"))
 
 
+class TestNamedOnAMeshWithIdleAxes(ShardingSuite):
+    """Axes of size 1, and one that cuts nothing."""
+
+    shape: ClassVar = (4, 3, 2)
+    cuts: ClassVar = {i: (slice(i // 2, i // 2 + 1), ALL, ALL) for i in range(8)}
+    uneven: ClassVar = (6, 3, 2)
+    low_rank: ClassVar = (4, 3)
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        grid = np.array(jax.devices()).reshape(1, 4, 1, 2)
+        on = Mesh(grid, ("one", "data", "unit", "idle"))
+        return NamedSharding(on, P(("one", "data"), None, "unit"))
+
+
+class TestNamedOnOneDevice(ShardingSuite):
+    shape: ClassVar = (3, 5)
+    cuts: ClassVar = {0: (ALL, ALL)}
+    low_rank: ClassVar = (3,)
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        on = Mesh(np.array(jax.devices()[5:6]).reshape(1, 1), ("data", "model"))
+        return NamedSharding(on, P("data", "model"))
+
+
+class TestNamedOnSomeOfTheDevices(ShardingSuite):
+    shape: ClassVar = (6,)
+    cuts: ClassVar = {i: (slice(2 * i, 2 * i + 2),) for i in range(3)}
+    uneven: ClassVar = (7,)
+    low_rank: ClassVar = ()
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        return NamedSharding(Mesh(np.array(jax.devices())[[6, 1, 3]], ("data",)), P("data"))
+
+
 class TestNamedReplicated(ShardingSuite):
     shape: ClassVar = (3, 5)
     cuts: ClassVar = {i: (ALL, ALL) for i in range(8)}
@@ -110,6 +147,36 @@ class TestTilesByIota(ShardingSuite):
         return GSPMDSharding(jax.devices(), text)
 
 
+class TestTilesAcrossDimensions(ShardingSuite):
+    """Two by three tiles, dealt out column by column."""
+
+    shape: ClassVar = (4, 6)
+    cuts: ClassVar = {
+        3 * row + column: (
+            slice(2 * (tile // 3), 2 * (tile // 3) + 2),
+            slice(2 * (tile % 3), 2 * (tile % 3) + 2),
+        )
+        for row in range(2)
+        for column in range(3)
+        for tile in [2 * column + row]
+    }
+    uneven: ClassVar = (4, 8)
+    low_rank: ClassVar = (6,)
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        return GSPMDSharding(jax.devices()[:6], "{devices=[2,3]<=[2,3]T(1,0)}")
+
+
+class TestTilesOnOneDevice(ShardingSuite):
+    shape: ClassVar = (3, 5)
+    cuts: ClassVar = {0: (ALL, ALL)}
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        return GSPMDSharding(jax.devices()[2:3], "{maximal device=0}")
+
+
 class TestTilesByList(ShardingSuite):
     shape: ClassVar = (2, 4)
     cuts: ClassVar = {
@@ -118,7 +185,6 @@ class TestTilesByList(ShardingSuite):
     }
     uneven: ClassVar = (3, 4)
     low_rank: ClassVar = (4,)
-    listed: ClassVar = True
 
     @pytest.fixture
     def sharding(self) -> Sharding:
@@ -144,16 +210,53 @@ class Halves(Sharding):
         first, second = self.devices
         return {second: (slice(0, half), *rest), first: (slice(half, global_shape[0]), *rest)}
 
+
+class Columns(XLACompatibleSharding):
+    """A sharding as a user writes one whose tiles depend on the rank alone."""
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        return tuple(jax.devices()[:4])
+
     @property
     def is_fully_replicated(self) -> bool:
         return False
+
+    @property
+    def memory_kind(self) -> str:
+        return jax.devices()[0].default_memory().kind
+
+    def with_memory_kind(self, kind: str) -> Any:
+        return from_jax(self.twin((4,))).with_memory_kind(kind)
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        grid = MeshGrid(("columns",), (4,))
+        return Tiling.from_spec(grid, Spec(((),) * (ndim - 1) + (("columns",),)), ndim)
+
+
+class TestAUsersOwnByRank(ShardingSuite):
+    shape: ClassVar = (3, 8)
+    cuts: ClassVar = {i: (ALL, slice(2 * i, 2 * i + 2)) for i in range(4)}
+    uneven: ClassVar = (3, 6)
+    low_rank: ClassVar = ()
+    pickles: ClassVar = False
+
+    @pytest.fixture
+    def sharding(self) -> Sharding:
+        return Columns()
+
+    def test_memories(self, sharding: Sharding) -> None:
+        assert sharding.memory_kind == jax.devices()[0].default_memory().kind
+
+    def test_too_low_a_rank_is_refused_with_the_numbers(self, sharding: Sharding) -> None:
+        with pytest.raises(RankError, match="at least 1 dimension, the array has 0"):
+            sharding.shard_shape(())
 
 
 class TestAUsersOwn(ShardingSuite):
     shape: ClassVar = (6, 5)
     cuts: ClassVar = {0: (slice(3, 6), ALL), 1: (slice(0, 3), ALL)}
     pickles: ClassVar = False
-    listed: ClassVar = True
 
     @pytest.fixture
     def sharding(self) -> Sharding:

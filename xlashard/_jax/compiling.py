@@ -124,6 +124,19 @@ def reported_shardings(executable: Executable, of: str, count: int) -> list[str]
     return [hlo_text(s) for s in found] if len(found) == count else None
 
 
+def executable_shardings(
+    executable: Executable, num_devices: int
+) -> tuple[list[str], list[str]] | None:
+    """The shardings of all parameters and results in the HLO syntax, or None if it doesn't say."""
+    counts = len(executable.get_parameter_layouts()), len(executable.get_output_layouts())
+    if num_devices == 1:
+        # The partitioner did not run.
+        return ["{replicated}"] * counts[0], ["{replicated}"] * counts[1]
+    parameters = reported_shardings(executable, "parameters", counts[0])
+    outputs = reported_shardings(executable, "outputs", counts[1])
+    return None if parameters is None or outputs is None else (parameters, outputs)
+
+
 def output_memory_kinds(executable: Executable, count: int) -> list[str | None]:
     """The memory of each result."""
     try:

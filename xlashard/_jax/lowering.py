@@ -51,13 +51,13 @@ class LoweringTarget:
         platform: `"cpu"`, `"tpu"`, `"cuda"`, ...
         client: The PJRT client, or None to lower without one.
         devices: The device assignment.
-        shardings: The shardings in play, for primitives that need to know the mesh.
+        shardings: The shardings in play, for primitives that need to know the mesh or the memory.
     """
 
     platform: str
     client: Any
     devices: tuple[Device, ...]
-    shardings: tuple[JaxSharding, ...] = ()
+    shardings: tuple[Any, ...] = ()
 
 
 def lower_body(
@@ -116,7 +116,7 @@ def lower_body(
     )
 
 
-def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[JaxSharding]) -> bool:
+def _keeps_to_default_memory(jaxpr: Jaxpr, shardings: Sequence[Any]) -> bool:
     """True if no value is meant for another memory; only then rules may leave transfers out."""
     transfers = pxla.jaxpr_transfer_mem_kinds(jaxpr)
     return pxla.are_all_shardings_default_mem_kind(
@@ -132,7 +132,7 @@ def memory_kind_of(aval: Any) -> str | None:
     return core.mem_space_to_kind(space)
 
 
-def _abstract_mesh(shardings: Sequence[JaxSharding]) -> AbstractMesh | None:
+def _abstract_mesh(shardings: Sequence[Any]) -> AbstractMesh | None:
     meshes = {s.mesh.abstract_mesh for s in shardings if isinstance(s, JaxNamedSharding)}
     if len(meshes) > 1:
         raise CompileError(

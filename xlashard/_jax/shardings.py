@@ -50,6 +50,8 @@ __all__ = [
     "layout_text",
     "listed_device_ids",
     "listed_sharding",
+    "memory_kinds",
+    "sdy_array",
     "with_interface",
 ]
 
@@ -92,6 +94,23 @@ def listed_sharding(
     )
 
 
+def sdy_array(
+    axes: Sequence[tuple[str, int]], entries: Sequence[Any], order: Sequence[int], ndim: int
+) -> Any:
+    """What JAX's lowering rules tell Shardy of a value of a rank.
+
+    Args:
+        axes: Names and sizes of the axes of a mesh.
+        entries: The entries of a partition spec on it.
+        order: The order of the devices on it, empty for the natural one.
+        ndim: The rank.
+    """
+    mesh = AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+    spec = jax.sharding.PartitionSpec(*entries)
+    sharding = JaxNamedSharding(mesh, spec, _logical_device_ids=tuple(order) or None)
+    return sharding._to_sdy_sharding(ndim)
+
+
 def listed_device_ids(sharding: JaxSharding) -> tuple[int, ...] | None:
     """The order in which a sharding lists the devices of its mesh; None where it does not."""
     return getattr(sharding, "_logical_device_ids", None)
@@ -116,10 +135,10 @@ def hlo_text(sharding: Any) -> str:
     """Writes an `HloSharding` or an `OpSharding` proto in the HLO syntax."""
     if isinstance(sharding, OpSharding):
         sharding = HloSharding.from_proto(sharding)
-    if not sharding.tuple_elements():
-        # The partitioner may answer in the mesh form (V3); the tile form says the same.
-        sharding = HloSharding.v3_to_v2_sharding(sharding)
-    return sharding.to_string()
+    if elements := sharding.tuple_elements():
+        return f"{{{', '.join(map(hlo_text, elements))}}}"
+    # The partitioner may answer in the mesh form (V3); the tile form says the same.
+    return HloSharding.v3_to_v2_sharding(sharding).to_string()
 
 
 def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:
@@ -139,6 +158,14 @@ def layout_text(layout: Any, dtype: Any) -> str | None:
     if is_auto_layout(layout):
         return "auto"
     return str(layout._to_xla_layout(dtype))
+
+
+def memory_kinds(device: Device) -> tuple[str, ...]:
+    """The kinds of memory that a device has, none where its plugin does not say."""
+    try:
+        return tuple(memory.kind for memory in device.addressable_memories())
+    except Exception:  # not every PJRT plugin has memories
+        return ()
 
 
 def default_memory_kind(device: Device) -> str | None:

@@ -23,7 +23,7 @@ from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.protocols import host_to_handle
 from xlashard.array.reshard import relayout, reshard
 from xlashard.errors import ArgumentError, DeletedError, GeometryError, PlacementError
-from xlashard.sharding import Sharding, XLACompatibleSharding, to_jax
+from xlashard.sharding import Sharding, to_jax
 
 
 def device_put(
@@ -132,7 +132,7 @@ def _put_host(x: Any, placement: Placement, may_alias: bool | None) -> Array:
 def placed(handle: Handle, sharding: Sharding) -> Array:
     """An `Array` whose sharding is the caller's own object, where JAX can be shown that too."""
     array = wrap(handle)
-    if isinstance(sharding, XLACompatibleSharding):
+    if isinstance(sharding, jax.sharding.Sharding):
         # JAX's compiled functions look at it; one of a user's class they could not read.
         array._own_sharding = sharding
     return array

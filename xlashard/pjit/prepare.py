@@ -286,7 +286,7 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
         platform=compiling.platform_of(device),
         client=compiling.client_of(device),
         devices=placement.devices,
-        shardings=tuple(s.twin(()) for s in known),
+        shardings=tuple(known),
     )
     try:
         lowered_body = lower_body(ready, order.name, arg_names, target)

@@ -131,17 +131,22 @@ class Sharding:
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if each device holds the whole array, whatever its rank."""
-        raise NotImplementedError(f"{type(self).__name__} must define `is_fully_replicated`")
+        """True if each device holds the whole array, whatever its rank.
+
+        A sharding that doesn't say so itself counts as replicated on one device only.
+        """
+        return len(self.devices) == 1
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
         """True if both put the same tile on the same device, in the same memory.
+
+        Where tiles depend on more than the rank, only an equal sharding is certain to be.
 
         Args:
             other: A sharding of this package or of JAX.
             ndim: The rank of the arrays in question.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `is_equivalent_to`")
+        return self == other
 
     def is_compatible_aval(self, aval_shape: Shape) -> None:
         """Checks that an array of this shape may be placed so.

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from xlashard._jax.shardings import (
     Device,
     JaxGSPMDSharding,
@@ -15,14 +13,15 @@ from xlashard._jax.shardings import (
     listed_sharding,
 )
 from xlashard.geometry import TileAssignment, Tiling
+from xlashard.sharding.axes import axes_of
 
 
 def gspmd_twin(
     devices: Sequence[Device], tiling: Tiling, memory_kind: str | None = None
 ) -> JaxSharding:
     """The sharding of JAX for bare tiles."""
-    if tiling.listed:
-        order = np.argsort(tiling.tile_ids(), kind="stable").tolist()
+    order = axes_of(tiling).device_ids
+    if order:
         return listed_sharding(devices, tiling.counts, order, memory_kind)
     hlo = hlo_from_text(tiling.to_tile_assignment().to_text())
     return JaxGSPMDSharding(tuple(devices), hlo, memory_kind=memory_kind)

@@ -16,6 +16,7 @@ from xlashard._jax.shardings import (
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.checks import check_memory_kind
 from xlashard.sharding.pickling import reduce_mesh, restore_mesh
 
 # Meshes of one program are few; specs times ranks are not many more.
@@ -29,9 +30,19 @@ def grid_of(mesh: Mesh | AbstractMesh) -> MeshGrid:
 
 
 def spec_of(spec: PartitionSpec | None) -> Spec:
-    """A JAX partition spec in normal form; `None` is the replicated one."""
+    """A JAX partition spec in normal form; `None` is the replicated one.
+
+    Raises:
+        SpecEntryError: If an entry is no axis name.
+        ShardingError: If it speaks of partial sums.
+    """
     if spec is None:
         return Spec()
+    if spec.unreduced or spec.reduced:
+        raise ShardingError(
+            f"{spec} speaks of partial sums, which no array holds: an array's shards are slices "
+            "of it, so sum over those axes inside the program"
+        )
     return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
 
 
@@ -72,6 +83,7 @@ class NamedSharding(_NamedBase):
     Raises:
         UnknownAxisError: If the spec names an axis that the mesh does not have.
         DuplicateAxisError: If the spec uses an axis twice.
+        ShardingError: If the mesh is none, or its devices have no such memory.
 
     Example:
         >>> import jax, numpy as np
@@ -99,8 +111,11 @@ class NamedSharding(_NamedBase):
                 f"the spec of a NamedSharding must be a PartitionSpec, not "
                 f"{type(spec).__name__}: write PartitionSpec{_as_call(spec)}"
             )
+        normal = spec_of(spec)
         if not mesh.empty:
-            validate_spec(spec_of(spec), grid_of(mesh))
+            validate_spec(normal, grid_of(mesh))
+        if isinstance(mesh, Mesh) and not mesh.empty:
+            check_memory_kind(mesh._flat_devices_tuple[0], memory_kind, "a NamedSharding")
         super().__init__(mesh, spec, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:

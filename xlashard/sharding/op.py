@@ -12,11 +12,14 @@ from xlashard._jax.shardings import (
     OpSharding,
     hlo_from_text,
     hlo_text,
+    sdy_array,
     with_interface,
 )
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
+from xlashard.sharding.axes import axes_of
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.checks import check_memory_kind, checked_devices
 from xlashard.sharding.foreign import gspmd_twin
 from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
@@ -40,7 +43,8 @@ class GSPMDSharding(_GSPMDBase):
 
     Raises:
         ShardingTextError: If the text is not an HLO sharding.
-        ShardingError: If the tiles are not dealt to exactly these devices.
+        ShardingError: If the tiles are not dealt to exactly these devices, or these have no such
+            memory.
 
     Example:
         >>> import jax
@@ -55,6 +59,8 @@ class GSPMDSharding(_GSPMDBase):
         *,
         memory_kind: str | None = None,
     ) -> None:
+        devices = checked_devices(devices, "GSPMDSharding")
+        check_memory_kind(devices[0], memory_kind, "a GSPMDSharding")
         assignment = _assignment(op_sharding)
         needed = assignment.num_devices
         if needed is not None and needed != len(devices):
@@ -63,7 +69,7 @@ class GSPMDSharding(_GSPMDBase):
                 f"{len(devices)} were given"
             )
         hlo = hlo_from_text(assignment.to_text())
-        super().__init__(tuple(devices), hlo, memory_kind=memory_kind)
+        super().__init__(devices, hlo, memory_kind=memory_kind)
         self._assignment = assignment
 
     @classmethod
@@ -121,6 +127,13 @@ class GSPMDSharding(_GSPMDBase):
             )
             self._tilings[ndim] = tiling
         return tiling
+
+    def _to_sdy_sharding(self, num_dimensions: int, modify_wrt_axis_types: bool = False) -> Any:
+        # JAX's own way ends the process for some tiles and refuses others, where a program of JAX
+        # is given this sharding as it is.
+        axes = axes_of(self.rank_tiling(num_dimensions))
+        entries = [names or None for names in axes.spec.dims]
+        return sdy_array(list(axes.grid.shape.items()), entries, axes.device_ids, num_dimensions)
 
     @cached_property
     def _twin(self) -> JaxSharding:

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+import jax
+
 from xlashard._jax.shardings import Device, JaxSingleDeviceSharding, with_interface
+from xlashard.errors import ShardingError
 from xlashard.geometry import Tiling
 from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.checks import check_memory_kind
 from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
@@ -25,11 +29,22 @@ class SingleDeviceSharding(_SingleDeviceBase):
         device: The device.
         memory_kind: The memory of it that holds the data, the default one if `None`.
 
+    Raises:
+        ShardingError: If it is no device, or has no such memory.
+
     Example:
         >>> import jax
         >>> SingleDeviceSharding(jax.devices()[0]).shard_shape((3, 5))
         (3, 5)
     """
+
+    def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
+        if not isinstance(device, jax.Device):
+            raise ShardingError(
+                f"a SingleDeviceSharding needs a device such as jax.devices()[0], not {device!r}"
+            )
+        check_memory_kind(device, memory_kind, "a SingleDeviceSharding")
+        super().__init__(device, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle_single, (names_of(self.devices), self.memory_kind))

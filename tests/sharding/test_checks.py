@@ -1,0 +1,67 @@
+"""What shardings refuse to be made of."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from xlashard.errors import ShardingError
+from xlashard.sharding import from_jax
+
+
+def mesh(axis_type=jax.sharding.AxisType.Auto):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(axis_type,) * 2)
+
+
+BAD = {
+    "no device": (lambda: SingleDeviceSharding("cpu"), r"needs a device such as .* not 'cpu'"),
+    "no devices": (lambda: GSPMDSharding([], "{replicated}"), r"a list such as jax.devices\(\)"),
+    "one device": (lambda: GSPMDSharding(jax.devices()[0], "{replicated}"), "must be a list"),
+    "other things": (lambda: GSPMDSharding([0, 1], "{replicated}"), r"not \[0, 1\]"),
+    "one device twice": (
+        lambda: GSPMDSharding([*jax.devices()[:3], jax.devices()[1]], "{devices=[4]<=[4]}"),
+        "have .*1.* more than once",
+    ),
+    "memory of a mesh": (
+        lambda: NamedSharding(mesh(), P(), memory_kind="hbm"),
+        "a NamedSharding was given memory_kind='hbm', but .* has 'device'",
+    ),
+    "memory of a device": (
+        lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="hbm"),
+        "a SingleDeviceSharding was given memory_kind='hbm'",
+    ),
+    "memory of tiles": (
+        lambda: GSPMDSharding(jax.devices(), "{replicated}", memory_kind=3),
+        "a GSPMDSharding was given memory_kind=3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), BAD.values(), ids=BAD.keys())
+def test_wrong_parts_are_told(make, text):
+    with pytest.raises(ShardingError, match=text):
+        make()
+
+
+def test_partial_sums_are_no_sharding_of_an_array():
+    on = mesh(jax.sharding.AxisType.Explicit)
+    spec = P("data", unreduced={"model"})
+    for make in (
+        lambda: NamedSharding(on, spec),
+        lambda: from_jax(jax.sharding.NamedSharding(on, spec)),
+    ):
+        with pytest.raises(ShardingError, match=r"unreduced=.*partial sums, which no array holds"):
+            make()
+
+
+def test_a_sharding_of_ones_own_may_leave_the_rest_out():
+    class Own(Sharding):
+        devices = tuple(jax.devices()[:2])
+
+    own = Own()
+    assert not own.is_fully_replicated
+    assert own.memory_kind is None
+    assert own.is_equivalent_to(own, 1)
+    assert not own.is_equivalent_to(Own(), 1)
