@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import xlashard
 from tests.goldens import check_golden, check_no_others, join_sections
 from tests.program.cases import INVALID, VALID
-from tests.program.helpers import lower, text_of
+from tests.program.helpers import lower, mesh, text_of
+from xlashard import NamedSharding, P
 from xlashard.errors import DonationError, XlashardError
 
 GOLDENS = Path(__file__).parent / "goldens"
 ERRORS = "errors.txt"
+FUNCTION = "a_function.mlir"
 
 
 @pytest.mark.parametrize("case", VALID, ids=lambda c: c.name)
@@ -22,6 +27,30 @@ def test_module(case, partitioner, update_goldens):
             lowered.report_donation("strict", "f")
         text += "\n" + "\n".join(f"// {line}" for line in str(caught.value).splitlines())
     check_golden(GOLDENS / partitioner.value / f"{case.name}.mlir", text, update=update_goldens)
+
+
+def test_module_of_a_function(jax_partitioner, update_goldens):
+    on = mesh()
+
+    def layer(weights, x):
+        hidden = xlashard.with_sharding_constraint(
+            x @ weights["w"] + weights["b"], NamedSharding(on, P("x", P.UNCONSTRAINED))
+        )
+        return {"hidden": jnp.tanh(hidden), "mean": hidden.mean()}
+
+    shardings = {"w": NamedSharding(on, P(None, "y")), "b": NamedSharding(on, P("y"))}
+    lowered = xlashard.pjit(
+        layer,
+        in_shardings=(shardings, NamedSharding(on, P("x", "y"))),
+        out_shardings={"hidden": NamedSharding(on, P("x", "y")), "mean": None},
+        donate_argnums=1,
+    ).lower(
+        {"w": np.ones((8, 8), np.float32), "b": np.ones(8, np.float32)},
+        np.ones((4, 8), np.float32),
+    )
+    text = "// a function of JAX, a constraint inside, a dict of results\n"
+    text += text_of(lowered)
+    check_golden(GOLDENS / jax_partitioner.value / FUNCTION, text, update=update_goldens)
 
 
 def test_errors(partitioner, update_goldens):
@@ -36,7 +65,7 @@ def test_errors(partitioner, update_goldens):
 
 
 def test_each_golden_has_its_case(partitioner, update_goldens):
-    names = {f"{case.name}.mlir" for case in VALID} | {ERRORS}
+    names = {f"{case.name}.mlir" for case in VALID} | {ERRORS, FUNCTION}
     check_no_others(GOLDENS / partitioner.value, names, update=update_goldens)
 
 
