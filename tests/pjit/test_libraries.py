@@ -1,0 +1,118 @@
+"""flax models and optax optimisers under pjit, dealt out over a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+from tests.pjit.helpers import f32, spec_of
+from xlashard import Array, NamedSharding, P, pjit, with_sharding_constraint
+
+try:
+    from flax import nnx
+except (ImportError, AttributeError):  # flax's newer half needs a newer JAX than our oldest
+    nnx = None
+
+
+class Mlp(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(16)(x)
+        x = with_sharding_constraint(x, P("x", "y"))
+        return linen.Dense(4)(linen.relu(x))
+
+
+def kernels_along_y(tree):
+    """Deals kernels out along `y`, keeps the rest replicated."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: P(None, "y") if "kernel" in jax.tree_util.keystr(path) else P(), tree
+    )
+
+
+def test_a_linen_model_trains_with_optax(mesh, partitioner):
+    model, optimizer = Mlp(), optax.adam(1e-2)
+    x, y = f32(8, 4), jnp.sin(f32(8, 4))
+
+    def init(key):
+        with mesh:
+            params = model.init(key, x)
+        return params, optimizer.init(params)
+
+    def step(params, opt_state, x, y):
+        def loss_of(params):
+            return ((model.apply(params, x) - y) ** 2).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    with mesh:
+        shapes = pjit(init).eval_shape(jax.random.key(0))
+        specs = kernels_along_y(shapes)
+        state = pjit(init, out_shardings=specs)(jax.random.key(0))
+        train = pjit(
+            step,
+            in_shardings=(*specs, P("x"), P("x")),
+            out_shardings=(*specs, None),
+            donate_argnums=(0, 1),
+        )
+        params, opt_state = state
+        losses = []
+        for _ in range(5):
+            params, opt_state, loss = train(params, opt_state, x, y)
+            losses.append(float(loss))
+    assert losses == sorted(losses, reverse=True)
+    kernel = params["params"]["Dense_0"]["kernel"]
+    assert isinstance(kernel, Array) and spec_of(kernel) == (None, "y")
+    assert spec_of(opt_state[0].mu["params"]["Dense_1"]["kernel"]) == (None, "y")
+
+    plain = jax.jit(step)
+    with mesh:
+        params, opt_state = init(jax.random.key(0))
+        for wanted in losses:
+            params, opt_state, loss = plain(params, opt_state, x, y)
+            np.testing.assert_allclose(loss, wanted, rtol=1e-4)
+
+
+@pytest.mark.skipif(nnx is None, reason="this flax.nnx does not import under this jax")
+def test_an_nnx_model(mesh):
+    model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(model)
+
+    def apply(state, x):
+        return nnx.merge(graph, state)(x)
+
+    def loss(state, x):
+        return (apply(state, x) ** 2).sum()
+
+    x = f32(8, 4)
+    with mesh:
+        out = pjit(apply, in_shardings=(None, P("x")), out_shardings=P("x"))(state, x)
+        grads = pjit(jax.grad(loss), in_shardings=(None, P("x")))(state, x)
+    np.testing.assert_allclose(out, model(x), rtol=1e-5)
+    wanted = jax.grad(loss)(state, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grads, wanted)
+    assert spec_of(out) == ("x",)
+
+
+def test_a_bound_step_over_an_optimiser(mesh):
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
+    named = NamedSharding(mesh, P("x"))
+
+    def step(state, x):
+        params, opt_state = state
+        grads = jax.grad(lambda p: ((p["w"] - x) ** 2).sum())(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), jnp.linalg.norm(grads["w"])
+
+    params = {"w": f32(8, 4)}
+    state = params, optimizer.init(params)
+    program = pjit(step, in_shardings=(named, named), out_shardings=(named, None), donate_argnums=0)
+    bound = program.lower(state, f32(8, 4) * 2).compile().bind(state)
+    for _ in range(4):
+        bound(f32(8, 4) * 2)
+        state, _ = step(state, f32(8, 4) * 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), bound.state, state)
+    assert spec_of(bound.state[0]["w"]) == ("x",)
