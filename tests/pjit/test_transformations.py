@@ -268,6 +268,25 @@ def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
         jax.jit(f)(W, f32(7, 4))
 
 
+def test_explicit_axes(partitioner):
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    named = NamedSharding(mesh, P("x", "y"))
+    f = pjit(lambda x: jnp.sin(x) * 2, in_shardings=named, out_shardings=named)
+    x = jax.device_put(f32(8, 4), named.twin(()))
+    plain = jax.jit(f.__wrapped__)
+    with jax.set_mesh(mesh):
+        for how in (
+            lambda f: jax.jit(f),
+            lambda f: jax.grad(lambda x: f(x).sum()),
+            lambda f: jax.jit(jax.grad(lambda x: f(x).sum())),
+            lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
+            lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+            lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0]),
+        ):
+            assert_same(how(f)(x), how(plain)(x))
+            assert how(f)(x).sharding.spec[-2:] == ("x", "y")
+
+
 def test_wrappers_of_jax_have_methods_of_their_own(mesh):
     f = sharded(mesh)
     for wrapped in (jax.jit(f), jax.jit(jax.vmap(f, (None, None), axis_size=2))):

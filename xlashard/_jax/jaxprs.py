@@ -63,8 +63,7 @@ def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name:
         return fun(*args)
 
     named.__name__ = named.__qualname__ = name
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    return jax.make_jaxpr(named)(*specs)
+    return jax.make_jaxpr(named)(*avals)
 
 
 def boundary(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import with_layout_constraint
+from jax.sharding import AxisType
 
 from xlashard._jax import lowering, tracing
 from xlashard._jax.jaxprs import as_function, from_function
@@ -164,7 +165,9 @@ def _with_batch_dim(
             f"vmap deals its batch out along {clash[0]!r} (spmd_axis_name), but the constraint "
             f"{sharding.spec} inside uses that axis already: leave it out of one of them"
         )
-    return sharding.with_spec(partition_spec(spec.insert(dim, axes or None)))
+    # Only automatic axes may be left to the partitioner.
+    free = None if AxisType.Auto in sharding.mesh.axis_types else ()
+    return sharding.with_spec(partition_spec(spec.insert(dim, axes or free)))
 
 
 def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
