@@ -142,8 +142,9 @@ def test_a_donated_argument_that_no_result_can_take_over(place):
 
     f = pjit(total, donate_argnums=0)
     said = r"total was given a donated argument.*\n.*state\['w'\]: float32\[8,4\].*no result has"
-    with pytest.warns(DonationWarning, match=said):
+    with pytest.warns(DonationWarning, match=said) as caught:
         f({"w": place(f32(8, 4))})
+    assert [w.filename for w in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f({"w": place(f32(8, 4))})

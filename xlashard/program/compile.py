@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from xlashard._jax import compiling, modules
@@ -14,6 +15,9 @@ from xlashard.program.emit import write_main
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan
 from xlashard.program.readback import settled_shardings
+
+# A warning is about the line of whoever called this package.
+_OWN_FILES = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +56,7 @@ class LoweredProgram:
             raise DonationError(text)
         if not self._reported.is_set():
             self._reported.set()
-            warnings.warn(text, DonationWarning, stacklevel=4)
+            warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
 
 def lower_program(plan: ProgramPlan, body: LoweredBody) -> LoweredProgram:
