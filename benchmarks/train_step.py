@@ -6,6 +6,7 @@ that nothing is remembered from the round before.
 """
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,7 +124,14 @@ def looping_bound(job: Job) -> Callable[[], None]:
 def importing(module: str) -> Callable[[], None]:
     """A call that imports a module in a process of its own."""
     words = [sys.executable, "-c", f"import {module}"]
-    return lambda: subprocess.run(words, cwd=ROOT, check=True).check_returncode()
+    # JAX comes with its bytecode from pip; ours must be written down as well, by the warm-up calls,
+    # or each import would time Python's compiler.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+    def run() -> None:
+        subprocess.run(words, cwd=ROOT, env=environment, check=True)
+
+    return run
 
 
 def main() -> int:
