@@ -170,6 +170,10 @@ def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
     text = str(jaxpr)
     assert "P('x', 'y')" in text and "P(None, 'y')" in text
     assert "witness" not in text and "layer" in text
+    if jax.__version_info__ >= (0, 12):
+        f = sharded(mesh)
+        again = str(jax.make_jaxpr(lambda w, x: f(w, x) * f(w, x + 1))(W, X))
+        assert "witness" not in again and "GSPMDSharding" not in again
 
 
 def test_jit_inside(mesh):

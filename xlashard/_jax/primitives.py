@@ -52,6 +52,8 @@ def identity_primitive(
     primitive.def_impl(impl)
     primitive.def_abstract_eval(lambda aval, **_: aval)
     core.pp_eqn_rules[primitive] = _print_without_witness
+    # Before JAX 0.12 a witness in several equations is printed once, on top of the jaxpr.
+    getattr(core, "pp_subjaxprs_rules", {})[primitive] = lambda _: ()
     ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
