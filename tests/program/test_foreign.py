@@ -69,6 +69,13 @@ ERRORS = {
     "a token": main("%a: !stablehlo.token"),
     "a tuple": main("%a: tuple<tensor<f32>>"),
     "elements of no array": main("%a: tensor<4xindex>"),
+    "partitions that are no number": main(attributes='mhlo.num_partitions = "8"'),
+    "a function that calls itself": main("").replace("return", "call @main() : () -> () return"),
+    "functions that call each other": (
+        "func.func @main() { call @f() : () -> () return }\n"
+        "func.func private @f() { call @g() : () -> () return }\n"
+        "func.func private @g() { call @f() : () -> () return }"
+    ),
     "replicas": main(attributes="mhlo.num_replicas = 2 : i32"),
     "both notations": main(
         '%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}]>, '
@@ -85,6 +92,10 @@ REFUSED = {
     "tuples for other devices": main(
         '%a: tensor<8xf32> {mhlo.sharding = "{{replicated}, {devices=[4]<=[4]}}"}'
     ),
+    "tiles of another rank": main('%a: tensor<8x8xf32> {mhlo.sharding = "{devices=[8]<=[8]}"}'),
+    "uneven tiles": main('%a: tensor<7xf32> {mhlo.sharding = "{devices=[8]<=[8]}"}'),
+    "all on one device": main('%a: tensor<8xf32> {mhlo.sharding = "{maximal device=3}"}'),
+    "tiles that the program handles": main('%a: tensor<8xf32> {mhlo.sharding = "{manual}"}'),
     "no sharding": main('%a: tensor<8xf32> {mhlo.sharding = "{devices=[8]<=8}"}'),
 }
 

@@ -8,8 +8,9 @@ import pytest
 
 import xlashard
 from tests.goldens import check_golden, check_no_others, join_sections
-from tests.program.cases import INVALID, VALID
+from tests.program.cases import VALID
 from tests.program.helpers import lower, mesh, text_of
+from tests.program.invalid_cases import INVALID
 from xlashard import NamedSharding, P
 from xlashard.errors import DonationError, XlashardError
 
@@ -55,11 +56,11 @@ def test_module_of_a_function(jax_partitioner, update_goldens):
 
 def test_errors(partitioner, update_goldens):
     found = {}
-    for case in INVALID:
+    for name, (source, planned) in INVALID.items():
         with pytest.raises((ValueError, RuntimeError)) as caught:
-            lower(case.source, case.plan(partitioner), case.tokens)
-        assert isinstance(caught.value, XlashardError), case.name
-        found[case.name] = f"{type(caught.value).__name__}: {caught.value}"
+            lower(source, planned(partitioner))
+        assert isinstance(caught.value, XlashardError), name
+        found[name] = f"{type(caught.value).__name__}: {caught.value}"
     path = GOLDENS / partitioner.value / ERRORS
     check_golden(path, join_sections(found), update=update_goldens)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from jax._src.interpreters import mlir
@@ -83,6 +84,28 @@ def function_names(module: Module) -> list[str]:
         ir.StringAttr(op.attributes["sym_name"]).value
         for op in module.body.operations
         if isinstance(op, func_dialect.FuncOp)
+    ]
+
+
+def circle_of_calls(module: Module) -> list[str]:
+    """The names of functions that call each other in a circle, none where no such are."""
+    calls = {
+        ir.StringAttr(op.attributes["sym_name"]).value: _callees(op)
+        for op in module.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    }
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def _callees(function: Function) -> list[str]:
+    return [
+        ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        for op in operations(function.operation)
+        if op.name == "func.call"
     ]
 
 

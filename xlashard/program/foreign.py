@@ -7,7 +7,7 @@ from typing import Any
 from xlashard._jax import modules, sources
 from xlashard._jax.lowering import uses_shardy
 from xlashard.errors import GeometryError, ModuleError
-from xlashard.geometry import TileAssignment
+from xlashard.geometry import TileAssignment, Tiling
 from xlashard.program import gspmd, shardy
 from xlashard.program.compile import LoweredProgram, lower_program
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -25,6 +25,7 @@ class ForeignValue:
         dtype: Its dtype's name.
         aval: Its abstract value.
         annotated: Whether the module says how it is dealt out.
+        tiles: How, in the HLO syntax; None where it says nothing, or says it in Shardy's.
         memory_kind: The memory that the module puts it in; None for the default one.
         layout: The order of its dimensions in memory; None for the default one.
         donated: Whether the module lets its buffers be reused.
@@ -36,6 +37,7 @@ class ForeignValue:
     dtype: str
     aval: Any
     annotated: bool
+    tiles: str | None
     memory_kind: str | None
     layout: str | None
     donated: bool
@@ -102,7 +104,13 @@ def read_foreign(source: str | bytes) -> ForeignModule:
     main = modules.main_function(module)
     if main is None:
         raise ModuleError(_no_entry_text(module))
-    replicas = modules.module_attribute(module, "mhlo.num_replicas") or 1
+    circle = modules.circle_of_calls(module)
+    if circle:
+        raise ModuleError(
+            f"the module's functions call each other in a circle, {' -> '.join(circle)}; XLA takes "
+            "programs without recursion"
+        )
+    replicas = _count(module, "mhlo.num_replicas") or 1
     if replicas != 1:
         raise ModuleError(
             f"the module is for {replicas} replicas (mhlo.num_replicas); a program has one, dealt "
@@ -117,10 +125,17 @@ def read_foreign(source: str | bytes) -> ForeignModule:
         args=_values("args", kinds, rows),
         results=_values("results", result_kinds, result_rows),
         aliased=tuple(row[_ALIAS] for row in rows if _ALIAS in row),
-        num_partitions=modules.module_attribute(module, "mhlo.num_partitions"),
+        num_partitions=_count(module, "mhlo.num_partitions"),
         partitioner=_partitioner(module),
         meshes=tuple(sources.named_meshes(module)),
     )
+
+
+def _count(module: modules.Module, name: str) -> int | None:
+    count = modules.module_attribute(module, name)
+    if count is not None and (type(count) is not int or count < 1):
+        raise ModuleError(f"the module has {name} = {count!r}, which is no number from 1 on")
+    return count
 
 
 def _no_entry_text(module: modules.Module) -> str:
@@ -157,6 +172,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
         dtype=dtype.name,
         aval=sources.aval_of(shape, dtype),
         annotated=shardy.ATTRIBUTE in row or gspmd.ATTRIBUTE in row,
+        tiles=row.get(gspmd.ATTRIBUTE),
         memory_kind=row.get("mhlo.memory_kind"),
         layout=row.get("mhlo.layout_mode"),
         donated=_ALIAS in row or bool(row.get(_DONOR)),
@@ -197,6 +213,9 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
         said_anew = [t.annotated and not v.annotated for t, v in zip(theirs, values, strict=False)]
         said_anew += [False] * (len(theirs) - len(said_anew))
         modules.drop_attributes(body.main, side, said_anew, (shardy.ATTRIBUTE, gspmd.ATTRIBUTE))
+        for there, value in zip(theirs, values, strict=False):
+            if value.annotated and there.tiles is not None:
+                _check_tiles(there, there.tiles, len(plan.devices))
     return lower_program(plan, body)
 
 
@@ -222,6 +241,22 @@ def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
             )
     for text in sources.gspmd_texts(foreign.module):
         _check_text(text, num_devices)
+
+
+def _check_tiles(value: ForeignValue, text: str, num_devices: int) -> None:
+    """An argument or result must be cut into equal tiles, one for each device."""
+    if num_devices == 1:
+        return
+    try:
+        assignment = TileAssignment.parse_text(text)
+        ndim = len(value.shape)
+        Tiling.from_tile_assignment(assignment, ndim, num_devices).shard_shape(value.shape)
+    except GeometryError as error:
+        side = "in_shardings" if value.path.startswith("args") else "out_shardings"
+        raise ModuleError(
+            f"{value.path} of the module has mhlo.sharding = {text!r}, which it can't have: "
+            f"{error}; say another one by {side}"
+        ) from None
 
 
 def _check_text(text: str, num_devices: int) -> None:

@@ -1,0 +1,166 @@
+"""What each class of sharding has of its own, and how they turn into each other."""
+
+from typing import Any
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tests.sharding.test_classes import ALL, Halves, mesh
+from xlashard import (
+    GSPMDSharding,
+    NamedSharding,
+    OpShardingSharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+)
+from xlashard.errors import (
+    DivisibilityError,
+    DuplicateAxisError,
+    RankError,
+    ShardingError,
+    ShardingTextError,
+    TilingError,
+    UnknownAxisError,
+)
+from xlashard.geometry import TileAssignment
+from xlashard.sharding import from_hlo, from_jax
+
+
+def test_classes_are_those_of_the_interface() -> None:
+    shardings = (
+        NamedSharding(mesh(), P("data")),
+        SingleDeviceSharding(jax.devices()[0]),
+        GSPMDSharding.get_replicated(jax.devices()),
+    )
+    for sharding in shardings:
+        assert isinstance(sharding, XLACompatibleSharding)
+        assert isinstance(sharding, jax.sharding.Sharding)
+        assert from_jax(sharding) is sharding
+    assert OpShardingSharding is GSPMDSharding
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "said"),
+    [
+        (P("modle"), UnknownAxisError, "model"),
+        (P("data", "data"), DuplicateAxisError, "dimensions 0 and 1"),
+        (("data", "model"), ShardingError, r"PartitionSpec\('data', 'model'\)"),
+        ("data", ShardingError, r"PartitionSpec\('data'\)"),
+    ],
+)
+def test_wrong_specs_say_what_would_do(spec: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        NamedSharding(mesh(), spec)
+
+
+def test_a_named_sharding_needs_a_mesh() -> None:
+    with pytest.raises(ShardingError, match="Mesh\\(devices, axis_names\\)"):
+        NamedSharding(jax.devices(), P("data"))  # type: ignore[arg-type]
+
+
+def test_what_does_not_divide_is_said_with_axes_and_sizes() -> None:
+    with pytest.raises(DivisibilityError, match="'data'=4.*size 4 or 8") as caught:
+        NamedSharding(mesh(), P("data")).shard_shape((6, 2))
+    assert (caught.value.dim, caught.value.size, caught.value.tiles) == (0, 6, 4)
+
+
+def test_a_rank_too_low_is_said() -> None:
+    with pytest.raises(RankError, match="2 dimensions, the array has 1"):
+        NamedSharding(mesh(), P("data", "model")).shard_shape((8,))
+
+
+def test_an_abstract_mesh_has_no_devices() -> None:
+    abstract = NamedSharding(mesh().abstract_mesh, P("data"))
+    assert abstract.shard_shape((8, 2)) == (2, 2)
+    with pytest.raises(ShardingError, match="AbstractMesh"):
+        _ = abstract.devices
+
+
+@pytest.mark.parametrize(
+    ("tiles", "error", "said"),
+    [
+        ("{devices=[2,2]<=[4]}", ShardingError, "4 devices, but 8 were given"),
+        ("{devices=[8]<=[9]}", TilingError, "hold 9 devices"),
+        ("{rubbish}", ShardingTextError, "rubbish"),
+        (7, ShardingError, "int"),
+    ],
+)
+def test_wrong_tiles_are_refused(tiles: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        GSPMDSharding(jax.devices(), tiles)
+
+
+def test_tiles_may_come_as_protos_texts_or_assignments() -> None:
+    text = "{devices=[4,2]<=[8]}"
+    one = GSPMDSharding(jax.devices(), text)
+    proto = one.twin()._to_xla_hlo_sharding(2).to_proto()
+    for given in (proto, one.twin()._to_xla_hlo_sharding(2), TileAssignment.parse_text(text)):
+        assert GSPMDSharding(jax.devices(), given) == one
+    assert one.tile_assignment.to_text() == text
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_equivalence_is_by_tiles_devices_and_memory(ndim: int) -> None:
+    named = NamedSharding(mesh(), P("data"))
+    text = "{devices=[4" + ",1" * (ndim - 1) + ",2]<=[8] last_tile_dim_replicate}"
+    tiles = GSPMDSharding(jax.devices(), text)
+    theirs = jax.sharding.NamedSharding(mesh(), P("data", *[None] * (ndim - 1)))
+    for a in (named, tiles):
+        for b in (named, tiles, theirs):
+            assert a.is_equivalent_to(b, ndim)
+    other_order = NamedSharding(mesh(reverse=True), P("data"))
+    assert not named.is_equivalent_to(other_order, ndim)
+    assert not named.is_equivalent_to(NamedSharding(mesh(), P()), ndim)
+    assert not named.is_equivalent_to(SingleDeviceSharding(jax.devices()[0]), ndim)
+    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
+    if len(kinds) > 1:
+        assert not named.is_equivalent_to(named.with_memory_kind(kinds[-1]), ndim)
+
+
+def test_replicated_meshes_in_any_order_are_equivalent() -> None:
+    one, other = NamedSharding(mesh(), P()), NamedSharding(mesh(reverse=True), P())
+    assert one.is_equivalent_to(other, 2)
+
+
+def test_specs_written_differently_hash_and_compare_as_jaxs_do() -> None:
+    short, long = NamedSharding(mesh(), P("data")), NamedSharding(mesh(), P("data", None))
+    assert short.is_equivalent_to(long, 2)
+    assert short.normal_spec == long.normal_spec
+    assert short == short.twin()
+    assert hash(short) == hash(short.twin())
+
+
+def test_shardings_of_jax_come_back_as_ours() -> None:
+    theirs = jax.sharding.NamedSharding(mesh(), P("data"))
+    ours = from_jax(theirs)
+    assert type(ours) is NamedSharding
+    assert ours == theirs
+    assert from_jax(theirs) is ours
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[2])
+    assert from_jax(single) == SingleDeviceSharding(jax.devices()[2])
+
+
+def test_reported_tiles_get_the_names_of_a_mesh_where_it_has_them() -> None:
+    devices = tuple(jax.devices())
+    named = from_hlo("{devices=[4,1,2]<=[8] last_tile_dim_replicate}", devices, mesh())
+    assert named == NamedSharding(mesh(), P("data"))
+    unnamed = from_hlo("{devices=[4,1,2]<=[8] last_tile_dim_replicate}", devices, None)
+    assert type(unnamed) is GSPMDSharding
+    strange = from_hlo("{devices=[8]0,2,1,3,4,5,6,7}", devices, mesh())
+    assert type(strange) is GSPMDSharding
+    assert from_hlo("{replicated}", devices[:1], None) == SingleDeviceSharding(devices[0])
+
+
+def test_a_users_map_that_leaves_devices_out_is_refused() -> None:
+    class Lacking(Halves):
+        def devices_indices_map(self, global_shape: tuple[int, ...]) -> dict[Any, Any]:
+            return {self.devices[0]: (ALL,) * len(global_shape)}
+
+    with pytest.raises(ShardingError, match="no entry for"):
+        Lacking().shard_shape((4,))
+
+
+def test_unconstrained_dimensions_count_as_whole() -> None:
+    sharding = NamedSharding(mesh(), P(P.UNCONSTRAINED, "model"))
+    assert sharding.shard_shape((8, 6)) == (8, 3)
