@@ -15,6 +15,7 @@ from xlashard import (
     SingleDeviceSharding,
     device_put,
     pjit,
+    with_sharding_constraint,
 )
 from xlashard.errors import DeviceMismatchError, ResourceError
 
@@ -160,8 +161,20 @@ def test_device_and_backend():
     out = pjit(lambda x: x + 1, device=device)(f32(4))
     assert device_ids(out) == [4] and out.committed
     assert device_ids(pjit(lambda x: x + 1, backend="cpu")(f32(4))) == [0]
-    with pytest.raises(DeviceMismatchError, match="the device asked for.*argument x"):
-        pjit(lambda x: x + 1, device=device)(on(1))
+
+
+def test_a_device_asked_for_by_name_draws_everything(mesh):
+    device = jax.devices()[4]
+    f = pjit(lambda x: x + 1, device=device)
+    spread = device_put(f32(4), NamedSharding(mesh, P("x")))
+    for x in (on(1), spread, spread, on(4)):
+        np.testing.assert_array_equal(f(x), f32(4) + 1)
+        assert f(x).devices() == {device}
+    with mesh:
+        assert f(spread).devices() == {device}
+    inner = pjit(lambda x: with_sharding_constraint(x, spread.sharding), device=device)
+    with pytest.raises(DeviceMismatchError, match="the device asked for.*a sharding constraint"):
+        inner(f32(4))
 
 
 def test_outputs_are_named_on_the_mesh_of_the_arguments(mesh, partitioner):

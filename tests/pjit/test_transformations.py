@@ -272,6 +272,40 @@ def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
         jax.jit(f)(W, f32(7, 4))
 
 
+def test_less_common_uses(mesh):
+    named = NamedSharding(mesh, P("x"))
+    double = pjit(lambda x: x * 2, in_shardings=named)
+    x = f32(8)
+    assert_same(jax.linear_transpose(double, x)(x), (x * 2,))
+    assert_same(jax.lax.map(pjit(jnp.sin), x), jnp.sin(x))
+    assert_same(jax.lax.associative_scan(pjit(jnp.add), x), np.cumsum(x))
+    root = jax.lax.custom_root(
+        pjit(lambda v: v**2 - 2.0),
+        1.0,
+        lambda f, v: jax.lax.fori_loop(0, 20, lambda _, v: v - f(v) / (2 * v), v),
+        lambda g, y: y / g(1.0),
+    )
+    assert_same(root, np.sqrt(2))
+    total = pjit(lambda v: jax.lax.psum(v, "batch"))
+    assert_same(jax.vmap(total, axis_name="batch")(x), np.full(8, x.sum()))
+    whole, tangent = jax.jvp(pjit(lambda v: (v * 2, 3)), (x,), (x,))[1]
+    assert_same(whole, x * 2)
+    assert tangent.dtype == jax.dtypes.float0
+    outer = jax.jit(double, donate_argnums=0)
+    given = jnp.asarray(x)
+    assert_same(outer(given), x * 2)
+    local = jax.shard_map(pjit(jnp.sin), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    assert_same(jax.jit(local)(x), jnp.sin(x))
+
+
+def test_lowering_for_another_platform(mesh):
+    f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)
+    shape = jax.ShapeDtypeStruct((8,), np.float32)
+    exported = jax.export.export(jax.jit(f), platforms=["tpu"])(shape)
+    assert exported.nr_devices == 8
+    assert '[{"x"}]' in exported.mlir_module() or "devices=[4,2]" in exported.mlir_module()
+
+
 def test_explicit_axes(partitioner):
     mesh = jax.make_mesh((4, 2), ("x", "y"))
     named = NamedSharding(mesh, P("x", "y"))

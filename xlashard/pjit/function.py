@@ -143,6 +143,10 @@ class Function:
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
         traced, options = call.traced, self.options
+        device = self._device()
+        if device is not None:
+            # It was asked for by name: whatever is elsewhere comes there.
+            arguments = tuple(map(_unplaced, arguments))
         wanted = Wanted(
             arguments=arguments,
             in_shardings=call.in_shardings,
@@ -150,8 +154,8 @@ class Function:
             result_avals=tuple(traced.jaxpr.out_avals),
             result_paths=traced.result_paths,
             inner=inner_shardings(traced.jaxpr) + _const_shardings(traced.jaxpr),
-            mesh=call.mesh,
-            device=self._device(),
+            mesh=call.mesh if device is None else None,
+            device=device,
         )
         in_layouts, out_layouts = call.layouts
         return make_order(
@@ -251,7 +255,7 @@ def _shardings(
 
 
 def _unplaced(argument: Argument) -> Argument:
-    """Inside a trace a value's own place does not bind: the whole program is placed later."""
+    """The argument, where its own place does not bind: inside a trace the whole is placed later."""
     return Argument(argument.path, argument.aval, None, False)
 
 
