@@ -8,6 +8,7 @@ from typing import Any
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func as func_dialect
+from jax._src.lib.mlir.dialects import hlo
 
 type Module = Any
 type Function = Any
@@ -275,7 +276,9 @@ def constrain_ends(
         with ir.InsertionPoint(ret):
             for i, constraint in enumerate(results):
                 if constraint is not None:
-                    ret.operands[i] = sharding_call(ret.operands[i], constraint).result
+                    pinned = sharding_call(ret.operands[i], constraint).result
+                    # GSPMD lets a pin go that a program ends with, so something has to follow it.
+                    ret.operands[i] = hlo.optimization_barrier([pinned])
 
 
 def place_results(main: Function, memory_kinds: Sequence[str | None]) -> None:

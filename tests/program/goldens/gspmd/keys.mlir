@@ -4,7 +4,9 @@ module @f attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32
     %0 = stablehlo.custom_call @Sharding(%arg1) {backend_config = "unspecified_dims=[0]", mhlo.sharding = "{replicated}"} : (tensor<8x2xui32>) -> tensor<8x2xui32>
     %1 = stablehlo.custom_call @Sharding(%arg3) {backend_config = "unspecified_dims=[0]", mhlo.sharding = "{replicated}"} : (tensor<8x2xui32>) -> tensor<8x2xui32>
     %2 = stablehlo.custom_call @Sharding(%0) {backend_config = "unspecified_dims=[0]", mhlo.sharding = "{replicated}"} : (tensor<8x2xui32>) -> tensor<8x2xui32>
-    %3 = stablehlo.custom_call @Sharding(%1) {backend_config = "unspecified_dims=[0]", mhlo.sharding = "{replicated}"} : (tensor<8x2xui32>) -> tensor<8x2xui32>
-    return %arg0, %2, %arg2, %3, %arg4 : tensor<8x2xui32>, tensor<8x2xui32>, tensor<8x2xui32>, tensor<8x2xui32>, tensor<2xui32>
+    %3 = stablehlo.optimization_barrier %2 : tensor<8x2xui32>
+    %4 = stablehlo.custom_call @Sharding(%1) {backend_config = "unspecified_dims=[0]", mhlo.sharding = "{replicated}"} : (tensor<8x2xui32>) -> tensor<8x2xui32>
+    %5 = stablehlo.optimization_barrier %4 : tensor<8x2xui32>
+    return %arg0, %3, %arg2, %5, %arg4 : tensor<8x2xui32>, tensor<8x2xui32>, tensor<8x2xui32>, tensor<8x2xui32>, tensor<2xui32>
   }
 }
