@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.pjit.helpers import f32, make_mesh, spec_of
 from xlashard import Array, NamedSharding, P, device_put, pjit, with_sharding_constraint
@@ -156,6 +157,39 @@ class TestClosedOver:
         f = pjit(lambda: jax.random.uniform(key, (8,)), out_shardings=NamedSharding(mesh, P("x")))
         for _ in range(2):
             np.testing.assert_array_equal(f(), jax.random.uniform(key, (8,)))
+
+    def test_sharded_keys(self, mesh):
+        keys = jax.random.split(jax.random.key(1), 8)
+        spread = jax.device_put(keys, jax.sharding.NamedSharding(mesh, P("x")))
+        f = pjit(lambda: jax.vmap(jax.random.uniform)(spread))
+        for _ in range(2):
+            np.testing.assert_array_equal(f(), jax.vmap(jax.random.uniform)(keys))
+            assert spec_of(f()) == ("x",)
+
+    def test_large_arrays_of_the_host(self, mesh):
+        big = f32(256, 128)
+        f = pjit(lambda x: x + big, out_shardings=NamedSharding(mesh, P("x", "y")))
+        assert len(f.lower(1.0).as_text()) < 10_000
+        for _ in range(2):
+            np.testing.assert_array_equal(f(1.0), big + 1)
+
+    def test_large_arrays_of_an_inner_function(self, mesh):
+        big = device_put(f32(256, 128), NamedSharding(mesh, P("x")))
+        inner = pjit(lambda x: (x * big).sum(), out_shardings=NamedSharding(mesh, P()))
+        outer = pjit(lambda x: inner(x) + inner(x + 1))
+        assert len(outer.lower(1.0).as_text()) < 10_000
+        total = f32(256, 128).sum()
+        np.testing.assert_allclose(outer(1.0), 3 * total, rtol=1e-5)
+        np.testing.assert_allclose(jax.grad(inner)(1.0), total, rtol=1e-5)
+        np.testing.assert_allclose(jax.grad(outer)(1.0), 2 * total, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(outer)(1.0), 3 * total, rtol=1e-5)
+
+    def test_layouts(self, mesh):
+        turned = Format(Layout(major_to_minor=(1, 0)), NamedSharding(mesh, P("x")))
+        big = device_put(f32(256, 128), turned)
+        f = pjit(lambda x: x + big)
+        for _ in range(2):
+            np.testing.assert_array_equal(f(1.0), f32(256, 128) + 1)
 
     def test_values_under_a_transformation(self, mesh):
         table = device_put(f32(8, 4), NamedSharding(mesh, P("x")))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core
+import numpy as np
+from jax._src import core, literals
 from jax._src.interpreters import partial_eval as pe
 
 type Jaxpr = Any
@@ -49,6 +50,11 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
     """
     smaller, _, kept = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
     return smaller, tuple(kept)
+
+
+def is_host_array(value: Any) -> bool:
+    """True for an array of the host that a traced function closes over."""
+    return isinstance(value, np.ndarray | literals.TypedNdArray)
 
 
 def as_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:

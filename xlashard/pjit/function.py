@@ -14,12 +14,12 @@ from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
     Argument,
-    bare,
     check_concrete,
     check_values,
     describe_arguments,
     follow_layouts,
 )
+from xlashard.pjit.closed import closed_over_places
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
@@ -38,7 +38,6 @@ from xlashard.sharding import (
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
-    from_jax,
 )
 
 
@@ -153,7 +152,7 @@ class Function:
             out_shardings=call.out_shardings,
             result_avals=tuple(traced.jaxpr.out_avals),
             result_paths=traced.result_paths,
-            inner=inner_shardings(traced.jaxpr) + _const_shardings(traced.jaxpr),
+            inner=inner_shardings(traced.jaxpr) + closed_over_places(traced.jaxpr),
             mesh=call.mesh if device is None else None,
             device=device,
         )
@@ -222,8 +221,8 @@ class Function:
         placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
         ins = tuple(map(self._pinned, call.in_shardings, placement.in_shardings))
         outs = tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
-        body = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
-        values = [*traced.consts, *call.values]
+        body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
+        values = [*closed, *traced.consts, *call.values]
         if options.inline:
             results = as_function(body)(*values)
         else:
@@ -257,13 +256,3 @@ def _shardings(
 def _unplaced(argument: Argument) -> Argument:
     """The argument, where its own place does not bind: inside a trace the whole is placed later."""
     return Argument(argument.path, argument.aval, None, False)
-
-
-def _const_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
-    """Where the committed arrays are that a function closes over."""
-    found = []
-    for value in jaxpr.consts:
-        handle = bare(value)
-        if is_handle(handle) and handle._committed and handle.sharding.num_devices > 1:
-            found.append(from_jax(handle.sharding))
-    return tuple(found)

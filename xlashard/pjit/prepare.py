@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
-import jax
-
-from xlashard._jax import compiling, dispatch
+from xlashard._jax import compiling
 from xlashard._jax.context import trace_context
 from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
@@ -17,6 +15,7 @@ from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.errors import CompileError
 from xlashard.pjit.arguments import bare
+from xlashard.pjit.closed import closed_over_sharding, is_hoisted
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
     LoweredProgram,
@@ -34,11 +33,7 @@ from xlashard.sharding import (
     PartitionSpec,
     SingleDeviceSharding,
     XLACompatibleSharding,
-    from_jax,
 )
-
-# A closed-over array above this size becomes an argument of the program, not a constant in it.
-_LARGEST_CONSTANT = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,18 +223,9 @@ PROGRAMS = ProgramCache()
 """The programs of this process."""
 
 
-def _is_hoisted(value: Any) -> bool:
-    if not isinstance(value, jax.Array) or value.ndim == 0:
-        return False
-    handle = bare(value)
-    sharding = getattr(handle, "sharding", None)
-    spread = sharding is not None and sharding.num_devices > 1
-    return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
-
-
 def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
     """Hoists closed-over arrays out of a jaxpr and drops what is not used."""
-    hoisted, consts = hoist(jaxpr, [_is_hoisted(c) for c in jaxpr.consts])
+    hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
     if keep_unused:
         return hoisted, _interface(hoisted, consts, (True,) * len(hoisted.in_avals))
     smaller, kept = drop_unused(hoisted)
@@ -254,7 +240,7 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
     ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
     placement = order.placement
     multi = len(placement.devices) > 1
-    const_shardings = [_const_sharding(c) if multi else None for c in interface.consts]
+    const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
     ins = _keep([*const_shardings, *placement.in_shardings], interface.kept)
     donated = _keep([False] * len(interface.consts) + list(order.donated), interface.kept)
     in_layouts = _keep([None] * len(interface.consts) + list(order.layouts[0]), interface.kept)
@@ -299,14 +285,6 @@ def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
     return [v for v, k in zip(values, kept, strict=True) if k]
 
 
-def _const_sharding(value: Any) -> XLACompatibleSharding | None:
-    handle = bare(value)
-    sharding = from_jax(handle.sharding)
-    if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
-        return None
-    return sharding
-
-
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
     trailing = 0
     if is_extended(aval):
@@ -342,6 +320,5 @@ def compile_prepared(
         options=options,
     )
     used = _keep(interface.consts, interface.kept[: len(interface.consts)])
-    twins = program.in_twins[: len(used)]
-    consts = tuple(dispatch.place(used, twins, program.in_layouts[: len(used)]) if used else ())
+    consts = tuple(program.place([bare(value) for value in used]))
     return Prepared(program, lowered, consts, interface.kept[len(interface.consts) :])

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from xlashard._jax import tracing
-from xlashard._jax.jaxprs import as_function, boundary, from_function
+from xlashard._jax.jaxprs import as_function, boundary, from_function, hoist
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
+from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import constrain, constraint_p, constraints_in
 from xlashard.pjit.prepare import PROGRAMS, make_order
 from xlashard.pjit.resolve import Wanted, resolve
@@ -80,7 +81,9 @@ _constrained: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDi
 _constrained_lock = threading.Lock()
 
 
-def constrained_body(jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str) -> Any:
+def constrained_body(
+    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str
+) -> tuple[Any, tuple[Any, ...]]:
     """The jaxpr with constraints on its first and last values; made once per shardings.
 
     Args:
@@ -88,21 +91,26 @@ def constrained_body(jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: 
         ins: For each argument a sharding or None.
         outs: For each result a sharding or None.
         name: The function's name.
+
+    Returns:
+        The body, and the closed-over arrays that it takes in front of its arguments.
     """
-    if not any(ins) and not any(outs):
-        return jaxpr
+    chosen = [is_hoisted(value) for value in jaxpr.consts]
+    if not any(ins) and not any(outs) and not any(chosen):
+        return jaxpr, ()
     key = (tuple(ins), tuple(outs))
     with _constrained_lock:
         made = _constrained.setdefault(jaxpr, {}).get(key)
     if made is not None:
         return made
-    inner = as_function(jaxpr)
+    hoisted, closed = hoist(jaxpr, chosen)
+    inner, free = as_function(hoisted), (None,) * len(closed)
 
     def body(*args: Any) -> list[Any]:
-        results = inner(*map(_constrain, args, ins))
+        results = inner(*map(_constrain, args, (*free, *ins)))
         return list(map(_constrain, results, outs))
 
-    made = from_function(body, jaxpr.in_avals, name)
+    made = from_function(body, hoisted.in_avals, name), tuple(closed)
     with _constrained_lock:
         # Whoever came first: programs are kept by the identity of their jaxpr.
         return _constrained.setdefault(jaxpr, {}).setdefault(key, made)

@@ -105,9 +105,14 @@ class Program:
         ]
 
     def place(self, values: Sequence[Any]) -> list[Handle]:
-        """Handles of values as the program wants them; what is so already is not touched."""
+        """Handles of its first arguments as the program wants them.
+
+        What is so already is not touched.
+        """
+        if not values:
+            return []
         layouts = _settled(values, self.in_layouts, self.full_layouts[0])
-        return list(dispatch.place(values, self.in_twins, layouts))
+        return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
         """The handle of a value as the program wants its argument at a position."""

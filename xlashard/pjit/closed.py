@@ -1,0 +1,40 @@
+"""The values that a function closes over: which become arguments of its program, and where."""
+
+from typing import Any
+
+import jax
+
+from xlashard._jax.jaxprs import is_host_array
+from xlashard.pjit.arguments import bare
+from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
+
+# A closed-over array above this size, in bytes, becomes an argument of the program, not a constant
+# in it.
+_LARGEST_CONSTANT = 1 << 16
+
+
+def is_hoisted(value: Any) -> bool:
+    """Whether a closed-over value becomes an argument: if it is large, or on several devices."""
+    if is_host_array(value):
+        return value.nbytes > _LARGEST_CONSTANT
+    if not isinstance(value, jax.Array) or value.ndim == 0:
+        return False
+    handle = bare(value)
+    spread = handle.sharding.num_devices > 1
+    return spread or value.size * value.dtype.itemsize > _LARGEST_CONSTANT
+
+
+def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
+    """How a closed-over array is dealt out over several devices; None where it is not."""
+    if not isinstance(value, jax.Array):
+        return None
+    sharding = from_jax(bare(value).sharding)
+    if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
+        return None
+    return sharding
+
+
+def closed_over_places(jaxpr: Any) -> tuple[Sharding, ...]:
+    """Where the arrays are that a jaxpr closes over and that are bound to several devices."""
+    bound = (v for v in jaxpr.consts if isinstance(v, jax.Array) and bare(v).committed)
+    return tuple(s for s in map(closed_over_sharding, bound) if s is not None)
