@@ -18,6 +18,9 @@ COUNT_FLAG = "--xla_force_host_platform_device_count"
 # without it they compile in two thirds of the time. What the partitioner does is the same.
 # A flag of the same name in XLA_FLAGS wins.
 QUICK_COMPILE = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+# Eight devices on two cores that others use too may wait for each other longer than the 40 s after
+# which XLA takes a collective for stuck and ends the process.
+PATIENCE = ("--xla_cpu_collective_call_terminate_timeout_seconds=1200",)
 
 
 def _prepare_jax() -> None:
@@ -31,7 +34,9 @@ def _prepare_jax() -> None:
     asked_for = os.environ.get("XLASHARD_TEST_PLATFORM", "")
     os.environ["JAX_PLATFORMS"] = asked_for or "cpu"
     kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if COUNT_FLAG not in flag]
-    os.environ["XLA_FLAGS"] = " ".join([*QUICK_COMPILE, *kept, f"{COUNT_FLAG}={DEVICE_COUNT}"])
+    os.environ["XLA_FLAGS"] = " ".join(
+        [*QUICK_COMPILE, *PATIENCE, *kept, f"{COUNT_FLAG}={DEVICE_COUNT}"]
+    )
 
 
 _prepare_jax()

@@ -1,6 +1,7 @@
 """``xlashard train``: from the words of the command line to a run and its exit code."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if outcome.interrupted else 0
 
 
+# Emulated devices share the processor's cores. On a busy machine one may wait for the others longer
+# than the 40 s after which XLA takes a collective for stuck, and ends the process.
+_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
+
+
 def start_devices(emulated: int) -> list[Any]:
     """Starts JAX with emulated CPU devices, or (at 0) with the real devices that it finds.
 
@@ -51,6 +57,9 @@ def start_devices(emulated: int) -> list[Any]:
         SettingsError: JAX runs already, with other devices.
     """
     if emulated:
+        flags = os.environ.get("XLA_FLAGS", "")
+        if _PATIENCE not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1200".strip()
         try:
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", emulated)
