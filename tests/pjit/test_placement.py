@@ -236,3 +236,14 @@ def test_explicit_meshes(mesh):
         inside = pjit(lambda x: jnp.sin(x))(out)
     np.testing.assert_allclose(out, np.sin(f32(8, 4)) * 2, rtol=1e-5)
     assert spec_of(out) == spec_of(again) == spec_of(inside) == ("x", "y")
+
+
+def test_an_open_dimension_takes_a_committed_argument_as_it_is(mesh):
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x", "y")))
+    f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P(P.UNCONSTRAINED, "y")))
+    np.testing.assert_array_equal(np.asarray(f(x)), f32(8, 4) * 2)
+    (place,), _ = f.lower(x).compile().input_shardings
+    assert place.is_equivalent_to(x.sharding, 2)
+    other = device_put(f32(8, 4), NamedSharding(mesh, P("y", "x")))
+    with pytest.raises(ResourceError, match="in_shardings puts x"):
+        f(other)

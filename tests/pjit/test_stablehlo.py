@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 import xlashard
 from tests.pjit.helpers import f32, make_mesh
@@ -332,3 +333,14 @@ def test_results_go_on_in_jax_and_in_pjit(partitioner, mesh):
     z = xlashard.pjit(lambda v: v + 1)(y)
     np.testing.assert_allclose(z, X @ W + 1, rtol=1e-5)
     assert z.sharding.spec == y.sharding.spec
+
+
+def test_arguments_with_a_layout_of_their_own_are_laid_out_anew_each_time():
+    sharding = NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
+    program = compile_stablehlo(double("8x4xf32"), in_shardings=(sharding,))
+    turned = xlashard.device_put(X, Format(Layout(major_to_minor=(1, 0)), sharding))
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(program(turned)[0]), X * 2)
+        np.testing.assert_array_equal(
+            np.asarray(program(xlashard.device_put(X, sharding))[0]), X * 2
+        )

@@ -127,7 +127,7 @@ def resolve(wanted: Wanted) -> Placement:
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
-            _check_agrees(argument, sharding)
+            sharding = _agreeing(argument, sharding)
         elif argument.committed:
             sharding = argument.sharding
         elif multi and argument.aval.ndim == 0:
@@ -246,18 +246,37 @@ def _concrete(
         raise ResourceError(f"{value} is {said}: {error}", path=value.path) from None
 
 
-def _check_agrees(argument: Argument, sharding: XLACompatibleSharding) -> None:
+def _agreeing(argument: Argument, sharding: XLACompatibleSharding) -> XLACompatibleSharding:
+    """The sharding of an argument for which one was asked.
+
+    Raises:
+        ResourceError: If the argument is committed and lies otherwise.
+    """
     there = argument.sharding
     if not argument.committed or there is None or there is sharding:
-        return
+        return sharding
     if sharding.is_equivalent_to(there, argument.aval.ndim):
-        return
+        return sharding
+    if _agrees_where_closed(sharding, there, argument.aval.ndim):
+        return there
     raise ResourceError(
         f"in_shardings puts {argument.describe()} as {_said(sharding)}, but the argument is "
         f"committed as {_said(there)}: move it first with device_put(x, {_said(sharding)}), or "
         "leave its resource UNSPECIFIED to compute where it is",
         path=argument.path,
     )
+
+
+def _agrees_where_closed(
+    sharding: XLACompatibleSharding, there: XLACompatibleSharding, ndim: int
+) -> bool:
+    """Whether a placement only differs in dimensions that were left open."""
+    if not isinstance(sharding, NamedSharding) or not isinstance(there, NamedSharding):
+        return False
+    if sharding.mesh != there.mesh or sharding.memory_kind != there.memory_kind:
+        return False
+    pairs = zip(sharding.normal_spec.for_rank(ndim), there.normal_spec.for_rank(ndim), strict=True)
+    return all(asked is None or asked == cut for asked, cut in pairs)
 
 
 def _said(sharding: XLACompatibleSharding) -> str:

@@ -18,7 +18,13 @@ from xlashard.pjit.arguments import check_concrete, describe_arguments
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import UNSPECIFIED
-from xlashard.pjit.run import check_donated_once, fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import (
+    are_laid_out,
+    check_donated_once,
+    fast_path,
+    mark_donated,
+    run_prepared,
+)
 from xlashard.pjit.stablehlo_plan import Said, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
 from xlashard.sharding import Mesh, XLACompatibleSharding
@@ -202,10 +208,11 @@ class StableHLOProgram:
 
     def _miss(self, *args: Any) -> tuple[Any, Any, bool]:
         values, cast = self._checked(args)
+        # An argument that has to be cast or laid out anew must come this way again.
+        repeatable = not cast and are_laid_out(self._prepared, values)
         handles = run_prepared(self._prepared, values)
         mark_donated(values, self._donated, self.name)
-        # A number that had to be cast must come this way again.
-        path = None if cast else fast_path(self._prepared, self._out_tree, handles)
+        path = fast_path(self._prepared, self._out_tree, handles) if repeatable else None
         return wrap_tree(self._out_tree, handles), path, False
 
     def _checked(self, args: tuple[Any, ...]) -> tuple[list[Any], bool]:
