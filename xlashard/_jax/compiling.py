@@ -12,7 +12,8 @@ from jax._src.interpreters import pxla
 from jax._src.layout import Layout
 
 from xlashard._jax import modules
-from xlashard._jax.shardings import HANDLE_TYPE, Device, device_list, hlo_text
+from xlashard._jax.shardings import Device, device_list, hlo_text
+from xlashard._jax.transfer import HandleType
 from xlashard.errors import NonFiniteError
 
 type Executable = Any
@@ -173,7 +174,7 @@ def dispatch_layouts(layouts: Sequence[Any], shardings: Sequence[Any], avals: Se
 
 def special_layout(handle: Any) -> Any:
     """The layout of an array in memory, where it is not the default one there; else None."""
-    if type(handle) is not HANDLE_TYPE:
+    if type(handle) is not HandleType:
         return None
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
 

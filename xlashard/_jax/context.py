@@ -15,11 +15,6 @@ def is_tracing_forbidden() -> bool:
     return config.no_tracing.value
 
 
-def is_jit_disabled() -> bool:
-    """True under `jax.disable_jit`."""
-    return config.disable_jit.value
-
-
 def is_x64_enabled() -> bool:
     """True if 64-bit numbers stay what they are (`jax_enable_x64`)."""
     return config.enable_x64.value

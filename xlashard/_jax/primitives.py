@@ -82,8 +82,3 @@ def spmd_axis_names(axis_data: AxisData) -> tuple[str, ...]:
     if name is None:
         return ()
     return tuple(name) if isinstance(name, tuple | list) else (name,)
-
-
-def name_of(jaxpr: Any) -> str:
-    """The name of the function that a jaxpr came from."""
-    return jaxpr.debug_info.func_name

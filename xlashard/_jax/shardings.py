@@ -21,11 +21,7 @@ JaxSingleDeviceSharding = jax.sharding.SingleDeviceSharding
 JaxGSPMDSharding = GSPMDSharding
 HloSharding = xc.HloSharding
 OpSharding = xc.OpSharding
-HANDLE_TYPE: Any = xc.ArrayImpl
-"""The class of JAX's concrete arrays, in which buffer handles come."""
-
 __all__ = [
-    "HANDLE_TYPE",
     "UNSPECIFIED",
     "AbstractMesh",
     "AutoLayout",

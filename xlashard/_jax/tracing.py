@@ -159,11 +159,6 @@ def is_extended(aval: Any) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
-def is_token(aval: Any) -> bool:
-    """True for the ordering tokens of effects."""
-    return aval is core.abstract_token
-
-
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
     """The concrete shardings that JAX's own primitives inside a jaxpr carry."""
     found = dispatch.get_intermediate_shardings(jaxpr)
