@@ -6,6 +6,7 @@ import pytest
 import xlashard
 from tests.pjit.helpers import Compilations, make_mesh
 from xlashard.program import compile as compile_room
+from xlashard.program.executables import EXECUTABLES
 
 
 def pytest_configure(config):
@@ -30,7 +31,8 @@ def partitioner(request):
 
 @pytest.fixture
 def compilations(monkeypatch) -> Compilations:
-    """Counts the programs that are compiled while a test runs."""
+    """Counts the programs that are compiled while a test runs, none of them before it."""
+    EXECUTABLES.cache_clear()
     counted = Compilations(compile_room.compiling.compile_module)
     monkeypatch.setattr(compile_room.compiling, "compile_module", counted)
     return counted

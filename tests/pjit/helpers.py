@@ -45,3 +45,43 @@ class Compilations:
         with self._lock:
             self.count += 1
         return self._compiler(*args, **kwargs)
+
+
+def fresh():
+    """A function that no other test has compiled."""
+    return lambda x: x * 2 + 1
+
+
+class Traces:
+    """A function that counts how often it is traced."""
+
+    def __init__(self, body=lambda x: x * 2 + 1):
+        self.count = 0
+
+        def fun(x):
+            self.count += 1
+            return body(x)
+
+        self.fun = fun
+
+
+def by_set_mesh(mesh, call):
+    """Calls with the mesh in force that `jax.set_mesh` puts there."""
+    with jax.set_mesh(mesh):
+        return call()
+
+
+def by_with(mesh, call):
+    """Calls with the mesh in force that `with mesh:` puts there."""
+    with mesh:
+        return call()
+
+
+def under(name, value, call):
+    """Calls under another setting of JAX."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        return call()
+    finally:
+        jax.config.update(name, before)

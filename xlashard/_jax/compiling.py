@@ -1,5 +1,6 @@
 """The PJRT client: compile a module, run it, hold its buffers."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -65,12 +66,41 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     """
     devices = request.devices
     client = client_of(devices[0])
+    options = _compile_options(module, request)
+    callbacks = list(request.host_callbacks)
+    return compiler.compile_or_get_cached(
+        client, module, _device_grid(devices)[0], options, callbacks, device_list(devices), None
+    )
+
+
+def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
+    """A digest of all that the compiler is given, but for where the operations come from.
+
+    The request must have no host callbacks: a module names them by number only.
+
+    Raises:
+        RuntimeError: If the compiler has no such option.
+    """
+    devices = request.devices
+    digest = hashlib.sha256(modules.to_bytecode(modules.without_locations(module)))
+    digest.update(_compile_options(module, request).SerializeAsString())
+    digest.update(repr([(d.platform, d.id) for d in devices]).encode())
+    return digest.digest()
+
+
+def _device_grid(devices: tuple[Device, ...]) -> np.ndarray:
     grid = np.empty((1, len(devices)), dtype=object)
     grid[0, :] = devices
+    return grid
+
+
+def _compile_options(module: modules.Module, request: CompileRequest) -> Any:
+    devices = request.devices
+    client = client_of(devices[0])
     compile_options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
-        device_assignment=grid,
+        device_assignment=_device_grid(devices),
         env_options_overrides=dict(request.options),
         detailed_logging=compiler.use_detailed_logging(module),
         backend=client,
@@ -83,10 +113,7 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(
         len(request.free_args), client.platform
     )
-    callbacks = list(request.host_callbacks)
-    return compiler.compile_or_get_cached(
-        client, module, grid[0], compile_options, callbacks, device_list(devices), None
-    )
+    return compile_options
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:

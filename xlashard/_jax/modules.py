@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo
 
@@ -63,6 +63,14 @@ def to_text(module: Module, *, debug_info: bool = False) -> str:
 def to_bytecode(module: Module) -> bytes:
     """The module as MLIR bytecode."""
     return mlir.module_to_bytecode(module)
+
+
+def without_locations(module: Module) -> Module:
+    """A copy of the module that does not say where its operations come from."""
+    with module.context:
+        copy = module.operation.clone()
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(copy)
+    return copy
 
 
 def main_function(module: Module) -> Function | None:

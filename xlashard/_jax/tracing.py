@@ -1,5 +1,7 @@
 """From a Python function to its jaxpr, and what may be read off one."""
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ class FunctionTracer:
         self._jitted = jax.jit(fun, static_argnums=static_argnums, static_argnames=static_argnames)
         self._fun = fun
         self._info = self._jitted._jit_info
+        self._jaxprs: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
+        self._lock = threading.Lock()
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
@@ -81,6 +85,8 @@ class FunctionTracer:
             params, _ = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
+        with self._lock:
+            self._jaxprs.add(jaxpr)
         return TracedFunction(
             name=params.params["name"],
             jaxpr=jaxpr,
@@ -92,9 +98,13 @@ class FunctionTracer:
             consts=tuple(params.consts),
         )
 
-    def forget(self) -> None:
-        """Drops what was traced."""
+    def forget(self) -> list[Jaxpr]:
+        """Drops what was traced, and says what that was."""
+        with self._lock:
+            jaxprs = list(self._jaxprs)
+            self._jaxprs.clear()
         self._jitted.clear_cache()
+        return jaxprs
 
 
 def _in_default_registry(tree: TreeDef) -> TreeDef:

@@ -241,8 +241,9 @@ class Function:
         return None if said is None else sharding
 
     def clear_cache(self) -> None:
-        """Forgets what was traced of the function, and with it its programs."""
-        self.tracer.forget()
+        """Forgets what was traced of the function, and its programs."""
+        for jaxpr in self.tracer.forget():
+            PROGRAMS.drop(jaxpr)
 
 
 def _shardings(

@@ -8,6 +8,7 @@ from itertools import compress
 from typing import Any
 
 from xlashard._jax import compiling
+from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.context import trace_context
 from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
@@ -27,6 +28,7 @@ from xlashard.program import (
     is_open,
     lower_program,
 )
+from xlashard.program.executables import EXECUTABLES
 from xlashard.sharding import (
     Mesh,
     NamedSharding,
@@ -119,7 +121,7 @@ class Prepared:
             ),
             committed=placement.committed,
         )
-        return replace(self, program=Program(self.program.executable, parts))
+        return replace(self, program=Program(self.program.loaded, parts))
 
 
 def _said_as(
@@ -162,15 +164,18 @@ class ProgramCache:
         self._lock = threading.Lock()
         self._by_jaxpr: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
-    def clear(self) -> None:
+    def cache_clear(self) -> None:
         """Forgets every program."""
         with self._lock:
             self._by_jaxpr = weakref.WeakKeyDictionary()
 
     def drop(self, jaxpr: Any) -> None:
-        """Forgets the programs of one jaxpr."""
+        """Forgets the programs of one jaxpr, also for other jaxprs that would compile to them."""
         with self._lock:
-            self._by_jaxpr.pop(jaxpr, None)
+            slots = self._by_jaxpr.pop(jaxpr, {})
+        for (kind, _), slot in slots.items():
+            if kind == "compiled" and slot.value is not None:
+                EXECUTABLES.forget(slot.value.program.loaded)
 
     def _slot(self, jaxpr: Any, key: Any) -> "_Slot":
         with self._lock:
@@ -219,7 +224,7 @@ class _Slot:
         self.value: Any = None
 
 
-PROGRAMS = ProgramCache()
+PROGRAMS = cleared_with_jax(ProgramCache())
 """The programs of this process."""
 
 
@@ -278,7 +283,7 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
         lowered_body = lower_body(ready, order.name, arg_names, target)
     except CompileError as error:
         raise CompileError(f"{order.name} can't be lowered: {error}") from None
-    return interface, lower_program(plan, lowered_body)
+    return interface, lower_program(plan, lowered_body, debug.func_src_info)
 
 
 def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:

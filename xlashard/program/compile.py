@@ -12,6 +12,7 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard.errors import CompileError, DonationError, DonationWarning
 from xlashard.program.donation import Donation, unusable_text
 from xlashard.program.emit import write_main
+from xlashard.program.executables import EXECUTABLES, Loaded
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan
 from xlashard.program.readback import settled_shardings
@@ -28,11 +29,14 @@ class LoweredProgram:
         plan: What it was made by.
         body: The module and what it keeps alive.
         donation: What became of the donated arguments.
+        source: Where the function it is of stands in its file. Programs of one function whose
+            modules say the same share an executable; None shares with no other.
     """
 
     plan: ProgramPlan
     body: LoweredBody
     donation: Donation
+    source: str | None = None
     _reported: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def as_text(self, *, debug_info: bool = False) -> str:
@@ -59,15 +63,23 @@ class LoweredProgram:
             warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
 
-def lower_program(plan: ProgramPlan, body: LoweredBody) -> LoweredProgram:
+def lower_program(
+    plan: ProgramPlan, body: LoweredBody, source: str | None = None
+) -> LoweredProgram:
     """Annotates a lowered body; the body's module becomes the program's.
+
+    Args:
+        plan: What the program is asked to be.
+        body: The lowered body.
+        source: Where its function stands in its file, to share the executable with programs of the
+            same function.
 
     Raises:
         ModuleError: If the module has no entry function, or does not verify.
         PlanError: If the plan and the entry function disagree.
     """
     donation = write_main(body.module, plan, tokens=len(body.ordered_effects))
-    return LoweredProgram(plan, body, donation)
+    return LoweredProgram(plan, body, donation, source)
 
 
 def compile_program(
@@ -90,10 +102,10 @@ def compile_program(
     """
     plan, body = lowered.plan, lowered.body
     try:
-        executable = compiling.compile_module(body.module, _request(lowered, options))
+        loaded = _loaded(lowered, _request(lowered, options))
     except RuntimeError as error:
         raise CompileError(f"XLA can't compile {plan.name}: {error}") from error
-    args, results = settled_shardings(executable, plan, len(body.ordered_effects))
+    args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
         in_shardings=args,
@@ -103,7 +115,30 @@ def compile_program(
         committed=committed,
         body=body,
     )
-    return Program(executable, parts)
+    return Program(loaded, parts)
+
+
+def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> Loaded:
+    module = lowered.body.module
+    loaded = Loaded()
+    if lowered.source is not None and _is_told_by_text(lowered):
+        key = (lowered.source, compiling.fingerprint(module, request))
+        loaded = EXECUTABLES.slot(key)
+    loaded.load(lambda: compiling.compile_module(module, request))
+    return loaded
+
+
+def _is_told_by_text(lowered: LoweredProgram) -> bool:
+    """Whether equal modules are equal programs.
+
+    A module names the Python objects that it calls by number only. And processes that compile one
+    program together must not find out, each by itself, that they have it.
+    """
+    body, devices = lowered.body, lowered.plan.devices
+    if body.has_effects or body.keepalives or body.host_callbacks:
+        return False
+    first = devices[0].process_index
+    return all(device.process_index == first for device in devices)
 
 
 def _request(

@@ -7,6 +7,7 @@ from typing import Any
 
 from xlashard._jax import compiling, dispatch
 from xlashard._jax.lowering import LoweredBody
+from xlashard.program.executables import Loaded
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import XLACompatibleSharding
 
@@ -40,12 +41,13 @@ class Program:
     """A compiled program over a fixed list of devices.
 
     Args:
-        executable: PJRT's loaded executable.
+        loaded: PJRT's loaded executable, which other programs may run on too.
         parts: What is known of it.
     """
 
-    def __init__(self, executable: compiling.Executable, parts: ProgramParts) -> None:
-        self.executable = executable
+    def __init__(self, loaded: Loaded, parts: ProgramParts) -> None:
+        self.loaded = loaded
+        self.executable: compiling.Executable = loaded.executable
         self.parts = parts
 
     @property

@@ -1,0 +1,111 @@
+"""Programs of one function whose modules say the same run on one executable."""
+
+import dataclasses
+import gc
+
+import jax
+import numpy as np
+import pytest
+
+from tests.program.helpers import identity, lower, mesh, named, plan, traced, value
+from xlashard.errors import CompileError
+from xlashard.program import compile_program, lower_program
+from xlashard.program.executables import EXECUTABLES, Loaded
+
+SOURCE = identity("tensor<8xf32>")
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared_yet():
+    EXECUTABLES.cache_clear()
+    yield
+    EXECUTABLES.cache_clear()
+
+
+def asked(partitioner, order=range(8), **rest):
+    given = value((8,), named("x", on=mesh(order=order)))
+    devices = [jax.devices()[i] for i in order]
+    return plan([given], [given], partitioner, on=devices, **rest)
+
+
+def program(partitioner, source="f at file.py:1", module=SOURCE, options=(), **rest):
+    wanted = asked(partitioner, **rest)
+    avals = [jax.typeof(np.ones(8, np.float32))]
+    lowered = dataclasses.replace(lower(module, wanted), source=source)
+    return compile_program(lowered, (avals, avals), committed=True, options=options)
+
+
+def test_equal_modules_of_one_function(partitioner):
+    one, other = program(partitioner), program(partitioner)
+    assert one.executable is other.executable
+    assert len(EXECUTABLES) == 1
+    np.testing.assert_array_equal(other([np.ones(8, np.float32)])[0], np.ones(8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "g at file.py:9"},
+        {"name": "another"},
+        {"donated": (True,)},
+        {"options": (("xla_cpu_enable_fast_math", True),)},
+        {"order": range(7, -1, -1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_is_part_of_the_key(partitioner, change):
+    one, other = program(partitioner), program(partitioner, **change)
+    assert one.executable is not other.executable
+
+
+def test_names_of_values_are_not(partitioner):
+    one = program(partitioner)
+    other = program(partitioner, module=SOURCE.replace("%arg0", "%x"))
+    assert one.executable is other.executable
+
+
+def test_programs_without_a_source_share_nothing(partitioner):
+    one, other = program(partitioner, source=None), program(partitioner, source=None)
+    assert one.executable is not other.executable
+    assert len(EXECUTABLES) == 0
+
+
+def test_programs_that_call_python_share_nothing(jax_partitioner):
+    def step(x):
+        jax.debug.callback(lambda v: None, x.sum())
+        return x
+
+    body, avals = traced(step, np.ones(8, np.float32))
+    lowered = lower_program(asked(jax_partitioner), body, "step at file.py:1")
+    compile_program(lowered, avals, committed=True)
+    assert len(EXECUTABLES) == 0
+
+
+def test_an_executable_lives_as_long_as_its_programs(partitioner):
+    one, other = program(partitioner), program(partitioner)
+    del one
+    gc.collect()
+    assert len(EXECUTABLES) == 1
+    del other
+    gc.collect()
+    assert len(EXECUTABLES) == 0
+
+
+def test_clear_caches_of_jax_and_a_forgotten_one(partitioner):
+    one = program(partitioner)
+    jax.clear_caches()
+    other = program(partitioner)
+    assert one.executable is not other.executable
+    EXECUTABLES.forget(other.loaded)
+    assert program(partitioner).executable is not other.executable
+
+
+def test_a_failed_compilation_leaves_room_for_another(partitioner):
+    with pytest.raises(CompileError):
+        program(partitioner, options=(("xla_no_such_option", True),))
+    loaded = Loaded()
+    with pytest.raises(ZeroDivisionError):
+        loaded.load(lambda: 1 // 0)
+    assert loaded.load(lambda: "an executable")
+    assert not loaded.load(lambda: "another")
+    assert loaded.executable == "an executable"
