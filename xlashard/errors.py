@@ -144,6 +144,10 @@ class ShardingTextError(GeometryError):
         self.offset = offset
 
 
+class GroupTextError(GeometryError):
+    """Text that is no list of device groups, or one whose numbers don't fit each other."""
+
+
 class ShardingError(XlashardError, ValueError):
     """A sharding that can't be made or used as asked."""
 

@@ -9,6 +9,7 @@ from xlashard.geometry.assignment import (
     unflatten_superdims,
 )
 from xlashard.geometry.cuts import Index
+from xlashard.geometry.groups import AxisPart, DeviceGroups, DevicePairs, read_groups, read_pairs
 from xlashard.geometry.mesh import Box, MeshGrid
 from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
 from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
@@ -17,7 +18,10 @@ from xlashard.geometry.tiling import Tiling
 
 __all__ = [
     "UNCONSTRAINED",
+    "AxisPart",
     "Box",
+    "DeviceGroups",
+    "DevicePairs",
     "DimAxes",
     "Index",
     "MeshGrid",
@@ -28,6 +32,8 @@ __all__ = [
     "Tiling",
     "explode_superdims",
     "parse_spec",
+    "read_groups",
+    "read_pairs",
     "reshard_plan",
     "spec_from_tile_assignment",
     "spec_from_tiling",

@@ -1,6 +1,12 @@
 """Programs: an annotated StableHLO module, compiled, that takes and gives buffer handles."""
 
 from xlashard.program.annotate import is_open, sharding_text
+from xlashard.program.collectives import (
+    Collective,
+    CollectiveTotal,
+    read_collectives,
+    summarize,
+)
 from xlashard.program.compile import LoweredProgram, compile_program, lower_program
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.emit import write_main
@@ -21,6 +27,8 @@ from xlashard.program.plan import (
 )
 
 __all__ = [
+    "Collective",
+    "CollectiveTotal",
     "Donation",
     "ForeignModule",
     "ForeignValue",
@@ -38,7 +46,9 @@ __all__ = [
     "option_items",
     "partitioner_for",
     "plan_donation",
+    "read_collectives",
     "read_foreign",
     "sharding_text",
+    "summarize",
     "write_main",
 ]

@@ -1,0 +1,129 @@
+"""Optimised HLO of other platforms and in other writings, from files cut down to what is read."""
+
+from pathlib import Path
+
+import pytest
+
+from xlashard.errors import GroupTextError
+from xlashard.geometry import MeshGrid
+from xlashard.program import CollectiveTotal, read_collectives, summarize
+from xlashard.program.collectives import along_text
+
+GRID = MeshGrid(("x", "y"), (2, 4))
+
+
+def hlo(name):
+    """A whole module's text."""
+    return (Path(__file__).parent / "hlo" / f"{name}.txt").read_text()
+
+
+def one(line, *, types=("f32[4]{0}",)):
+    """A module whose entry holds one collective of parameters `%p0`, `%p1`, ..."""
+    parameters = "".join(f"  %p{i} = {t} parameter({i})\n" for i, t in enumerate(types))
+    entry = f"ENTRY %e (p: f32[4]) -> f32[4] {{\n{parameters}  {line}\n}}\n"
+    return f"HloModule m, num_partitions=8\n\n{entry}"
+
+
+def told(*collectives):
+    """Kind, axes, and bytes that a device puts in, gets out and sends."""
+    return [
+        (c.kind, along_text(c, GRID), c.operand_bytes, c.result_bytes, c.sent_bytes)
+        for c in collectives
+    ]
+
+
+def test_text_without_a_module_has_no_collectives():
+    assert read_collectives("") == ()
+    assert read_collectives("HloModule m") == ()
+
+
+def test_tpus_loops_and_fused_reduce_scatters_are_understood():
+    gather, scatter = sorted(read_collectives(hlo("tpu_loop")), key=lambda c: c.kind)
+    assert told(gather, scatter) == [
+        ("all-gather", "x", 512 * 256 * 2, 1024 * 256 * 2, 512 * 256 * 2),
+        ("reduce-scatter", "x", 1024 * 256 * 2, 512 * 256 * 2, 512 * 256 * 2),
+    ]
+    assert (gather.times, gather.times_known) == (scatter.times, scatter.times_known) == (5, True)
+    # What fuses it has the name and the lines of it.
+    assert scatter.op_name == "jit(f)/while/body/transpose"
+    lines = [("step.<locals>.layer", 13), ("step", 16), ("<module>", 30)]
+    assert [(f.function, f.line) for f in scatter.frames] == lines
+    assert {f.file for f in gather.frames} == {"/home/me/train.py"}
+
+
+def test_a_collective_that_tpu_spreads_over_fusions_is_one():
+    found = read_collectives(hlo("tpu_spread"))
+    assert [(c.name, c.asynchronous, c.times) for c in found] == [
+        ("all-gather.34", True, 1),
+        ("all-gather.71", False, 1),
+    ]
+    assert {(c.operand_bytes, c.result_bytes) for c in found} == {(2048, 8192)}
+
+
+def test_a_start_and_its_done_are_one_collective():
+    found = {c.name: c for c in read_collectives(hlo("starts"))}
+    on = MeshGrid(("a", "b"), (2, 2))
+    assert {
+        name: (c.kind, along_text(c, on), c.operand_bytes, c.result_bytes, c.asynchronous)
+        for name, c in found.items()
+    } == {
+        "exchange": ("all-to-all", "a, b", 32, 32, True),
+        "scatter": ("reduce-scatter", "a, b", 32, 8, True),
+        "gather": ("all-gather", "a, b", 24, 96, True),
+        "reduce": ("all-reduce", "b", 32, 32, True),
+        "pass": ("collective-permute", "b", 32, 32, True),
+        "spread": ("collective-broadcast", "b", 32, 32, False),
+    }
+
+
+def test_an_older_writing_is_read_too():
+    (found,) = read_collectives(hlo("older"))
+    assert (found.operand_bytes, found.result_bytes) == (64, 256)
+    assert found.op_name == 'jit(f)/say "hi"'
+    assert [(f.file, f.line) for f in found.frames] == [("/home/me/model.py", 12)]
+
+
+@pytest.mark.parametrize(
+    ("types", "nbytes"),
+    [
+        (["f32[4]{0}", "bf16[3,5]{1,0}"], 16 + 30),
+        (["pred[7]{0}"], 7),
+        (["c64[2]{0}"], 16),
+        (["f8e4m3fn[5]{0}"], 5),
+        (["s4[6]{0}"], 6),
+        (["s4[6]{0:T(8,128)E(4)}"], 3),
+        (["f64[]"], 8),
+        (["u8[0,4]{1,0}"], 0),
+        (["f32[<=16]{0}"], 64),
+    ],
+)
+def test_bytes_are_those_of_the_elements(types, nbytes):
+    operands = ", ".join(f"%p{i}" for i in range(len(types)))
+    line = f"ROOT %r = ({', '.join(types)}) all-reduce({operands}), replica_groups=[1,8]<=[8]"
+    (found,) = read_collectives(one(line, types=types))
+    assert found.operand_bytes == found.result_bytes == nbytes
+
+
+def test_groups_may_count_replicas_of_which_each_has_all_its_partitions():
+    line = "ROOT %r = f32[4]{0} all-reduce(%p0), channel_id=1, replica_groups={{0}}"
+    (everyone,) = read_collectives(one(line))
+    assert along_text(everyone, GRID) == "x, y"
+    (nobody,) = read_collectives(one(line.replace(" channel_id=1,", "")))
+    assert nobody.sent_bytes == 0
+
+
+def test_groups_that_cannot_be_read_are_an_error_not_a_guess():
+    line = "ROOT %r = f32[4]{0} all-reduce(%p0), replica_groups=<new>"
+    with pytest.raises(GroupTextError, match="<new>"):
+        read_collectives(one(line))
+
+
+def test_totals_add_up_what_runs_alike_and_put_most_bytes_first():
+    small = "%r0 = f32[4]{0} all-reduce(%p0), replica_groups=[2,4]<=[8]\n"
+    same = "  %r1 = f32[8]{0} all-reduce(%p1), replica_groups={{0,1,2,3},{4,5,6,7}}\n"
+    other = "  ROOT %r2 = f32[64]{0} all-reduce(%p2), replica_groups={{0,7},{1,6},{2,5},{3,4}}"
+    text = one(small + same + other, types=["f32[4]{0}", "f32[8]{0}", "f32[64]{0}"])
+    assert summarize(read_collectives(text), GRID) == (
+        CollectiveTotal("all-reduce", "4 groups of 2 devices", 1, 1, 256, 256, 256, 256),
+        CollectiveTotal("all-reduce", "y", 2, 2, 48, 48, 48, 72),
+    )

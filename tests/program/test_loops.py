@@ -1,0 +1,98 @@
+"""Trip counts, from text: with and without the compiler's own word."""
+
+import pytest
+
+from tests.program.test_hlo import hlo
+from xlashard.program import read_collectives
+
+LOOP = """\
+HloModule m, num_partitions=4
+
+%body (s: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %s = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8]{0} get-tuple-element(%s), index=1
+  %step = s32[] constant(STEP)
+  %next = s32[] GROW
+  %sum = f32[8]{0} all-reduce(%x), replica_groups=[1,4]<=[4]
+  ROOT %t = (s32[], f32[8]{0}) tuple(%next, %sum)
+}
+
+%condition (s.1: (s32[], f32[8])) -> pred[] {
+  %s.1 = (s32[], f32[8]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %limit = s32[] constant(LIMIT)
+  ROOT %more = pred[] compare(COMPARE
+}
+
+ENTRY %e (x.2: f32[8]) -> f32[8] {
+  %x.2 = f32[8]{0} parameter(0)
+  %start = s32[] constant(START)
+  %t.2 = (s32[], f32[8]{0}) tuple(%start, %x.2)
+  %w = (s32[], f32[8]{0}) while(%t.2), condition=%condition, body=%body
+  ROOT %r = f32[8]{0} get-tuple-element(%w), index=1
+}
+"""
+
+UP, DOWN = "add(%i, %step)", "subtract(%i, %step)"
+
+
+def loop(start, step, limit, compare, grow=UP):
+    text = LOOP.replace("START", str(start)).replace("STEP", str(step))
+    text = text.replace("LIMIT", str(limit)).replace("COMPARE", compare).replace("GROW", grow)
+    (found,) = read_collectives(text)
+    return found.times if found.times_known else None
+
+
+def compared(direction, turned=False):
+    operands = "%limit, %i.1" if turned else "%i.1, %limit"
+    return f"{operands}), direction={direction}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "python"),
+    [
+        ((0, 1, 5, compared("LT")), range(0, 5)),
+        ((2, 3, 9, compared("LT")), range(2, 9, 3)),
+        ((2, 3, 8, compared("LE")), range(2, 9, 3)),
+        ((9, 2, 0, compared("GT"), DOWN), range(9, 0, -2)),
+        ((9, -2, 1, compared("GE")), range(9, 0, -2)),
+        ((0, 1, 7, compared("GT", turned=True)), range(0, 7)),
+        ((0, 2, 7, compared("GE", turned=True)), range(0, 8, 2)),
+        ((5, 1, 5, compared("LT")), range(5, 5)),
+        ((0, 1, 5, compared("LT"), "add(%step, %i)"), range(0, 5)),
+    ],
+)
+def test_a_counter_between_constants_is_counted_as_python_counts(arguments, python):
+    assert loop(*arguments) == len(python)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, 1, 5, compared("NE")),
+        (0, -1, 5, compared("LT")),
+        (0, 1, 5, compared("LT"), "multiply(%i, %step)"),
+        (0, 1, 5, compared("LT"), "subtract(%step, %i)"),
+        (0, 1, 5, compared("LT"), "add(%i, %i)"),
+        ("{1}", 1, 5, compared("LT")),
+    ],
+)
+def test_any_other_loop_has_no_known_count(arguments):
+    assert loop(*arguments) is None
+
+
+def test_the_compilers_own_word_counts():
+    said = 'body=%body, backend_config={"known_trip_count":{"n":"11"}}'
+    text = LOOP.replace("body=%body", said).replace("COMPARE", compared("NE"))
+    assert [c.times for c in read_collectives(text)] == [11]
+
+
+def test_a_computation_that_two_callers_share_runs_as_often_as_both_say():
+    text = hlo("tpu_loop").replace(
+        "  ROOT %get-tuple-element.150",
+        "  %again = bf16[512,256]{1,0:T(8,128)(2,1)} fusion(%param.4), kind=kCustom, "
+        "calls=%all-reduce-scatter.1.clone.1\n  ROOT %get-tuple-element.150",
+    )
+    times = {c.kind: c.times for c in read_collectives(text)}
+    assert times == {"all-gather": 5, "reduce-scatter": 6}

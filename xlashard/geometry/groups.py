@@ -1,0 +1,346 @@
+"""Groups of devices that talk to each other, and the mesh axes that they run along.
+
+A collective says its groups as device positions: written out, as the formula of a tile assignment,
+or as axes of a mesh of the compiler's own. A person thinks in the axes of their mesh. Groups that
+are said by a formula are compared with the mesh by their strides alone, so that a pod costs as
+much as one host.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import GroupTextError, TilingError
+from xlashard.geometry import strides
+from xlashard.geometry.mesh import MeshGrid
+from xlashard.geometry.tile_assignment import TileAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPart:
+    """A mesh axis, or one digit of its coordinate, along which devices talk.
+
+    Attributes:
+        name: The axis.
+        size: Number of devices along the part.
+        before: Into how many blocks the axis is cut before the part starts; 1 for its major part.
+        axis_size: Number of devices along the whole axis.
+    """
+
+    name: str
+    size: int
+    before: int
+    axis_size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the axis itself."""
+        return self.size == self.axis_size
+
+    def __str__(self) -> str:
+        """`x`, or `x:(2)4` for groups of 4 in an axis that is first cut into 2 blocks."""
+        return self.name if self.is_whole else f"{self.name}:({self.before}){self.size}"
+
+
+type AxisParts = tuple[AxisPart, ...]
+"""Parts of different digits, in the order of the mesh, major to minor."""
+
+
+@dataclass(frozen=True)
+class DeviceGroups:
+    """Disjoint groups of device positions. Made by `read_groups` or by a class method.
+
+    Attributes:
+        count: Number of groups.
+        size: Number of devices in each; in the largest, where they differ.
+        steps: For groups said by a formula: the digits that give the device at each place of
+            `[count, size]`.
+        listed: For groups written out: the devices of each.
+    """
+
+    count: int
+    size: int
+    steps: strides.Steps = ()
+    listed: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def everyone(cls, num_devices: int) -> "DeviceGroups":
+        """One group of all devices."""
+        return cls(1, num_devices, strides.merge([(num_devices, 1)]))
+
+    @classmethod
+    def of_list(cls, groups: Sequence[Sequence[int]]) -> "DeviceGroups":
+        """Groups written out.
+
+        Raises:
+            GroupTextError: A device is in two groups, or a group is empty.
+        """
+        listed = tuple(tuple(int(device) for device in group) for group in groups)
+        flat = [device for group in listed for device in group]
+        if len(set(flat)) != len(flat) or not all(listed):
+            raise GroupTextError(f"device groups must be disjoint and not empty: {list(listed)}")
+        return cls(len(listed), max(map(len, listed), default=0), listed=listed)
+
+    @classmethod
+    def iota(
+        cls, count: int, size: int, reshape_dims: Sequence[int], perm: Sequence[int] = ()
+    ) -> "DeviceGroups":
+        """`arange(n).reshape(reshape_dims).transpose(perm).reshape(count, size)`, a group per row.
+
+        Raises:
+            GroupTextError: The numbers don't fit each other.
+        """
+        try:
+            steps = TileAssignment.iota((count, size), reshape_dims, perm).steps()
+        except TilingError as error:
+            raise GroupTextError(f"device groups [{count},{size}]: {error}") from None
+        return cls(count, size, steps)
+
+    def devices(self) -> tuple[tuple[int, ...], ...]:
+        """The groups, written out."""
+        if self.listed or not self.count:
+            return self.listed
+        rows = strides.place_all(self.steps).reshape(self.count, self.size)
+        return tuple(map(tuple, rows.tolist()))
+
+    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+        """The axes of a mesh along which the groups run.
+
+        Two devices are in one group if and only if they differ along these parts alone.
+
+        Args:
+            grid: The mesh.
+            order: The mesh position of each device position; None if they are the same.
+
+        Returns:
+            The parts, none of them for groups of one device each; None where the groups are not
+            those of any axes, or are not groups of all devices of the mesh.
+
+        Example:
+            >>> mesh = MeshGrid(("data", "model"), (2, 4))
+            >>> list(map(str, DeviceGroups.iota(4, 2, (2, 4), (1, 0)).axes(mesh)))
+            ['data']
+            >>> list(map(str, DeviceGroups.of_list([[0, 2], [1, 3], [4, 6], [5, 7]]).axes(mesh)))
+            ['model:(1)2']
+        """
+        if self.count * self.size != grid.size:
+            return None
+        digits = self._member_digits if order is None else None
+        if digits is not None:
+            return _parts(digits, grid)
+        rows = self._rows(order)
+        return None if rows is None else _parts_of_rows(rows, grid)
+
+    @cached_property
+    def _member_digits(self) -> strides.Steps | None:
+        """The digits in which members of a group differ, major to minor, or None if not known."""
+        if self.listed:
+            return None
+        halves = strides.split(self.steps, (self.count, self.size))
+        if halves is None:
+            return None
+        members = halves[1]
+        return strides.merge([members[i] for i in strides.by_stride(members)])
+
+    def _rows(self, order: Sequence[int] | None) -> npt.NDArray[np.int64] | None:
+        """Mesh positions `[count, size]`, or None for groups of different sizes."""
+        groups = self.devices()
+        if any(len(group) != self.size for group in groups):
+            return None
+        rows = np.array(groups, np.int64)
+        return rows if order is None else np.asarray(order, np.int64)[rows]
+
+    def __str__(self) -> str:
+        """`4 groups of 2 devices`."""
+        groups = "1 group" if self.count == 1 else f"{self.count} groups"
+        return f"{groups} of {self.size} device{'s' if self.size != 1 else ''}"
+
+
+@dataclass(frozen=True)
+class DevicePairs:
+    """Who sends to whom.
+
+    Attributes:
+        pairs: Source and target of each transfer, as device positions.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def moving(self) -> int:
+        """Number of pairs of two different devices."""
+        return sum(source != target for source, target in self.pairs)
+
+    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+        """The smallest parts of mesh axes along which something is sent.
+
+        Args:
+            grid: The mesh.
+            order: The mesh position of each device position; None if they are the same.
+
+        Returns:
+            The parts; None if a device is not of the mesh.
+
+        Example:
+            >>> ring = DevicePairs(((0, 1), (1, 0), (2, 3), (3, 2)))
+            >>> list(map(str, ring.axes(MeshGrid(("x", "y"), (2, 2)))))
+            ['y']
+        """
+        if not self.pairs:
+            return ()
+        pairs = np.array(self.pairs, np.int64)
+        if pairs.max() >= grid.size:
+            return None
+        if order is not None:
+            pairs = np.asarray(order, np.int64)[pairs]
+        coordinates = grid.coordinates(pairs)
+        parts = []
+        for axis, (name, size) in enumerate(grid.shape.items()):
+            sources, targets = coordinates[:, 0, axis], coordinates[:, 1, axis]
+            if np.array_equal(sources, targets):
+                continue
+            divisors = [d for d in range(1, size + 1) if size % d == 0]
+            block = next(d for d in divisors if np.array_equal(sources // d, targets // d))
+            still = max(
+                d for d in divisors if block % d == 0 and np.array_equal(sources % d, targets % d)
+            )
+            parts.append(AxisPart(name, block // still, size // block, size))
+        return tuple(parts)
+
+    def __str__(self) -> str:
+        """`8 pairs of devices`."""
+        return f"{len(self.pairs)} pair{'s' if len(self.pairs) != 1 else ''} of devices"
+
+
+def _parts(digits: strides.Steps, grid: MeshGrid) -> AxisParts | None:
+    """The axis parts that digits of a position, major to minor, fall on without a rest."""
+    parts: list[AxisPart] = []
+    for size, stride in digits:
+        covered = 1
+        axes = zip(grid.shape.items(), strides.row_major(grid.axis_sizes), strict=True)
+        for (name, axis_size), axis_stride in axes:
+            end = axis_stride * axis_size
+            low, high = max(stride, axis_stride), min(stride * size, end)
+            if low >= high:
+                continue
+            if low % axis_stride or high % low or end % high:
+                return None
+            parts.append(AxisPart(name, high // low, end // high, axis_size))
+            covered *= high // low
+        if covered != size:
+            return None
+    return tuple(parts)
+
+
+def _parts_of_rows(rows: npt.NDArray[np.int64], grid: MeshGrid) -> AxisParts | None:
+    """The axis parts of groups that are written out, `[groups, members]`."""
+    if not np.array_equal(np.sort(rows, axis=None), np.arange(grid.size)):
+        return None
+    rows = np.sort(rows, axis=1)
+    rows = rows[np.argsort(rows[:, 0])]
+    digits = strides.find(rows[0])
+    parts = None if digits is None else _parts(digits, grid)
+    if digits is None or parts is None:
+        return None
+    starts = rows[:, 0]
+    if not np.array_equal(rows - starts[:, None], np.broadcast_to(rows[0], rows.shape)):
+        return None
+    # A group starts where all the digits in which its members differ are 0.
+    aligned = all(not (starts // stride % size).any() for size, stride in digits)
+    return parts if aligned else None
+
+
+_LIST = re.compile(r"\{\s*((?:\{[\d,\s]*\}[,\s]*)*)\}")
+_IOTA = re.compile(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(
+    r"mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"
+    r" \{(?P<axes>[^}]*)\}"
+)
+_MESH_AXIS = re.compile(r"'((?:[^'\\]|\\.)*)'=(\d+)")
+_MESH_PART = re.compile(r"'((?:[^'\\]|\\.)*)'(?::\((\d+)\)(\d+))?")
+
+
+def read_groups(text: str, num_devices: int) -> DeviceGroups:
+    """Reads the groups of a collective from the start of HLO text, in any of its three writings.
+
+    Args:
+        text: Begins with `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` or `mesh['x'=2,'y'=4] {'y'}`.
+        num_devices: Number of devices that an empty list stands for.
+
+    Raises:
+        GroupTextError: The text begins with nothing of the kind, or its numbers don't fit.
+
+    Example:
+        >>> str(read_groups("[2,4]<=[8]", 8)), str(read_groups("{}", 8))
+        ('2 groups of 4 devices', '1 group of 8 devices')
+    """
+    if found := _IOTA.match(text):
+        count, size, dims, perm = found.groups()
+        return DeviceGroups.iota(int(count), int(size), _numbers(dims), _numbers(perm or ""))
+    if found := _MESH.match(text):
+        return _mesh_groups(found)
+    if found := _LIST.match(text):
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", found[1])]
+        groups = [group for group in groups if group]
+        return DeviceGroups.of_list(groups) if groups else DeviceGroups.everyone(num_devices)
+    raise GroupTextError(f"no device groups at the start of {text[:60]!r}")
+
+
+def read_pairs(text: str) -> DevicePairs:
+    """Reads the pairs of a permutation from the start of HLO text, `{{0,1},{1,0}}`.
+
+    Raises:
+        GroupTextError: The text begins with nothing of the kind.
+    """
+    found = _LIST.match(text)
+    pairs = [_numbers(p) for p in re.findall(r"\{([\d,\s]*)\}", found[1])] if found else []
+    if found is None or any(len(pair) != 2 for pair in pairs):
+        raise GroupTextError(f"no pairs of devices at the start of {text[:60]!r}")
+    return DevicePairs(tuple((source, target) for source, target in pairs))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _mesh_groups(found: re.Match[str]) -> DeviceGroups:
+    """Groups along axes, or parts of them, of a mesh that the text itself describes."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(found["sizes"])}
+    wanted = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(found["axes"])]
+    members: list[strides.Step] = []
+    others: list[strides.Step] = []
+    axes = zip(sizes.items(), strides.row_major(list(sizes.values())), strict=True)
+    for (name, axis_size), stride in axes:
+        reached = 1
+        for before, size in sorted((b, s or axis_size) for n, b, s in wanted if n == name):
+            if before % reached or axis_size % (before * size):
+                raise GroupTextError(f"{found[0]}: axis {name!r} of {axis_size} has no such part")
+            others.append((before // reached, stride * (axis_size // before)))
+            reached = before * size
+            members.append((size, stride * (axis_size // reached)))
+        others.append((axis_size // reached, stride))
+    if unknown := {n for n, _, _ in wanted} - set(sizes):
+        raise GroupTextError(f"{found[0]}: the mesh has no axis {sorted(unknown)[0]!r}")
+    count, size = (math.prod(s for s, _ in steps) for steps in (others, members))
+    steps = strides.merge([*others, *members])
+    if found["devices"] is None:
+        return DeviceGroups(count, size, steps)
+    devices = _mesh_devices(found["devices"])
+    if len(devices) != count * size:
+        raise GroupTextError(f"{found[0]}: {len(devices)} devices for a mesh of {count * size}")
+    rows = np.asarray(devices)[strides.place_all(steps)].reshape(count, size)
+    return DeviceGroups.of_list(rows.tolist())
+
+
+def _mesh_devices(text: str) -> Sequence[int]:
+    turned = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if turned is None:
+        return _numbers(text)
+    dims = _numbers(turned[1])
+    groups = DeviceGroups.iota(1, math.prod(dims), dims, _numbers(turned[2] or ""))
+    return groups.devices()[0]

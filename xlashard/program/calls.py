@@ -1,0 +1,109 @@
+"""How often each computation of a module runs, from HLO text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.program.loops import trip_count
+
+
+@dataclass(frozen=True)
+class Run:
+    """How often a computation runs in one execution of the program, and what makes it run.
+
+    Attributes:
+        times: How often, if every branch on the way is taken, and with 1 for each loop on the way
+            whose trip count is not known.
+        known: Whether all those trip counts are known.
+        conditional: Whether it may be skipped by a branch.
+        asynchronous: Whether it runs beside other work, from a start to a done.
+        caller: An instruction that calls it; None for the entry.
+        site: The computation of that instruction.
+    """
+
+    times: int = 1
+    known: bool = True
+    conditional: bool = False
+    asynchronous: bool = False
+    caller: Instruction | None = None
+    site: str = ""
+
+
+def runs_of(module: HloText) -> dict[str, Run]:
+    """How often each computation runs that the entry leads to.
+
+    A computation with several callers runs as often as they make it run together.
+    """
+    if module.entry not in module.computations:
+        return {}
+    runs = {module.entry: Run()}
+    calls = {name: list(_calls(module, c)) for name, c in module.computations.items()}
+    for name in _callers_first(module.entry, calls):
+        run = runs[name]
+        for callee, call in calls[name]:
+            added = replace(
+                call,
+                times=run.times * call.times,
+                known=run.known and call.known,
+                conditional=run.conditional or call.conditional,
+                asynchronous=run.asynchronous or call.asynchronous,
+            )
+            runs[callee] = _together(runs[callee], added) if callee in runs else added
+    return runs
+
+
+def _together(one: Run, other: Run) -> Run:
+    return replace(
+        one,
+        times=one.times + other.times,
+        known=one.known and other.known,
+        conditional=one.conditional or other.conditional,
+        asynchronous=one.asynchronous or other.asynchronous,
+    )
+
+
+def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[str]:
+    """The computations that the entry leads to, each before all that it calls."""
+    order: list[str] = []
+    seen: set[str] = set()
+    waiting = [(entry, False)]
+    while waiting:
+        name, has_callees = waiting.pop()
+        if has_callees:
+            order.append(name)
+        elif name not in seen:
+            seen.add(name)
+            waiting.append((name, True))
+            waiting += [(callee, False) for callee, _ in calls[name]]
+    return order[::-1]
+
+
+_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+_CALLS = ("calls", "to_apply", "called_computations", "body", "condition", "select", "scatter")
+
+
+def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run]]:
+    """What a computation calls, and how often each time that it runs itself."""
+    for instruction in computation.instructions.values():
+        opcode = instruction.opcode
+        if "=" not in instruction.attributes or opcode.endswith(("-update", "-done")):
+            # The start of an asynchronous call has named what it calls.
+            continue
+        for attribute in (*_CALLS, *_BRANCHES):
+            callees = [c for c in instruction.called(attribute) if c in module.computations]
+            if callees:
+                run = _run(module, computation, instruction, attribute)
+                yield from ((callee, run) for callee in callees)
+
+
+def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> Run:
+    run = Run(caller=caller, site=site.name)
+    if attribute in _BRANCHES:
+        return replace(run, conditional=True)
+    if caller.opcode != "while":
+        return replace(run, asynchronous=caller.opcode.endswith("-start"))
+    trips = trip_count(module, site, caller)
+    if trips is None:
+        return replace(run, known=False)
+    # The condition runs once more, to say no.
+    return replace(run, times=trips + (attribute == "condition"))

@@ -1,0 +1,339 @@
+"""What a compiled program sends between its devices, from its optimised HLO."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from xlashard.geometry.groups import AxisParts, DeviceGroups, DevicePairs, read_groups, read_pairs
+from xlashard.geometry.mesh import MeshGrid
+from xlashard.program.calls import Run, runs_of
+from xlashard.program.hlo import (
+    ArrayType,
+    Computation,
+    Frame,
+    HloText,
+    Instruction,
+    array_types,
+    read_hlo,
+)
+
+type CollectiveKind = Literal[
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+]
+
+KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind.__value__)
+"""Every kind of collective, in the order of summaries."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a compiled program. All bytes are those of one device and one run of it.
+
+    Attributes:
+        kind: What it does.
+        name: The instruction's name; that of its start, where it is asynchronous.
+        computation: The computation that it stands in.
+        operands: The types of what each device puts in.
+        results: The types of what each device gets out.
+        groups: The groups of devices that talk to each other, or for a permutation the pairs.
+        times: How often it runs in one execution of the program: the product of the trip counts
+            of the loops around it, with 1 for a loop of which the text tells none.
+        times_known: Whether all those trip counts are known.
+        conditional: Whether it stands in a branch that may not be taken; `times` counts as if it
+            were.
+        asynchronous: Whether its start and its end are apart, with other work between them.
+        op_name: What JAX called the operation that caused it; empty if unknown.
+        frames: The source lines that the operation comes from, the innermost first.
+    """
+
+    kind: CollectiveKind
+    name: str
+    computation: str
+    operands: tuple[ArrayType, ...]
+    results: tuple[ArrayType, ...]
+    groups: DeviceGroups | DevicePairs
+    times: int = 1
+    times_known: bool = True
+    conditional: bool = False
+    asynchronous: bool = False
+    op_name: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes that a device puts in."""
+        return sum(t.nbytes for t in self.operands)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes that a device gets out."""
+        return sum(t.nbytes for t in self.results)
+
+    @property
+    def payload_bytes(self) -> int:
+        """The larger of the two: the whole value that a group gathers, reduces or exchanges."""
+        return max(self.operand_bytes, self.result_bytes)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends under an algorithm that wastes none; the mean over devices.
+
+        With groups of `n` devices that is `(n-1)/n` of the payload, and twice as much for an
+        all-reduce. A permutation sends its payload once for each pair of two different devices;
+        the mean is that over the devices that are named in a pair.
+        """
+        payload = self.payload_bytes
+        if isinstance(self.groups, DevicePairs):
+            named = len({device for pair in self.groups.pairs for device in pair})
+            return payload * self.groups.moving // max(named, 1)
+        size = max(self.groups.size, 1)
+        return payload * (size - 1) * (2 if self.kind == "all-reduce" else 1) // size
+
+    def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
+        """The parts of mesh axes along which it runs; None where its groups are those of no axes.
+
+        Args:
+            grid: The mesh.
+            order: The mesh position of each device of the program; None if they are the same.
+        """
+        return self.groups.axes(grid, order)
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """Collectives of one kind along the same axes, together.
+
+    Bytes are those of one device in one execution of the program, so that a collective in a loop
+    counts once for each of its runs.
+
+    Attributes:
+        kind: What they do.
+        along: The axes as text, `data, model`; their groups, where they match no axes of the mesh
+            or no mesh was given.
+        count: How many there are in the program's text.
+        times: How often one of them runs.
+        operand_bytes: Bytes that a device puts in.
+        result_bytes: Bytes that a device gets out.
+        payload_bytes: Bytes of the larger of the two, collective by collective.
+        sent_bytes: Bytes that a device sends under an algorithm that wastes none.
+    """
+
+    kind: CollectiveKind
+    along: str
+    count: int
+    times: int
+    operand_bytes: int
+    result_bytes: int
+    payload_bytes: int
+    sent_bytes: int
+
+
+def along_text(
+    collective: Collective, grid: MeshGrid | None, order: Sequence[int] | None = None
+) -> str:
+    """The axes along which a collective runs, or else its groups, as text."""
+    parts = None if grid is None else collective.axes(grid, order)
+    if parts is None:
+        return str(collective.groups)
+    return ", ".join(map(str, parts)) if parts else "no other device"
+
+
+def summarize(
+    collectives: Sequence[Collective],
+    grid: MeshGrid | None = None,
+    order: Sequence[int] | None = None,
+) -> tuple[CollectiveTotal, ...]:
+    """Adds collectives up by kind and by the axes that they run along.
+
+    Args:
+        collectives: What `read_collectives` found.
+        grid: The mesh whose axes give names to the groups.
+        order: The mesh position of each device of the program; None if they are the same.
+
+    Returns:
+        A total for each kind and axes, those that send most bytes first.
+    """
+    alike: dict[tuple[CollectiveKind, str], list[Collective]] = {}
+    for collective in collectives:
+        key = collective.kind, along_text(collective, grid, order)
+        alike.setdefault(key, []).append(collective)
+    totals = [_total(kind, along, found) for (kind, along), found in alike.items()]
+    return tuple(sorted(totals, key=lambda t: (-t.sent_bytes, KINDS.index(t.kind), t.along)))
+
+
+def _total(kind: CollectiveKind, along: str, found: Sequence[Collective]) -> CollectiveTotal:
+    return CollectiveTotal(
+        kind=kind,
+        along=along,
+        count=len(found),
+        times=sum(c.times for c in found),
+        operand_bytes=sum(c.times * c.operand_bytes for c in found),
+        result_bytes=sum(c.times * c.result_bytes for c in found),
+        payload_bytes=sum(c.times * c.payload_bytes for c in found),
+        sent_bytes=sum(c.times * c.sent_bytes for c in found),
+    )
+
+
+def read_collectives(text: str) -> tuple[Collective, ...]:
+    """Finds the collectives of a compiled program.
+
+    A start and its done are one collective. One that a fusion or an asynchronous computation
+    wraps is found where that is called, and one in a computation that is called from several
+    places is one collective that runs as often as they do together. The fusion in which TPU's
+    compiler hides a reduce-scatter, as an all-reduce of which each device keeps a slice, counts as
+    the reduce-scatter that it is.
+
+    Args:
+        text: Optimised HLO, as `Compiled.as_text()` gives it.
+
+    Returns:
+        The collectives, in the order of the text.
+
+    Raises:
+        GroupTextError: If the device groups of a collective can't be read.
+
+    Example:
+        >>> found = read_collectives('''HloModule m, num_partitions=2
+        ...
+        ... ENTRY %main (p: f32[2,4]) -> f32[4,4] {
+        ...   %p = f32[2,4]{1,0} parameter(0)
+        ...   ROOT %g = f32[4,4]{1,0} all-gather(%p), replica_groups=[1,2]<=[2], dimensions={0}
+        ... }''')
+        >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
+        [('all-gather', 32, 64, '1 group of 2 devices')]
+    """
+    return tuple(found for module in read_hlo(text) for found in _of_module(module))
+
+
+def _of_module(module: HloText) -> list[Collective]:
+    runs = runs_of(module)
+    standing: list[tuple[Computation, Instruction, CollectiveKind, Run]] = [
+        (computation, instruction, kind, runs[computation.name])
+        for computation in module.computations.values()
+        if computation.name in runs
+        for instruction in computation.instructions.values()
+        if (kind := _kind(instruction)) is not None
+    ]
+    started = {_channel(i) for c, i, _, _ in standing if _has_target(c, _STARTS)}
+    return [
+        _collective(module, computation, instruction, kind, run)
+        for computation, instruction, kind, run in standing
+        if not (_is_later_part(computation, run) and _channel(instruction) in started)
+    ]
+
+
+_STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
+
+
+def _is_later_part(computation: Computation, run: Run) -> bool:
+    """Whether a collective there is but a part of one that started elsewhere.
+
+    TPU's compiler spreads an asynchronous collective over the operations that hide it: a fusion
+    that starts it, fusions that push it on beside their own work, and one that ends it, each with
+    a copy of the instruction.
+    """
+    if run.caller is None or run.caller.opcode != "fusion" or _has_target(computation, _STARTS):
+        return False
+    pushes_on = computation.name.startswith("async_collective_fusion")
+    return pushes_on or _has_target(computation, _ENDS)
+
+
+def _has_target(computation: Computation, target: str) -> bool:
+    text = f'custom_call_target="{target}"'
+    calls = (i for i in computation.instructions.values() if i.opcode == "custom-call")
+    return any(text in call.attributes for call in calls)
+
+
+def _channel(instruction: Instruction) -> object:
+    found = re.search(r"\bchannel_id=(\d+)", instruction.bare_attributes)
+    return instruction.opcode, found[1] if found else None
+
+
+def _kind(instruction: Instruction) -> CollectiveKind | None:
+    """What an instruction does between devices; None for a done, which its start speaks for."""
+    opcode = instruction.opcode.removesuffix("-start")
+    return next((kind for kind in KINDS if kind == opcode), None)
+
+
+def _collective(
+    module: HloText,
+    computation: Computation,
+    instruction: Instruction,
+    kind: CollectiveKind,
+    run: Run,
+) -> Collective:
+    operands = _operand_types(computation, instruction)
+    results = _result_types(computation, instruction, operands)
+    caller = run.caller if run.caller is not None and run.caller.opcode == "fusion" else None
+    if caller is not None and kind == "all-reduce" and _is_scatter(caller):
+        kind, results = "reduce-scatter", array_types(caller.type)
+    told_by = [instruction, *([caller] if caller is not None else [])]
+    return Collective(
+        kind=kind,
+        name=instruction.name,
+        computation=computation.name,
+        operands=tuple(operands),
+        results=tuple(results),
+        groups=_groups(module, instruction, kind),
+        times=run.times,
+        times_known=run.known,
+        conditional=run.conditional,
+        asynchronous=run.asynchronous
+        or instruction.opcode.endswith("-start")
+        or _has_target(computation, _STARTS),
+        op_name=next(filter(None, map(module.op_name, told_by)), ""),
+        frames=next(filter(None, map(module.frames, told_by)), ()),
+    )
+
+
+def _is_scatter(fusion: Instruction) -> bool:
+    return any(name.startswith("all-reduce-scatter") for name in fusion.called("calls"))
+
+
+def _operand_types(computation: Computation, instruction: Instruction) -> list[ArrayType]:
+    named = [computation.instructions.get(name) for name in instruction.operand_names]
+    types = [t for i in named if i is not None for t in array_types(i.type)]
+    return types or array_types(instruction.operands)
+
+
+def _result_types(
+    computation: Computation, instruction: Instruction, operands: Sequence[ArrayType]
+) -> list[ArrayType]:
+    if not instruction.opcode.endswith("-start"):
+        return array_types(instruction.type)
+    for other in computation.instructions.values():
+        if other.opcode.endswith("-done") and instruction.name in other.operand_names:
+            return array_types(other.type)
+    # Its own type begins with the operands and may end with numbers for the runtime's own use.
+    types = array_types(instruction.type)
+    return types[len(operands) : 2 * len(operands)] or types
+
+
+def _groups(
+    module: HloText, instruction: Instruction, kind: CollectiveKind
+) -> DeviceGroups | DevicePairs:
+    if kind == "collective-permute":
+        return read_pairs(instruction.attribute("source_target_pairs") or "")
+    devices = module.num_partitions * module.num_replicas
+    text = instruction.attribute("replica_groups") or "{}"
+    groups = read_groups(text, devices)
+    if _counts_replicas(module, instruction, kind) and module.num_replicas == 1:
+        # The groups say which replicas talk, each with all of its partitions.
+        return DeviceGroups.everyone(devices)
+    return groups
+
+
+def _counts_replicas(module: HloText, instruction: Instruction, kind: CollectiveKind) -> bool:
+    """Whether the numbers in the groups are replicas, of which each has all its partitions."""
+    attributes = instruction.bare_attributes
+    if kind not in ("all-gather", "all-reduce", "reduce-scatter") or module.num_partitions == 1:
+        return False
+    has_channel = re.search(r"\bchannel_id=\d", attributes) is not None
+    return has_channel and "use_global_device_ids=true" not in attributes

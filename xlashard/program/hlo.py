@@ -1,0 +1,297 @@
+"""HLO text, read as far as it is needed to find what a program does between its devices.
+
+XLA's own objects say less through jaxlib than their text does (no called computations, no
+replica groups, no source lines), and the text is what every PJRT plugin gives. It is read line by
+line; of an instruction only its type, its opcode, its operands and its attributes are taken apart.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """The type of one array.
+
+    Attributes:
+        dtype: As HLO writes it: `f32`, `bf16`, `pred`.
+        dims: Its shape; the largest one, where it is not fixed.
+        nbytes: Its elements without the padding of its layout, in bytes.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+        name: Its name, without the percent sign.
+        type: The text of its type, with layouts.
+        opcode: What it does.
+        operands: The text between its parentheses.
+        attributes: What follows them.
+        is_root: Whether its value is that of the computation.
+    """
+
+    name: str
+    type: str
+    opcode: str
+    operands: str
+    attributes: str
+    is_root: bool = False
+
+    @property
+    def operand_names(self) -> list[str]:
+        """The names of its operands."""
+        return _operand_names(self.operands)
+
+    def attribute(self, name: str) -> str | None:
+        """The text from an attribute's value on, or None where it is not given."""
+        found = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
+        return self.bare_attributes[found.end() :] if found else None
+
+    def called(self, name: str) -> list[str]:
+        """The computations that an attribute names: one, or several in braces."""
+        text = self.attribute(name)
+        if text is None:
+            return []
+        found = re.match(r"\{([^}]*)\}|%?([\w.\-]+)", text)
+        if found is None:
+            return []
+        names = found[1] if found[1] is not None else found[2]
+        return [n.strip().lstrip("%") for n in names.split(",") if n.strip()]
+
+    @property
+    def bare_attributes(self) -> str:
+        """The attributes up to the first that holds text of others (metadata, configuration)."""
+        return _TEXT_OF_OTHERS.split(self.attributes, maxsplit=1)[0]
+
+
+_TEXT_OF_OTHERS = re.compile(r",?\s*(?:metadata=\{|backend_config=|frontend_attributes=\{)")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of a program's source.
+
+    Attributes:
+        file: The file's path.
+        line: The line, from 1 on.
+        function: The function around it, where that is known.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A list of instructions.
+
+    Attributes:
+        name: Its name, without the percent sign.
+        instructions: Its instructions by name, in their order.
+    """
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+
+    @cached_property
+    def root(self) -> Instruction | None:
+        """The instruction whose value is the computation's."""
+        return next((i for i in self.instructions.values() if i.is_root), None)
+
+
+@dataclass(frozen=True)
+class HloText:
+    """One module.
+
+    Attributes:
+        header: The line with its name and its attributes.
+        computations: By name.
+        entry: The name of the computation that runs; empty if the text has none.
+        tables: Tables of source lines, by their title and the number of the row.
+    """
+
+    header: str
+    computations: Mapping[str, Computation]
+    entry: str
+    tables: Mapping[str, Mapping[int, str]]
+
+    @property
+    def num_partitions(self) -> int:
+        """Over how many devices one replica of the program runs."""
+        return self._header_number("num_partitions")
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas of the program run."""
+        return self._header_number("replica_count")
+
+    def _header_number(self, name: str) -> int:
+        found = re.search(rf"\b{name}=(\d+)", self.header)
+        return int(found[1]) if found else 1
+
+    def op_name(self, instruction: Instruction) -> str:
+        """What JAX called the operation: `f/jvp()/while/body/dot_general`; empty if unknown."""
+        found = _OP_NAME.search(_metadata(instruction))
+        return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
+
+    def frames(self, instruction: Instruction) -> tuple[Frame, ...]:
+        """The lines that the operation comes from, the innermost first."""
+        metadata = _metadata(instruction)
+        if found := re.search(r"\bstack_frame_id=(\d+)", metadata):
+            return self._stack(int(found[1]))
+        file = re.search(r'\bsource_file="((?:[^"\\]|\\.)*)"', metadata)
+        line = re.search(r"\bsource_line=(\d+)", metadata)
+        return (Frame(file[1], int(line[1])),) if file and line else ()
+
+    def _stack(self, frame: int) -> tuple[Frame, ...]:
+        stack: list[Frame] = []
+        rows = self.tables.get("StackFrames", {})
+        # The printer counts parents from 1 for "no parent", so that the first is its own.
+        offset = 1 if _row_number(rows.get(1, ""), "parent_frame_id") == 1 else 0
+        while frame in rows and len(stack) <= len(rows):
+            stack.append(self._frame(_row_number(rows[frame], "file_location_id")))
+            frame = _row_number(rows[frame], "parent_frame_id") - offset
+        return tuple(stack)
+
+    def _frame(self, location: int) -> Frame:
+        row = self.tables.get("FileLocations", {}).get(location, "")
+        name = self.tables.get("FileNames", {}).get(_row_number(row, "file_name_id"), "")
+        function = self.tables.get("FunctionNames", {}).get(_row_number(row, "function_name_id"))
+        return Frame(_unquoted(name), _row_number(row, "line"), _unquoted(function or ""))
+
+
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_METADATA = re.compile(r"metadata=\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\}")
+
+
+def _metadata(instruction: Instruction) -> str:
+    found = _METADATA.search(instruction.attributes)
+    return found[1] if found else ""
+
+
+def _row_number(row: str, name: str) -> int:
+    found = re.search(rf"\b{name}=(\d+)", row)
+    return int(found[1]) if found else 0
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text.strip().strip('"'))
+
+
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+def read_hlo(text: str) -> tuple[HloText, ...]:
+    """Reads the text of one or more modules.
+
+    What it does not understand it leaves out: a line of another form is no instruction.
+
+    Args:
+        text: What `Compiled.as_text()` gives.
+    """
+    starts = [found.start() for found in re.finditer(r"^HloModule\b", text, re.MULTILINE)]
+    return tuple(_module(text[a:b]) for a, b in pairwise([*starts, len(text)]))
+
+
+def _module(text: str) -> HloText:
+    computations: dict[str, Computation] = {}
+    tables: dict[str, dict[int, str]] = {}
+    entry = ""
+    table: dict[int, str] | None = None
+    current: Computation | None = None
+    lines = iter(text.splitlines())
+    header = next(lines)
+    for line in lines:
+        if current is not None:
+            if line.startswith("}"):
+                current = None
+            elif (instruction := _instruction(line)) is not None:
+                current.instructions[instruction.name] = instruction
+        elif (title := line.strip()) in _TABLES:
+            table = tables.setdefault(title, {})
+        elif found := _COMPUTATION.match(line):
+            current = computations.setdefault(found[2], Computation(found[2]))
+            entry = found[2] if found[1] else entry
+        elif table is not None and (number := title.partition(" "))[0].isdecimal():
+            table[int(number[0])] = number[2]
+    return HloText(header, computations, entry, tables)
+
+
+def _instruction(line: str) -> Instruction | None:
+    found = _INSTRUCTION.match(line)
+    if found is None:
+        return None
+    start = found.end()
+    end = _closed(line, start) if line.startswith("(", start) else line.find(" ", start)
+    opcode = _OPCODE.match(line, end) if end > 0 else None
+    if opcode is None:
+        return None
+    close = _closed(line, opcode.end() - 1)
+    operands = line[opcode.end() : close - 1]
+    return Instruction(
+        found[2], line[start:end], opcode[1], operands, line[close:].lstrip(", "), bool(found[1])
+    )
+
+
+_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
+
+
+def _closed(line: str, start: int) -> int:
+    """The place past the parenthesis that closes the one at `start`."""
+    depth = 0
+    for found in _BRACKET.finditer(line, start):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.end()
+    return len(line)
+
+
+def _operand_names(operands: str) -> list[str]:
+    if "%" in operands:
+        return _NAME.findall(operands)
+    # Printed without percent signs: the name is the last word of each operand.
+    words = [operand.split() for operand in operands.split(",")]
+    return [w[-1] for w in words if w and re.fullmatch(r"[A-Za-z_][\w.\-]*", w[-1])]
+
+
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](\{[^}]*\})?")
+
+
+def array_types(text: str) -> list[ArrayType]:
+    """The arrays of a type, those of tuples in order; tokens are none.
+
+    Example:
+        >>> [(str(t), t.nbytes) for t in array_types("(bf16[8,4]{1,0:T(8,128)}, s32[])")]
+        [('bf16[8,4]', 64), ('s32[]', 4)]
+    """
+    found = _ARRAY.findall(text)
+    return [_array_type(*parts) for parts in found if parts[0] not in ("token", "opaque")]
+
+
+def _array_type(dtype: str, dims: str, layout: str) -> ArrayType:
+    sizes = tuple(int(number) for number in re.findall(r"\d+", dims))
+    bits = 8 if dtype == "pred" else int((re.search(r"\d+", dtype) or ["8"])[0])
+    if bits < 8:
+        # Small integers take a byte each, unless their layout packs them.
+        packed = re.search(r"E\((\d+)\)", layout)
+        bits = int(packed[1]) if packed else 8
+    return ArrayType(dtype, sizes, -(-math.prod(sizes) * bits // 8))
