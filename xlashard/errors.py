@@ -8,6 +8,17 @@ attributes, so that an upper layer can say them again with the argument's path i
 from collections.abc import Sequence
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number of things, as a message says it: `1 entry`, `2 entries`.
+
+    Args:
+        number: How many.
+        noun: What one is called.
+        plural: What several are called, if not `noun` with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 class XlashardError(Exception):
     """Every exception that this project raises; each is a built-in exception besides."""
 

@@ -265,7 +265,7 @@ def no_tuple(bench: Bench, rng: random.Random) -> Bad:
 def no_mesh(bench: Bench, rng: random.Random) -> Bad:
     keyword = rng.choice(["in_shardings", "out_shardings"])
     f = pjit(run, **{keyword: (P("x"), P("y"))})
-    return ways(rng, f, {"w": array(rng, 8)}, array(rng, 8)), ("with mesh:",)
+    return ways(rng, f, {"w": array(rng, 8)}, array(rng, 8)), ("with jax.set_mesh(mesh):",)
 
 
 def other_devices(bench: Bench, rng: random.Random) -> Bad:

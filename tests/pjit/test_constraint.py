@@ -227,17 +227,17 @@ def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
     sharding = NamedSharding(mesh.abstract_mesh, P("x"))
     with mesh:
         assert spec_of(pjit(lambda x: with_sharding_constraint(x, sharding))(f32(8))) == ("x",)
-    with pytest.raises(MeshError, match="sharding of x stands on AbstractMesh.*with mesh:"):
+    with pytest.raises(MeshError, match="sharding of x stands on AbstractMesh.*with jax.set_mesh"):
         with_sharding_constraint(f32(8), sharding)
-    with make_mesh((8,), ("x",)), pytest.raises(MeshError, match="of a mesh of that shape"):
+    with make_mesh((8,), ("x",)), pytest.raises(MeshError, match="those axes, sizes and types"):
         with_sharding_constraint(f32(8), sharding)
 
 
 def test_refusals(mesh):
     tree = {"w": f32(8, 4)}
-    with pytest.raises(MeshError, match=r"the sharding of x\['w'\] is P.*with mesh:"):
+    with pytest.raises(MeshError, match=r"the sharding of x\['w'\] is P.*with jax.set_mesh"):
         with_sharding_constraint(tree, P("x"))
-    with pytest.raises(MeshError, match=r"x\['w'\] is None \(replicated\).*with mesh:"):
+    with pytest.raises(MeshError, match=r"x\['w'\] is None \(replicated\).*with jax.set_mesh"):
         with_sharding_constraint(tree, None)
     with mesh:
         with pytest.raises(ResourceError, match=r"x\['w'\] is P\('z',?\).*'z'.*'x'"):
@@ -246,7 +246,7 @@ def test_refusals(mesh):
             with_sharding_constraint(tree, P("x", "x"))
         with pytest.raises(ResourceError, match=r"x\['w'\] \(float32\[8,4\]\).*3 dimensions"):
             with_sharding_constraint(tree, P(None, None, "x"))
-        with pytest.raises(ResourceError, match=r"shardings\['w'\] is 'x'.*PartitionSpec\('x'\)"):
+        with pytest.raises(ResourceError, match=r"shardings\['w'\] is 'x'.*P\('x'\)"):
             with_sharding_constraint(tree, {"w": "x"})
         with pytest.raises(ArgumentError, match=r"x\['w'\] is 'text'"):
             with_sharding_constraint({"w": "text"}, P())

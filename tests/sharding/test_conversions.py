@@ -45,8 +45,8 @@ def test_classes_are_those_of_the_interface() -> None:
     [
         (P("modle"), UnknownAxisError, "model"),
         (P("data", "data"), DuplicateAxisError, "dimensions 0 and 1"),
-        (("data", "model"), ShardingError, r"PartitionSpec\('data', 'model'\)"),
-        ("data", ShardingError, r"PartitionSpec\('data'\)"),
+        (("data", "model"), ShardingError, r"P\('data', 'model'\)"),
+        ("data", ShardingError, r"P\('data'\)"),
     ],
 )
 def test_wrong_specs_say_what_would_do(spec: Any, error: type[Exception], said: str) -> None:

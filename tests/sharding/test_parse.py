@@ -168,7 +168,7 @@ def test_what_a_user_writes(entry, partitions):
 @pytest.mark.parametrize(
     ("entry", "kind", "text"),
     [
-        ("x", ArgumentError, r"in_axis_resources must be .* not str: write PartitionSpec\('x'\)"),
+        ("x", ArgumentError, r"in_axis_resources must be .* not str: write P\('x'\)"),
         (P(3), SpecEntryError, "entry 0 is 3"),
         (P("x", U), ShardingError, "leaves dimension 1 to the partitioner"),
     ],

@@ -244,7 +244,8 @@ def _checked(name: str, buffers: Any) -> Any:
         return dispatch.check_special_array(name, buffers)
     except api_util.InternalFloatingPointError as error:
         raise NonFiniteError(
-            f"{name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs forbid"
+            f"{name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs forbid: call "
+            "the function inside `with jax.disable_jit():` to stop at the operation that makes it"
         ) from None
 
 
@@ -278,6 +279,11 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     mesh = jax.sharding.Mesh(np.array(devices, dtype=object), ("token",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("token"))
     return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
+
+
+def error_text(error: RuntimeError) -> str:
+    """What XLA says, without the places in its own source where it says it."""
+    return str(error).partition("\n=== Source Location Trace")[0].rstrip()
 
 
 def checks_results() -> bool:

@@ -14,6 +14,7 @@ from xlashard.errors import (
     RankError,
     SpecEntryError,
     UnknownAxisError,
+    counted,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Spec:
         """Whether no dimension is left to the partitioner."""
         return None not in self.dims
 
+    def describe(self) -> str:
+        """The spec as people write it, for messages: `P('x', None, ('y', 'z'))`."""
+        return f"P({', '.join(map(_entry_text, self.dims))})"
+
     def for_rank(self, ndim: int) -> tuple[DimAxes, ...]:
         """The dims of an array of rank `ndim`, the uncut trailing ones included.
 
@@ -81,7 +86,8 @@ class Spec:
         """
         if len(self.dims) > ndim:
             raise RankError(
-                f"the spec needs at least {_dimensions(len(self.dims))}, the array has {ndim}",
+                f"the spec needs at least {counted(len(self.dims), 'dimension')}, the array has "
+                f"{ndim}",
                 ndim=ndim,
                 needed=len(self.dims),
             )
@@ -101,6 +107,14 @@ class Spec:
             raise GeometryError(f"a new dimension's position counts from 0, got {dim}")
         padded = self.dims + ((),) * (dim - len(self.dims))
         return Spec((*padded[:dim], axes, *padded[dim:]))
+
+
+def _entry_text(axes: DimAxes) -> str:
+    if axes is None:
+        return "P.UNCONSTRAINED"
+    if not axes:
+        return "None"
+    return repr(axes[0]) if len(axes) == 1 else repr(axes)
 
 
 def parse_spec(entries: Iterable[object], *, unconstrained: object = UNCONSTRAINED) -> Spec:
@@ -145,18 +159,25 @@ def _parse_dim(dim: int, entry: object, unconstrained: object) -> DimAxes:
     for name in entry:
         if name is unconstrained:
             raise SpecEntryError(
-                f"entry {dim} has UNCONSTRAINED inside a tuple; a dimension is unconstrained "
-                "as a whole or not at all",
+                f"entry {dim} has UNCONSTRAINED inside a tuple; a dimension is unconstrained as a "
+                f"whole or not at all: write {_without_open(entry, unconstrained)}, or "
+                "P.UNCONSTRAINED alone",
                 dim=dim,
                 entry=entry,
             )
         if name is not None and not isinstance(name, str):
             raise SpecEntryError(
-                f"entry {dim} has {name!r}, of type {type(name).__name__}, among its axis names",
+                f"entry {dim} has {name!r}, of type {type(name).__name__}, among its axis names: "
+                "write the names alone, such as ('x', 'y')",
                 dim=dim,
                 entry=entry,
             )
     return tuple(name for name in entry if name is not None)
+
+
+def _without_open(entry: Sequence[object], unconstrained: object) -> str:
+    names = [name for name in entry if name is not unconstrained]
+    return repr(names[0] if len(names) == 1 else tuple(names))
 
 
 def validate_spec(
@@ -234,16 +255,26 @@ def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
                 else f"for dimensions {' and '.join(map(str, dims))}"
             )
             raise DuplicateAxisError(
-                f"the axis {axis!r} is used {where}; each axis can cut one dimension, once",
+                f"the axis {axis!r} is used {where}; each axis can cut one dimension, once: write "
+                f"{_used_once(spec).describe()}",
                 axis=axis,
                 dims=dims,
             )
 
 
+def _used_once(spec: Spec) -> Spec:
+    """The spec with each axis only where it comes first."""
+    seen: set[str] = set()
+    dims: list[DimAxes] = []
+    for axes in spec.dims:
+        kept = axes if axes is None else tuple(dict.fromkeys(a for a in axes if a not in seen))
+        seen |= set(kept or ())
+        dims.append(kept)
+    return Spec(tuple(dims))
+
+
 def _suggest(axis: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(axis, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _dimensions(n: int) -> str:
-    return f"{n} dimension{'' if n == 1 else 's'}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return ": name one of those, or None to leave the dimension whole"

@@ -81,10 +81,15 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
 
 def _deleted_text(value: Any, path: str, aval: Any) -> str:
     by = getattr(value, "_deleted_by", None) if isinstance(value, Array) else None
-    how = f"was donated to {by}" if by else "was deleted or donated"
+    what = f"{path} ({dtype_name(aval)})"
+    if by is None:
+        return (
+            f"{what} was deleted or donated, so its buffers are gone: make it anew, or use what "
+            "the call that took it returned"
+        )
     return (
-        f"{path} ({dtype_name(aval)}) {how}, so its buffers are deleted: use what that call "
-        "returned, or leave the argument out of donate_argnums"
+        f"{what} was donated to {by}, so its buffers are deleted: use what that call returned, or "
+        "leave the argument out of donate_argnums"
     )
 
 
@@ -109,8 +114,13 @@ def follow_layouts(arguments: Sequence[Argument], said: Sequence[Any]) -> tuple[
     )
 
 
-def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
+def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = True) -> None:
     """Refuses arguments that are nothing JAX computes with, before it is traced.
+
+    Args:
+        values: The arguments.
+        paths: As a person would write them.
+        static: Whether such an argument could be marked static instead.
 
     Raises:
         ArgumentError: With the path of the first such argument.
@@ -122,7 +132,7 @@ def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
             if type(value) is np.ndarray and value.dtype.kind in _NUMERIC:
                 continue
             if value.dtype.kind in _NEVER_NUMERIC:
-                raise ArgumentError(_no_numbers(value, path))
+                raise ArgumentError(_no_numbers(value, path, static))
         try:
             abstractify(value)
         except OverflowError:
@@ -131,7 +141,7 @@ def check_values(values: Sequence[Any], paths: Sequence[str]) -> None:
                 "np.int64(...) with jax_enable_x64, or a float"
             ) from None
         except (TypeError, ValueError):
-            raise ArgumentError(_not_an_array(value, path)) from None
+            raise ArgumentError(_not_an_array(value, path, static)) from None
 
 
 # By NumPy's letters: bool, (un)signed int, float, complex. "V" may be a float of ml_dtypes.
@@ -158,24 +168,24 @@ def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
             raise error
 
 
-def _no_numbers(value: Any, path: str) -> str:
+def _no_numbers(value: Any, path: str, static: bool) -> str:
     return (
         f"{path} is a NumPy {'array' if isinstance(value, np.ndarray) else 'scalar'} of dtype "
-        f"{value.dtype}, which no device computes with: convert it to numbers first, or mark the "
-        f"argument static: {_static_hint(path)}"
+        f"{value.dtype}, which no device computes with: convert it to numbers first"
+        + (_static_hint(path) if static else "")
     )
 
 
-def _not_an_array(value: Any, path: str) -> str:
+def _not_an_array(value: Any, path: str, static: bool) -> str:
     return (
-        f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an array, or "
-        f"mark the argument static: {_static_hint(path)}"
+        f"{path} is {_short(value)} ({type(value).__name__}), which is no array: pass an array"
+        + (_static_hint(path) if static else "")
     )
 
 
 def _static_hint(path: str) -> str:
     name = path.split("[")[0].split(".")[0]
-    return f"pjit(f, static_argnames=({name!r},))"
+    return f", or mark the argument static: pjit(f, static_argnames=({name!r},))"
 
 
 def _short(value: Any) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.tracing import abstractify, is_extended
-from xlashard.errors import ArgumentError, ResourceError
+from xlashard._jax.tracing import is_extended
+from xlashard.errors import ArgumentError
+from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
+from xlashard.pjit.checks import check_place, check_type
 from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
@@ -112,46 +114,21 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
     if tree != plan.state_tree:
         raise ArgumentError(
             f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but {tree} "
-            "was given to bind"
+            "was given to bind: give a state of that structure, or lower and compile for this one"
         )
     parts, count, paths = prepared.program.parts, len(leaves), plan.state_paths
     avals, shardings = parts.out_avals[:count], parts.out_shardings[:count]
-    check_values(leaves, paths)
+    check_values(leaves, paths, static=False)
     check_concrete(leaves, paths)
     for leaf, path, aval in zip(leaves, paths, avals, strict=True):
-        check_type(leaf, path, aval, f"{plan.name} was compiled for {{}}, but {{}} was bound")
+        text = f"{plan.name} was compiled for {{}}, but {{}} was bound"
+        check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
-        there = given.sharding
-        if there is None or not given.committed:
-            continue
-        if not sharding.is_equivalent_to(there, given.aval.ndim):
-            raise ResourceError(
-                f"{plan.name} keeps {given.describe()} as {sharding}, but the state given to bind "
-                f"is committed as {there}: move it first with device_put(x, sharding)",
-                path=given.path,
-            )
+        check_place(given, sharding, f"{plan.name} keeps {{}}")
     handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         check_donated_once(handles, [True] * count, paths, plan.name)
     return leaves, handles
-
-
-def check_type(value: Any, path: str, aval: Any, text: str) -> None:
-    """Refuses a value of another shape or dtype.
-
-    Args:
-        value: The value.
-        path: As a person would write it.
-        aval: What it should be.
-        text: The error, with places for what was wanted (with its path) and what was given.
-
-    Raises:
-        ArgumentError: If it is something else.
-    """
-    given = abstractify(value)
-    if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-        wanted = f"{path} as {dtype_name(aval)}"
-        raise ArgumentError(text.format(wanted, dtype_name(given)))
 
 
 def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
@@ -163,7 +140,7 @@ def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
     if data is None or data[0] is not tuple or not parts or parts[0] != state_tree:
         raise ArgumentError(
             f"{name} can't be bound: its result must be the new state, or a tuple that begins with "
-            f"it; the state is {state_tree}, the result {out_tree}"
+            f"it; the state is {state_tree}, the result {out_tree}: write `return state, out`"
         )
     rest = parts[1:]
     return rest[0] if len(rest) == 1 else jax.tree_util.treedef_tuple(rest)
@@ -179,6 +156,12 @@ def _program_positions(prepared: Prepared) -> dict[int, int]:
     return positions
 
 
+def _as_it_came(aval: Any, new: Any) -> str:
+    if aval.shape == new.shape:
+        return f"by .astype({aval.dtype.name!r})"
+    return f"in its shape {tuple(aval.shape)}"
+
+
 def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
     program, positions = prepared.program, _program_positions(prepared)
     out_avals, name = call.traced.jaxpr.out_avals, call.traced.name
@@ -187,7 +170,7 @@ def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
         if (aval.shape, aval.dtype) != (new.shape, new.dtype):
             raise ArgumentError(
                 f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
-                f"{dtype_name(new)}"
+                f"{dtype_name(new)}: return it {_as_it_came(aval, new)}"
             )
         if i not in positions:
             continue
@@ -195,8 +178,8 @@ def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
         before, after = program.parts.in_shardings[at], program.parts.out_shardings[k]
         if not before.is_equivalent_to(after, aval.ndim):
             raise ArgumentError(
-                f"{name} can't be bound: {path} goes in as {before} and comes out as {after}; give "
-                "out_shardings for the state that equal its in_shardings"
+                f"{name} can't be bound: {path} goes in as {described(before)} and comes out as "
+                f"{described(after)}; give out_shardings for the state that equal its in_shardings"
             )
         if program.in_layouts[at] != program.out_layouts[k]:
             raise ArgumentError(

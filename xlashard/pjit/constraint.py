@@ -19,6 +19,7 @@ from xlashard._jax.primitives import (
 )
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.resources import (
     REPLICATED,
@@ -67,7 +68,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     flat, treedef = jax.tree_util.tree_flatten_with_path(x)
     paths = ["x" + jax.tree_util.keystr(path) for path, _ in flat]
     leaves = [leaf for _, leaf in flat]
-    check_values(leaves, paths)
+    check_values(leaves, paths, static=False)
     mesh = tracing.mesh_in_force()
     resources = expand(
         read_resources(shardings, "shardings"),
@@ -85,7 +86,8 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     if said is REPLICATED:
         raise MeshError(
             f"the sharding of {path} is None (replicated), but no mesh is in force to say over "
-            "which devices: call inside `with mesh:`, or give NamedSharding(mesh, PartitionSpec())"
+            "which devices: call inside `with jax.set_mesh(mesh):`, or give NamedSharding(mesh, "
+            "P())"
         )
     if said is not None:
         leaf = constrain(leaf, _fitting(said, tracing.abstractify(leaf), path))
@@ -101,7 +103,9 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
         sharding.rank_tiling(aval.ndim)
     except (GeometryError, ShardingError) as error:
         raise ResourceError(
-            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {said}: {error}", path=path
+            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {advice.described(said)}: "
+            f"{error}. {advice.rank_hint(said, aval.ndim)}",
+            path=path,
         ) from None
     return sharding
 

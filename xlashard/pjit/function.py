@@ -174,7 +174,8 @@ class Function:
             return compiling.devices_of(backend)[0]
         except RuntimeError as error:
             raise ArgumentError(
-                f"{self.name} was told to run on backend={backend!r}: {error}"
+                f"{self.name} was told to run on backend={backend!r}: {error}; here write "
+                f"backend={jax.default_backend()!r}"
             ) from None
 
     def prepare(self, call: Call) -> Prepared:

@@ -103,7 +103,8 @@ def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str,
         return ()
     if not isinstance(options, Mapping):
         raise ArgumentError(
-            f"compiler_options must be a dict of names and values, not {type(options).__name__}"
+            f"compiler_options must be a dict of names and values, not {type(options).__name__}: "
+            "write compiler_options={'xla_embed_ir_in_executable': True}"
         )
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str | bool | int | float):
@@ -122,11 +123,14 @@ def index_tuple(given: int | Sequence[int] | None, what: str) -> tuple[int, ...]
     """
     if given is None:
         return ()
-    items = tuple(given) if isinstance(given, Sequence) else (given,)
+    items: tuple[Any, ...] = (given,)
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        items = tuple(given)
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int):
             raise ArgumentError(
                 f"{what} must be an int or a tuple of ints such as {what}=(0, 1); it holds {item!r}"
+                + (f": for a name write {_other_keyword(what, item)}" if _is_name(item) else "")
             )
     return items
 
@@ -145,8 +149,23 @@ def name_tuple(given: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
             raise ArgumentError(
                 f"{what} must be a name or a tuple of names such as {what}=('state',); it holds "
                 f"{item!r}"
+                + (f": for a position write {_other_keyword(what, item)}" if _is_int(item) else "")
             )
     return items
+
+
+def _other_keyword(what: str, item: Any) -> str:
+    """The keyword for positions in the place of that for names, or the other way round."""
+    kind, _, form = what.partition("_")
+    return f"{kind}_{'argnames' if form == 'argnums' else 'argnums'}={item!r}"
+
+
+def _is_name(item: Any) -> bool:
+    return isinstance(item, str) and item.isidentifier()
+
+
+def _is_int(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def check_callable(fun: Callable[..., Any]) -> None:
@@ -164,8 +183,14 @@ def check_callable(fun: Callable[..., Any]) -> None:
     if kind is not None:
         raise ArgumentError(
             f"pjit can't compile the {kind} function {getattr(fun, '__name__', fun)!s}, whose call "
-            "computes nothing yet: return the values in a tuple instead"
+            f"computes nothing yet: {_LAZY_ADVICE[kind]}"
         )
+
+
+_LAZY_ADVICE = {
+    "generator": "return the values in a tuple instead",
+    "coroutine": "write def instead of async def, and await around the call",
+}
 
 
 def _lazy_kind(fun: Callable[..., Any]) -> str | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from xlashard.errors import ArgumentError, ResourceError
+from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.resources import UNSPECIFIED, Resource, ResourceTree, expand
-from xlashard.pjit.signature import Signature
+from xlashard.pjit.signature import Signature, positions_text
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Parameters:
         if past:
             raise ArgumentError(
                 f"donate_argnums holds {past[0]}, but {self.signature.function} was called with "
-                f"{_count(len(args), 'positional argument')}"
+                f"{counted(len(args), 'positional argument')}: give positions "
+                f"{positions_text(len(args))}"
             )
 
     def _dynamic(
@@ -178,19 +179,20 @@ class Parameters:
                 f"sharding for all of them; it is a {type(entries).__name__}: write "
                 f"{tree.what}=({tree.text()},)"
             )
+        entries_text = counted(len(entries), "entry", "entries")
         named = self._dynamic_positions(before=len(self.signature.names))
         if len(entries) < needed or (self.signature.rest is not None and len(entries) > needed):
             names = map(self.signature.name, self._dynamic_positions(needed))
             raise ResourceError(
-                f"{tree.what} has {_entry_count(entries)}, but {function} was called with "
-                f"{_count(needed, 'argument')} ({', '.join(names)}): give one entry for each"
+                f"{tree.what} has {entries_text}, but {function} was called with "
+                f"{counted(needed, 'argument')} ({', '.join(names)}): give one entry for each"
                 + _tuple_hint(tree, needed, args_tree)
             )
         if len(entries) > needed and len(entries) > len(named):
             names = map(self.signature.name, named)
             raise ResourceError(
-                f"{tree.what} has {_entry_count(entries)}, but {function} takes "
-                f"{_count(len(named), 'argument')} ({', '.join(names)}): give one entry for each"
+                f"{tree.what} has {entries_text}, but {function} takes "
+                f"{counted(len(named), 'argument')} ({', '.join(names)}): give one entry for each"
                 + _tuple_hint(tree, needed, args_tree)
             )
         return entries
@@ -210,14 +212,6 @@ def _tuple_hint(tree: ResourceTree, needed: int, args_tree: Any) -> str:
     if kind is None or kind[0] not in (tuple, list):
         return ""
     return f"; for the one argument that is a {kind[0].__name__} write {tree.what}=({tree.text()},)"
-
-
-def _entry_count(entries: Sequence[Any]) -> str:
-    return f"{len(entries)} entr{'y' if len(entries) == 1 else 'ies'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _keywords(kwargs_tree: Any) -> list[str]:

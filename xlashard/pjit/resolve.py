@@ -18,7 +18,7 @@ from xlashard.errors import (
     ResourceError,
     ShardingError,
 )
-from xlashard.geometry import Spec
+from xlashard.pjit.advice import as_code, described, divisible_hint, rank_hint
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.resources import REPLICATED, as_tiles
 from xlashard.sharding import (
@@ -163,6 +163,7 @@ class _Value:
 class _Voice:
     who: str
     devices: tuple[Device, ...]
+    is_argument: bool = False
 
 
 def _voices(wanted: Wanted) -> list[_Voice]:
@@ -177,7 +178,8 @@ def _voices(wanted: Wanted) -> list[_Voice]:
             voices.append(_Voice(f"the in_shardings of {argument.describe()}", tuple(said.devices)))
     for argument in wanted.arguments:
         if argument.committed and argument.sharding is not None:
-            voices.append(_Voice(f"the argument {argument.describe()}", argument.sharding.devices))
+            who, devices = f"the argument {argument.describe()}", argument.sharding.devices
+            voices.append(_Voice(who, devices, is_argument=True))
     for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
         if said is not None and said is not REPLICATED:
             voices.append(_Voice(f"the out_shardings of {path}", tuple(said.devices)))
@@ -203,7 +205,12 @@ def _mismatch_text(first: _Voice, other: _Voice) -> str:
     )
     if set(first.devices) == set(other.devices):
         return said + ": the same devices in another order; build both meshes in one order"
-    return said + ": move one of them with device_put(x, sharding), or leave it uncommitted"
+    if first.is_argument or other.is_argument:
+        return said + ": move the argument with device_put(x, sharding), or leave it uncommitted"
+    return said + (
+        ": give shardings on one mesh, and call inside `with jax.set_mesh(mesh):` of that mesh or "
+        "of none"
+    )
 
 
 def _ids(devices: Sequence[Device]) -> str:
@@ -243,7 +250,11 @@ def _concrete(
     try:
         return as_tiles(said, value.aval.shape)
     except (GeometryError, ShardingError) as error:
-        raise ResourceError(f"{value} is {said}: {error}", path=value.path) from None
+        raise ResourceError(
+            f"{value} is a {type(said).__name__}: {error}. Let devices_indices_map give each of "
+            "its devices a slice of the same size",
+            path=value.path,
+        ) from None
 
 
 def _agreeing(argument: Argument, sharding: XLACompatibleSharding) -> XLACompatibleSharding:
@@ -260,9 +271,9 @@ def _agreeing(argument: Argument, sharding: XLACompatibleSharding) -> XLACompati
     if _agrees_where_closed(sharding, there, argument.aval.ndim):
         return there
     raise ResourceError(
-        f"in_shardings puts {argument.describe()} as {_said(sharding)}, but the argument is "
-        f"committed as {_said(there)}: move it first with device_put(x, {_said(sharding)}), or "
-        "leave its resource UNSPECIFIED to compute where it is",
+        f"in_shardings puts {argument.describe()} as {described(sharding)}, but the argument is "
+        f"committed as {described(there)}: move it first with device_put(x, "
+        f"{as_code(sharding)}), or leave its resource UNSPECIFIED to compute where it is",
         path=argument.path,
     )
 
@@ -279,55 +290,16 @@ def _agrees_where_closed(
     return all(asked is None or asked == cut for asked, cut in pairs)
 
 
-def _said(sharding: XLACompatibleSharding) -> str:
-    if not isinstance(sharding, NamedSharding):
-        return repr(sharding)
-    memory = ""
-    if sharding.memory_kind not in (None, "device"):
-        memory = f", memory_kind={sharding.memory_kind!r}"
-    shape = ", ".join(f"{k}={v}" for k, v in sharding.mesh.shape.items())
-    return f"NamedSharding({shape}; {sharding.spec}{memory})"
-
-
 def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:
     try:
         sharding.is_compatible_aval(tuple(value.aval.shape))
     except DivisibilityError as error:
-        raise _misfit(sharding, value, error, _divisible_hint(sharding, error)) from None
+        raise _misfit(sharding, value, error, divisible_hint(sharding, error)) from None
     except GeometryError as error:
-        raise _misfit(sharding, value, error, _rank_hint(sharding, value.aval.ndim)) from None
+        raise _misfit(sharding, value, error, rank_hint(sharding, value.aval.ndim)) from None
 
 
 def _misfit(
     sharding: XLACompatibleSharding, value: _Value, error: GeometryError, hint: str
 ) -> ResourceError:
-    return ResourceError(f"{value} is {_said(sharding)}: {error}. {hint}", path=value.path)
-
-
-def _divisible_hint(sharding: XLACompatibleSharding, error: DivisibilityError) -> str:
-    if not isinstance(sharding, NamedSharding):
-        return f"Pad dimension {error.dim} to a multiple of {error.tiles}"
-    dims = list(sharding.normal_spec.dims)
-    dims[error.dim] = ()
-    entries = ", ".join(map(_entry, Spec(tuple(dims)).dims))
-    return (
-        f"Pad dimension {error.dim} to a multiple of {error.tiles}, or leave it whole: "
-        f"PartitionSpec({entries})"
-    )
-
-
-def _rank_hint(sharding: XLACompatibleSharding, ndim: int) -> str:
-    if not isinstance(sharding, NamedSharding):
-        return f"Give a sharding for {ndim} dimensions"
-    if ndim == 0:
-        return "A scalar can't be cut: PartitionSpec()"
-    entries = ", ".join(map(_entry, sharding.normal_spec.dims[:ndim]))
-    return f"Give at most {ndim} entries: PartitionSpec({entries})"
-
-
-def _entry(axes: tuple[str, ...] | None) -> str:
-    if axes is None:
-        return "PartitionSpec.UNCONSTRAINED"
-    if not axes:
-        return "None"
-    return repr(axes[0]) if len(axes) == 1 else repr(axes)
+    return ResourceError(f"{value} is {described(sharding)}: {error}. {hint}", path=value.path)

@@ -9,7 +9,7 @@ import jax
 
 from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
-from xlashard.errors import GeometryError, MeshError, ResourceError
+from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError, counted
 from xlashard.geometry import validate_spec
 from xlashard.sharding import (
     AbstractMesh,
@@ -118,12 +118,14 @@ def _read_leaf(leaf: Any, path: str) -> Resource:
 def _wrong_leaf(leaf: Any, path: str) -> str:
     said = f"{path} is {leaf!r} ({type(leaf).__name__}), which says nothing of where a value goes: "
     if isinstance(leaf, str):
-        return said + f"write PartitionSpec({leaf!r})"
+        return said + f"write P({leaf!r})"
     if isinstance(leaf, jax.Device):
         return said + "write SingleDeviceSharding(device)"
     if isinstance(leaf, Mesh):
-        return said + "write NamedSharding(mesh, PartitionSpec(...))"
-    return said + "give None (replicated), a PartitionSpec, a Sharding, AUTO or UNSPECIFIED"
+        return said + "write NamedSharding(mesh, P(...))"
+    return said + (
+        "give None (replicated), a PartitionSpec such as P('x'), a Sharding, AUTO or UNSPECIFIED"
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -154,23 +156,29 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
     if mesh is None:
         raise MeshError(
             f"{path} is {given}, but no mesh is in force to say what its axes are: call inside "
-            "`with mesh:`, or give NamedSharding(mesh, spec)"
+            f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {given})"
         )
     try:
         validate_spec(spec_of(given), grid_of(mesh))
         return named(mesh, given)
-    except GeometryError as error:
+    except (GeometryError, ShardingError) as error:
         raise ResourceError(f"{path} is {given}: {error}", path=path) from None
 
 
 def _on_devices(sharding: NamedSharding, mesh: Mesh | None, path: str) -> NamedSharding:
     """A sharding on an abstract mesh, on the devices of the mesh in force."""
-    if mesh is None or mesh.abstract_mesh != sharding.mesh:
+    if mesh is None or _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(
             f"{path} stands on {sharding.mesh}, which has no devices, and the mesh in force is "
-            f"{mesh}: call inside `with mesh:` of a mesh of that shape"
+            f"{mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, sizes and "
+            "types"
         )
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def _axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
+    """What an abstract mesh says of a mesh besides the kind of its devices."""
+    return mesh.axis_names, mesh.axis_sizes, mesh.axis_types
 
 
 def as_tiles(said: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
@@ -281,17 +289,22 @@ def _key_mismatch(
     place = naming.path_of(path)
     if kind in ("tuple", "list"):
         return (
-            f"{naming.what} has {len(given)} entries for {place}, which has {len(there)}: give one "
-            "for each, or one sharding for all"
+            f"{naming.what} has {counted(len(given), 'entry', 'entries')} for {place}, which has "
+            f"{len(there)}: give one for each, or one sharding for all"
         )
     missing = [k for k in there if k not in given]
     surplus = [k for k in given if k not in there]
-    parts = []
+    parts, advice = [], []
     if missing:
         parts.append(f"lacks {', '.join(missing)}")
+        advice.append(f"give a sharding for {', '.join(missing)}, or one for all of {place}")
     if surplus:
         parts.append(f"has {', '.join(surplus)} too many")
-    return f"{naming.what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}"
+        advice.append(f"leave {', '.join(surplus)} out")
+    return (
+        f"{naming.what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}: "
+        f"{'; '.join(advice) or 'give them in the order ' + ', '.join(there)}"
+    )
 
 
 def _kind(node: Any) -> str:

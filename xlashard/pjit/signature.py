@@ -1,12 +1,13 @@
 """The signature of a function: how positions and names of its parameters go together."""
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, counted
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -82,7 +83,7 @@ class Signature:
             if name not in self.by_keyword and self.more is None:
                 raise ArgumentError(
                     f"{what}_argnames holds {name!r}, but {self.function} has no such parameter: "
-                    f"{self.describe()}"
+                    + self._names_text(name)
                 )
         positions |= {self.names.index(n) for n in argnames if n in self.names}
         names = {self.names[i] for i in positions if i < len(self.names)} & self.by_keyword
@@ -92,11 +93,24 @@ class Signature:
         settled = i + len(self.names) if i < 0 and self.rest is None else i
         if settled < 0 or (settled >= len(self.names) and self.rest is None):
             raise ArgumentError(
-                f"{what}_argnums holds {i}, but {self.function} takes {len(self.names)} "
-                f"positional arguments: {self.describe()}"
+                f"{what}_argnums holds {i}, but {self.function} takes "
+                f"{counted(len(self.names), 'positional argument')} {self.describe()}: give "
+                f"positions {positions_text(len(self.names))}"
             )
         return settled
 
     def describe(self) -> str:
         """`(x, y)`, the positional parameters."""
         return f"({', '.join(self.names)})"
+
+    def _names_text(self, wrong: str) -> str:
+        """Which names there are, and which one of them was probably meant."""
+        known = [*self.names, *sorted(self.by_keyword.difference(self.names))]
+        close = difflib.get_close_matches(wrong, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"it takes ({', '.join(known)}){hint}"
+
+
+def positions_text(count: int) -> str:
+    """The positions that so many arguments have, for messages."""
+    return f"from 0 to {count - 1}" if count else "of none"

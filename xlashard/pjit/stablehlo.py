@@ -13,8 +13,9 @@ from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracing import Tracer, abstractify
 from xlashard.array import Array, wrap_tree
-from xlashard.errors import ArgumentError, ModuleError, ResourceError
+from xlashard.errors import ArgumentError, ModuleError
 from xlashard.pjit.arguments import check_concrete, describe_arguments
+from xlashard.pjit.checks import check_place, check_type
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import UNSPECIFIED
@@ -233,25 +234,15 @@ class StableHLOProgram:
         _check_wide(avals, self.name)
         values = [_cast(v, a) for v, a in zip(args, avals, strict=True)]
         for value, aval, path in zip(values, avals, self._paths, strict=True):
-            given = abstractify(value)
-            if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-                raise ArgumentError(_other_type(path, given, aval, self.name))
+            text = f"{self.name} takes {{}}, but {{}} was given"
+            check_type(value, path, aval, text, "compile a module for such arguments")
         self._check_places(values)
         return values, any(v is not a for v, a in zip(values, args, strict=True))
 
     def _check_places(self, values: Sequence[Any]) -> None:
         arguments = describe_arguments(values, self._paths, self._prepared.program.parts.in_avals)
         for argument, sharding in zip(arguments, self.input_shardings, strict=True):
-            there = argument.sharding
-            if not argument.committed or there is None:
-                continue
-            if not sharding.is_equivalent_to(there, argument.aval.ndim):
-                raise ResourceError(
-                    f"{self.name} takes {argument.describe()} as {sharding}, but the argument is "
-                    f"committed as {there}: move it first with device_put(x, "
-                    f"program.input_shardings[{argument.path[5:-1]}])",
-                    path=argument.path,
-                )
+            check_place(argument, sharding, f"{self.name} takes {{}}")
 
 
 def _structs(avals: Sequence[Any], twins: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -304,10 +295,3 @@ def _cast(value: Any, aval: Any) -> Any:
     if number.dtype == aval.dtype or not np.can_cast(number.dtype, aval.dtype, "same_kind"):
         return value
     return number.astype(aval.dtype)
-
-
-def _other_type(path: str, given: Any, aval: Any, name: str) -> str:
-    said = f"{name} takes {path} as {dtype_name(aval)}, but {dtype_name(given)} was given"
-    if given.shape == aval.shape and np.can_cast(given.dtype, aval.dtype, "same_kind"):
-        return f"{said}: pass x.astype({aval.dtype.name!r})"
-    return said

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from xlashard._jax import analysis, compiling, dispatch
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.tracing import Tracer, abstractify
+from xlashard._jax.tracing import Tracer
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
-from xlashard.errors import ArgumentError, ResourceError
+from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_concrete, check_values, describe_arguments
+from xlashard.pjit.checks import check_place, check_type
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
@@ -150,7 +150,10 @@ class Lowered:
     def compiler_ir(self, dialect: str = "stablehlo") -> Any:
         """The MLIR module itself."""
         if dialect != "stablehlo":
-            raise ArgumentError(f"dialect must be 'stablehlo', not {dialect!r}; see as_text")
+            raise ArgumentError(
+                f"dialect must be 'stablehlo', not {dialect!r}: for text write "
+                "as_text(dialect='hlo')"
+            )
         return self._program.body.module
 
     def cost_analysis(self) -> dict[str, float]:
@@ -186,8 +189,11 @@ def _other_structure(name: str, compiled: Any, called: Any) -> str:
     part = next(part for part in wanted if wanted[part] != given[part])
     return (
         f"{name} was compiled for {part} of the structure {wanted[part]}, but was called with "
-        f"{given[part]}"
+        f"{given[part]}: {_OTHERWISE.format(name)}"
     )
+
+
+_OTHERWISE = "lower and compile it for that too, or call the pjit-ed function {} itself"
 
 
 def _parts(in_tree: Any) -> dict[str, Any]:
@@ -323,19 +329,15 @@ class Compiled:
         name = traced.name
         if tree != traced.in_tree:
             raise ArgumentError(_other_structure(name, traced.in_tree, tree))
-        check_values(values, traced.arg_names)
+        check_values(values, traced.arg_names, static=False)
         for value, path, aval in zip(values, traced.arg_names, traced.in_avals, strict=True):
             if isinstance(value, Tracer):
                 raise ArgumentError(
                     f"{path} is a tracer: a compiled program can't be part of another one; call "
                     f"the pjit-ed function {name} itself there"
                 )
-            given = abstractify(value)
-            if (given.shape, given.dtype) != (aval.shape, aval.dtype):
-                raise ArgumentError(
-                    f"{name} was compiled for {path} as {dtype_name(aval)}, but was called with "
-                    f"{dtype_name(given)}"
-                )
+            text = f"{name} was compiled for {{}}, but was called with {{}}"
+            check_type(value, path, aval, text, _OTHERWISE.format(name))
         check_concrete(values, traced.arg_names)
         self._check_places(values)
         return values
@@ -348,15 +350,7 @@ class Compiled:
             if not kept:
                 continue
             sharding: XLACompatibleSharding = next(wanted)
-            there = argument.sharding
-            if not argument.committed or there is None:
-                continue
-            if not sharding.is_equivalent_to(there, argument.aval.ndim):
-                raise ResourceError(
-                    f"{traced.name} was compiled for {argument.describe()} as {sharding}, but the "
-                    f"argument is committed as {there}: move it first with device_put(x, sharding)",
-                    path=argument.path,
-                )
+            check_place(argument, sharding, f"{traced.name} was compiled for {{}}")
 
     def bind(self, state: Any, *, argnum: int = 0) -> BoundStep:
         """A handle for a loop `state, out = step(state, ...)` that keeps the state's buffers.

@@ -12,7 +12,8 @@ from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
-from xlashard.pjit.binding import Input, StepPlan, check_type, place_state, plan_step
+from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
+from xlashard.pjit.checks import check_type
 from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
@@ -116,7 +117,7 @@ class BoundStep:
         if tree != plan.rest_tree:
             raise ArgumentError(
                 f"{plan.name} was bound for arguments of the structure {plan.rest_tree}, but was "
-                f"called with {tree}"
+                f"called with {tree}: give all arguments by position, without the state"
             )
         return [
             self._placed(x, i)
@@ -143,9 +144,10 @@ class BoundStep:
                 f"{path} is a tracer: a bound step can't be part of a program; call the pjit-ed "
                 f"function {name} itself there"
             )
-        check_values([value], [path])
+        check_values([value], [path], static=False)
         check_concrete([value], [path])
-        check_type(value, path, aval, f"{name} was bound for {{}}, but was called with {{}}")
+        text = f"{name} was bound for {{}}, but was called with {{}}"
+        check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
         return self._program.place_one(wanted.position or 0, bare(value))
 

@@ -101,10 +101,11 @@ def compile_program(
         CompileError: If XLA refuses the module or an option.
     """
     plan, body = lowered.plan, lowered.body
+    request = _request(lowered, options)
     try:
-        loaded = _loaded(lowered, _request(lowered, options))
+        loaded = _loaded(lowered, request)
     except RuntimeError as error:
-        raise CompileError(f"XLA can't compile {plan.name}: {error}") from error
+        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
@@ -139,6 +140,13 @@ def _is_told_by_text(lowered: LoweredProgram) -> bool:
         return False
     first = devices[0].process_index
     return all(device.process_index == first for device in devices)
+
+
+def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:
+    said = compiling.error_text(error)
+    named = [option for option, _ in options if option in said]
+    hint = f"; take {named[0]!r} out of compiler_options" if named else ""
+    return f"XLA can't compile {name}: {said}{hint}"
 
 
 def _request(

@@ -41,7 +41,8 @@ def spec_of(spec: PartitionSpec | None) -> Spec:
     if spec.unreduced or spec.reduced:
         raise ShardingError(
             f"{spec} speaks of partial sums, which no array holds: an array's shards are slices "
-            "of it, so sum over those axes inside the program"
+            "of it, so sum over those axes inside the program and write "
+            f"{parse_spec(spec.partitions, unconstrained=PartitionSpec.UNCONSTRAINED).describe()}"
         )
     return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
 
@@ -104,12 +105,12 @@ class NamedSharding(_NamedBase):
         if not isinstance(mesh, Mesh | AbstractMesh):
             raise ShardingError(
                 f"the mesh of a NamedSharding must be a Mesh, not {type(mesh).__name__}: write "
-                "NamedSharding(Mesh(devices, axis_names), PartitionSpec(...))"
+                "NamedSharding(Mesh(devices, axis_names), P(...))"
             )
         if not isinstance(spec, PartitionSpec):
             raise ShardingError(
                 f"the spec of a NamedSharding must be a PartitionSpec, not "
-                f"{type(spec).__name__}: write PartitionSpec{_as_call(spec)}"
+                f"{type(spec).__name__}: write P{_as_call(spec)}"
             )
         normal = spec_of(spec)
         if not mesh.empty:

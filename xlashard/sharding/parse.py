@@ -113,7 +113,7 @@ class ParsedPartitionSpec:
         if not isinstance(entry, PartitionSpec):
             raise ArgumentError(
                 f"{arg_name} must be a PartitionSpec or None, not {type(entry).__name__}: write "
-                f"PartitionSpec({entry!r})"
+                f"P({entry!r})"
             )
         open_mark = PartitionSpec.UNCONSTRAINED
         partitions = spec_of(entry).for_rank(len(entry))
