@@ -1,25 +1,233 @@
-"""No program outlives its function, and caches can be cleared."""
+"""No program outlives its function, no cache grows without bound, and caches can be cleared."""
 
+import functools
 import gc
+import sys
 import weakref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.pjit.helpers import f32, fresh
-from xlashard import NamedSharding, P, pjit
+from tests.pjit.helpers import Traces, f32, fresh, make_mesh
+from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.pjit import PROGRAMS
+from xlashard.program.executables import EXECUTABLES
+
+LARGE = 1 << 15
+
+
+def sharded():
+    return NamedSharding(make_mesh((4, 2), ("x", "y")), P("x"))
+
+
+def held():
+    """How much lives: executables in the client, programs and what they share, arrays."""
+    gc.collect()
+    client = jax.devices()[0].client
+    return (
+        len(client.live_executables()),
+        *PROGRAMS.sizes(),
+        len(EXECUTABLES),
+        len(jax.live_arrays()),
+    )
+
+
+class Model:
+    """An object whose method is compiled."""
+
+    def __init__(self, i):
+        self.w = device_put(np.full(8, i, np.float32), sharded())
+
+    def apply(self, x):
+        return x * self.w
+
+
+def plain(i):
+    f = pjit(lambda x, n=3: x * n + i)
+    f(f32(8))
+    f(f32(8))
+    f.lower(f32(8)).compile()(f32(8))
+    return f
+
+
+def with_options(i, **options):
+    f = pjit(lambda x, n=2: x * n + i, **options)
+    f(device_put(f32(8)), 2)
+    return f
+
+
+def over_devices(i):
+    f = pjit(lambda x: x + i, in_shardings=sharded(), out_shardings=sharded())
+    f(f32(8))
+    return f
+
+
+def differentiated(i):
+    f = pjit(lambda x: x * x + i, in_shardings=sharded())
+    jax.grad(lambda x: f(x).sum())(f32(8))
+    return f
+
+
+def batched(i):
+    f = pjit(lambda x: x * x + i)
+    jax.vmap(f)(f32(2, 8))
+    return f
+
+
+def over_an_array(i):
+    w = device_put(np.full(LARGE, i, np.float32), sharded())
+    f = pjit(lambda x: x.sum() + w)
+    f(device_put(f32(8), sharded()))
+    jax.grad(lambda x: f(x).sum())(device_put(f32(8), sharded()))
+    return f
+
+
+def over_a_host_array(i):
+    w = np.full(LARGE, i, np.float32)
+    f = pjit(lambda x: x.sum() + w)
+    f(f32(8))
+    return f
+
+
+def of_a_method(i):
+    f = pjit(Model(i).apply)
+    f(device_put(f32(8), sharded()))
+    return f
+
+
+def of_a_partial(i):
+    f = pjit(functools.partial(lambda n, x: x + n, i))
+    f(f32(8))
+    return f
+
+
+def with_a_constraint(i):
+    f = pjit(lambda x: with_sharding_constraint(x + i, sharded()))
+    f(f32(8))
+    return f
+
+
+def inside_others(i):
+    f = pjit(lambda x: x * i)
+    pjit(lambda x: f(x) + 1)(f32(8))
+    jax.jit(lambda x: f(x) + 2)(f32(8))
+    pjit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(f32(8))
+    return f
+
+
+def with_a_callback(i):
+    def fun(x):
+        jax.debug.callback(lambda v: None, x)
+        return x + i
+
+    f = pjit(fun)
+    f(f32(8))
+    jax.effects_barrier()
+    return f
+
+
+def as_a_step(i):
+    f = pjit(lambda x: x + i, in_shardings=sharded(), out_shardings=sharded())
+    step = f.lower(f32(8)).compile().bind(f32(8))
+    step()
+    return step
+
+
+def that_fails(i):
+    f = pjit(lambda x: x + i, in_shardings=sharded())
+    with pytest.raises(ValueError, match="divide"):
+        f(f32(7))
+    return f
+
+
+KINDS = [
+    plain,
+    over_devices,
+    differentiated,
+    batched,
+    over_an_array,
+    over_a_host_array,
+    of_a_method,
+    of_a_partial,
+    with_a_constraint,
+    inside_others,
+    with_a_callback,
+    as_a_step,
+    that_fails,
+    functools.partial(with_options, keep_unused=True),
+    functools.partial(with_options, static_argnums=1),
+    functools.partial(with_options, donate_argnums=0),
+]
+
+
+@pytest.mark.parametrize(
+    "make", KINDS, ids=lambda k: next(iter(getattr(k, "keywords", {})), None) or k.__name__
+)
+def test_functions_made_in_a_loop_are_freed(make):
+    """Their programs, executables and the arrays they close over with them."""
+    make(0)
+    before = held()
+    made = [weakref.ref(make(i)) for i in range(1, 13)]
+    assert held() == before
+    assert [ref() for ref in made] == [None] * len(made)
+
+
+def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
+    """Cleared between phases with other shapes, it keeps the programs of the last one."""
+    f = pjit(lambda x: x * 2, in_shardings=sharded())
+    before = held()
+    for n in (8, 16, 24):
+        f.clear_cache()
+        f(np.ones(n, np.float32))
+        jax.vmap(f)(np.ones((2, n), np.float32))
+    assert PROGRAMS.sizes()[1] == before[2] + 2
+    f.clear_cache()
+    assert held() == before
+
+
+def test_what_is_kept_by_value_has_a_bound():
+    """Caches that don't hang on a function: of shardings, layouts, exchanges, reshard programs."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("xlashard.")]
+    caches = [v for m in modules for v in vars(m).values() if hasattr(v, "cache_info")]
+    assert len(caches) > 8
+    for cache in caches:
+        assert cache.cache_info().maxsize <= 4096
 
 
 def test_clear_cache(compilations):
-    f = pjit(fresh())
+    traces = Traces()
+    f = pjit(traces.fun)
     f(f32(4))
     f.clear_cache()
     assert f._cache_size() == 0
     np.testing.assert_array_equal(f(f32(4)), f32(4) * 2 + 1)
     assert f._cache_size() == 1
+    assert (traces.count, compilations.count) == (2, 2)
+
+
+def test_clear_cache_of_what_was_transformed_too(mesh):
+    f = pjit(lambda x: x * x, in_shardings=sharded())
+    jax.grad(lambda x: f(x).sum())(f32(8))
+    before = held()
+    f(f32(8))
+    jax.grad(lambda x: f(x).sum())(f32(8))
+    jax.vmap(f)(f32(2, 8))
+    assert held() > before
+    f.clear_cache()
+    assert PROGRAMS.sizes() == (before[1] - 2, before[2] - 2)
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), 2 * f32(8))
+
+
+def test_clear_cache_while_a_stage_still_holds_the_trace(compilations):
+    f = pjit(fresh())
+    traced = f.trace(f32(4))
+    compiled = traced.lower().compile()
+    f.clear_cache()
+    f(f32(4))
+    assert compilations.count == 2
+    np.testing.assert_array_equal(compiled(f32(4)), f32(4) * 2 + 1)
+    traced.lower().compile()
     assert compilations.count == 2
 
 
@@ -31,55 +239,71 @@ def test_clear_cache_of_one_function_leaves_others(compilations):
     assert compilations.count == 2
 
 
-def test_clear_caches_of_jax(compilations):
-    f = pjit(fresh())
-    f(f32(4))
+def test_clear_caches_of_jax(compilations, mesh):
+    traces = Traces(lambda x: x * x)
+    f = pjit(traces.fun, in_shardings=sharded())
+    gradient = jax.grad(lambda x: f(x).sum())
+    inside = pjit(lambda x: f(x) + 1)
+    calls = [lambda: f(f32(8)), lambda: gradient(f32(8)), lambda: inside(f32(8))]
+    first = [np.asarray(call()) for call in calls]
+    done = compilations.count
     jax.clear_caches()
-    gc.collect()
-    assert PROGRAMS.sizes() == (0, 0)
-    np.testing.assert_array_equal(f(f32(4)), f32(4) * 2 + 1)
-    assert compilations.count == 2
+    assert f._cache_size() == 0
+    assert (*PROGRAMS.sizes(), len(EXECUTABLES)) == (0, 0, 0)
+    for call, expected in zip(calls, first, strict=True):
+        np.testing.assert_array_equal(call(), expected)
+    assert (traces.count, compilations.count) == (2, 2 * done)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"keep_unused": True}, {"static_argnums": 1}, {"donate_argnums": 0}, {"sharded": True}],
-    ids=lambda o: next(iter(o), "plain"),
-)
-def test_functions_made_in_a_loop_are_freed(mesh, options):
-    options = dict(options)
-    if options.pop("sharded", False):
-        options["out_shardings"] = NamedSharding(mesh, P("x"))
-    gc.collect()
-    before, alive = PROGRAMS.sizes(), []
-    for i in range(4):
-        big = np.full(8, i, np.float32)
-
-        def fun(x, n=2, big=big):
-            return x * n + big + jnp.asarray(big)
-
-        f = pjit(fun, **options)
-        f(f32(8))
-        f(f32(8))
-        f.lower(f32(8)).compile()(f32(8))
-        alive += [weakref.ref(fun), weakref.ref(f)]
-        del fun, f
-    gc.collect()
-    assert PROGRAMS.sizes() == before
-    assert [ref() for ref in alive] == [None] * len(alive)
+def test_clear_caches_drops_programs_that_move_arrays(mesh):
+    x = device_put(f32(8, 8), NamedSharding(mesh, P("x", "y")))
+    jax.clear_caches()
+    before = held()
+    y = device_put(x, NamedSharding(mesh, P("y", "x")))
+    assert held()[0] > before[0]
+    del y
+    jax.clear_caches()
+    assert held() == before
 
 
-def test_transformed_functions_are_freed(mesh):
-    sharding = NamedSharding(mesh, P("x"))
-    gc.collect()
-    before, alive = PROGRAMS.sizes(), []
-    for _ in range(3):
-        fun = fresh()
-        f = pjit(fun, in_shardings=sharding)
-        jax.grad(lambda x, f=f: f(x).sum())(f32(8))
-        jax.vmap(f)(f32(2, 8))
-        alive.append(weakref.ref(fun))
-        del fun, f
-    gc.collect()
-    assert [ref() for ref in alive] == [None] * len(alive)
-    assert PROGRAMS.sizes() == before
+def test_what_is_held_by_a_user_survives_clear_caches(mesh):
+    f = pjit(lambda x: x + 1, in_shardings=sharded(), out_shardings=sharded())
+    lowered = f.lower(f32(8))
+    compiled = lowered.compile()
+    step = compiled.bind(f32(8))
+    jax.clear_caches()
+    f.clear_cache()
+    np.testing.assert_array_equal(compiled(f32(8)), f32(8) + 1)
+    step()
+    np.testing.assert_array_equal(step.state, f32(8) + 1)
+    np.testing.assert_array_equal(lowered.compile()(f32(8)), f32(8) + 1)
+
+
+def sizes(pjit_like, place, sharding):
+    """What `_cache_size` says after each of some calls."""
+    f, found = pjit_like(lambda x, n=1: x * n), []
+
+    def use(call):
+        call()
+        found.append(f._cache_size())
+
+    x, device = f32(8), jax.devices()[0]
+    for value in (x, x + 1, f32(3), place(x), place(x, device), place(x, sharding), f(x)):
+        use(lambda value=value: f(value))
+    for n in (1, 2, 2.0, np.int32(2)):
+        use(lambda n=n: f(x, n))
+    use(lambda: f.lower(f32(5)).compile()(f32(5)))
+    use(lambda: jax.grad(lambda x: f(x).sum())(x))
+    use(lambda: jax.enable_x64(True)(f)(x))
+    use(f.clear_cache)
+    use(lambda: f(x))
+    use(jax.clear_caches)
+    g = pjit_like(f.__wrapped__)
+    g(x)
+    use(lambda: f(x))
+    return found
+
+
+def test_cache_size_counts_as_jax_does(mesh):
+    ours = NamedSharding(mesh, P("x"))
+    assert sizes(pjit, device_put, ours) == sizes(jax.jit, jax.device_put, ours.twin())

@@ -12,6 +12,7 @@ import jax
 from jax.experimental.layout import Layout
 
 from xlashard._jax import compiling
+from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.jaxprs import from_function
 from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
 from xlashard._jax.shardings import Device, layout_text
@@ -90,6 +91,7 @@ def _unusual_layout(handle: Handle) -> str | None:
     return layout_text(layout, handle.dtype)
 
 
+@cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
 def _program(order: _Order) -> Program:
     aval = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
