@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from tests.pjit.helpers import f32
 from xlashard import Array, Compiled, Lowered, NamedSharding, P, Traced, device_put, pjit
@@ -60,7 +61,11 @@ def test_lowering(f):
     assert lowered.cost_analysis()["flops"] > 500
     assert "stablehlo.dot_general" in lowered.as_text()
     assert "stablehlo.dot_general" in str(lowered.compiler_ir())
+    assert lowered.as_text("stablehlo") == lowered.as_text()
     assert "HloModule" in lowered.as_text("hlo")
+    assert "metadata=" in lowered.as_text("hlo", debug_info=True)
+    assert "metadata=" not in lowered.as_text("hlo")
+    assert "HloModule" in lowered.compiler_ir("hlo").as_hlo_text()
     assert "loc(" in lowered.as_text(debug_info=True) and "loc(" not in lowered.as_text()
     for refused in (lambda: lowered.as_text("mhlo2"), lambda: lowered.compiler_ir("tosa")):
         with pytest.raises(ArgumentError, match="dialect must be 'stablehlo'"):
@@ -148,8 +153,13 @@ def test_a_compiled_program_and_the_place_of_its_arguments(f, mesh):
     compiled(PARAMS, right)
     compiled(PARAMS, jnp.asarray(f32(8, 4)))
     for place in (NamedSharding(mesh, P("y")), jax.devices()[0]):
-        with pytest.raises(ResourceError, match=r"x \(float32\[8,4\]\).*committed.*device_put"):
+        with pytest.raises(
+            ResourceError,
+            match=r"x \(float32\[8,4\]\).*committed.*device_put\(x, NamedSharding\(",
+        ):
             compiled(PARAMS, device_put(f32(8, 4), place))
+    moved = device_put(device_put(f32(8, 4), place), compiled.input_shardings[0][1])
+    compiled(PARAMS, moved)
     right.delete()
     with pytest.raises(DeletedError, match=r"x \(float32\[8,4\]\)"):
         compiled(PARAMS, right)
@@ -231,3 +241,106 @@ def test_a_program_outlives_its_function(mesh):
     compiled = made()
     jax.clear_caches()
     np.testing.assert_array_equal(compiled(f32(8)), f32(8) + 7)
+
+
+def stage_of(function, name):
+    traced = function.trace(PARAMS, f32(8, 4), scale=2.0)
+    return {
+        "Traced": lambda: traced,
+        "Lowered": traced.lower,
+        "Compiled": lambda: traced.lower().compile(),
+    }[name]()
+
+
+# What JAX takes its own stages apart with, on the way to its own programs.
+INTERNAL = {"closure_convert", "lojax", "physicalize", "with_consts_as_arg"}
+
+
+@pytest.mark.filterwarnings("ignore:.*donated")
+@pytest.mark.parametrize("name", ["Traced", "Lowered", "Compiled"])
+def test_stages_answer_as_those_of_jax_do(name):
+    kind = getattr(jax.stages, name)
+    ours = stage_of(pjit(affine, donate_argnums=0), name)
+    theirs = stage_of(jax.jit(affine, donate_argnums=0), name)
+    assert isinstance(ours, kind) and isinstance(pjit(affine), jax.stages.Wrapped)
+    public = {n for n in dir(kind) if not n.startswith("_")}
+    assert public - INTERNAL == {n for n in public - INTERNAL if hasattr(ours, n)}
+    same = {"in_avals", "out_avals", "in_tree", "out_tree", "args_info", "donate_argnums"}
+    for attribute in (same | {"fun_name", "effects"}) & public:
+        assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
+    assert jax.tree.map(lambda s: (s.shape, s.dtype), ours.out_info) == jax.tree.map(
+        lambda s: (s.shape, s.dtype), theirs.out_info
+    )
+    assert ours.donate_argnums == (0, 1)
+    assert "affine" in repr(ours)
+    for attribute in {"lojax", "_executable", "no_such_thing"}:
+        with pytest.raises(AttributeError, match=rf"xlashard's {name} .*jax.jit\(f\)"):
+            getattr(ours, attribute)
+
+
+def test_jax_takes_the_function_where_it_wants_its_own_stages():
+    f = pjit(lambda x: x * 2)
+    with pytest.raises(ArgumentError, match=r"jax.export.export\(jax.jit\(<lambda>\)\)"):
+        jax.export.export(f)(f32(3))
+    exported = jax.export.export(jax.jit(f))(f32(3))
+    np.testing.assert_array_equal(exported.call(f32(3)), f32(3) * 2)
+    assert jax.jit(f).lower(f32(3)).compile().in_tree == f.lower(f32(3)).in_tree
+
+
+def test_calling_what_was_traced(f):
+    traced = f.trace(shapes(PARAMS), shapes(f32(8, 4)))
+    wanted = affine(PARAMS, f32(8, 4))["y"]
+    np.testing.assert_allclose(traced(PARAMS, f32(8, 4))["y"], wanted, rtol=1e-6)
+    inside = jax.jit(lambda x: traced(PARAMS, x)["y"] + 1)
+    np.testing.assert_allclose(inside(f32(8, 4)), wanted + 1, rtol=1e-6)
+    gradient = jax.grad(lambda x: traced(PARAMS, x)["y"].sum())(f32(8, 4))
+    np.testing.assert_allclose(gradient, np.ones((8, 8)) @ PARAMS["w"].T, rtol=1e-6)
+    with pytest.raises(ArgumentError, match=r"affine was traced for x as float32\[8,4\], but"):
+        traced(PARAMS, f32(4, 4))
+    with pytest.raises(ArgumentError, match="was traced for arguments of the structure"):
+        traced(PARAMS)
+
+
+def test_lowering_for_another_platform():
+    f = pjit(jnp.linalg.cholesky)
+    traced = f.trace(np.eye(3, dtype=np.float32))
+    assert "lapack" in traced.lower().as_text()
+    there = traced.lower(lowering_platforms=("tpu",))
+    assert "lapack" not in there.as_text()
+    with pytest.raises(ArgumentError, match="lowered for tpu, but its devices are of cpu"):
+        there.compile()
+    own = traced.lower(lowering_platforms=("cpu",))
+    np.testing.assert_allclose(own.compile()(np.eye(3, dtype=np.float32)), np.eye(3))
+    with pytest.raises(ArgumentError, match="'vax'; it has some for cpu, "):
+        traced.lower(lowering_platforms=("vax",))
+    with pytest.raises(ArgumentError, match=r"one platform.*jax.export"):
+        traced.lower(lowering_platforms=("tpu", "cpu"))
+
+
+def test_formats_are_what_arrays_are_placed_by(mesh, compilations):
+    columns = Format(Layout((1, 0)), NamedSharding(mesh, P("x")))
+    f = pjit(lambda unused, x: x * 2, in_shardings=(None, columns), out_shardings=columns)
+    compiled = f.lower(f32(1), f32(8, 4)).compile()
+    unused, taken = compiled.input_formats[0]
+    assert (unused.layout, unused.sharding) == (None, None)
+    assert taken.layout.major_to_minor == compiled.output_formats.layout.major_to_minor == (1, 0)
+    x = device_put(f32(8, 4), taken)
+    assert x.format.layout.major_to_minor == (1, 0)
+    assert compiled(f32(1), x).sharding == compiled.output_formats.sharding
+    assert compiled.out_info.format.layout.major_to_minor == (1, 0)
+    again = pjit(lambda x: x + 1).lower(compiled.out_info).compile()
+    assert again.input_formats[0][0].layout.major_to_minor == (1, 0)
+    assert again.input_shardings[0][0] == compiled.output_shardings
+
+
+def test_a_compiled_program_shows_what_was_compiled(f):
+    lowered = f.lower(PARAMS, f32(8, 4))
+    compiled = lowered.compile()
+    assert compiled.as_text("stablehlo") == lowered.as_text()
+    assert compiled.as_text("hlo") == compiled.as_text()
+    with pytest.raises(ArgumentError, match="dialect must be 'hlo' or 'stablehlo'"):
+        compiled.as_text("mhlo")
+    np.testing.assert_array_equal(
+        compiled.call(PARAMS, f32(8, 4))["y"], compiled(PARAMS, f32(8, 4))["y"]
+    )
+    assert compiled.devices == tuple(compiled.output_shardings["y"].devices)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jax._src.lib import hlo
 from jax._src.lib import xla_client as xc
 
 from xlashard._jax import modules
@@ -28,13 +29,19 @@ def lowered_cost(client: Any, module: Any) -> dict[str, float]:
     return dict(xc._xla.hlo_module_cost_analysis(client, _hlo(module)))
 
 
-def hlo_text(module: Any) -> str:
-    """The module as HLO text."""
-    return _hlo(module).to_string()
+def hlo_text(module: Any, *, debug_info: bool = False) -> str:
+    """The module as HLO text, with or without where each operation comes from."""
+    options = hlo.HloPrintOptions()
+    options.print_metadata = debug_info
+    return _hlo(module).to_string(options)
+
+
+def hlo_computation(module: Any) -> Any:
+    """The module as XLA's computation."""
+    return xc._xla.mlir.mlir_module_to_xla_computation(
+        modules.to_bytecode(module), use_tuple_args=False, return_tuple=False
+    )
 
 
 def _hlo(module: Any) -> Any:
-    computation = xc._xla.mlir.mlir_module_to_xla_computation(
-        modules.to_bytecode(module), use_tuple_args=False, return_tuple=False
-    )
-    return computation.as_hlo_module()
+    return hlo_computation(module).as_hlo_module()

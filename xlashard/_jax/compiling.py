@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax._src import api_util, compiler, config, core, dispatch, sharding_impls, xla_bridge
 from jax._src.interpreters import pxla
-from jax._src.layout import Layout
+from jax._src.layout import AutoLayout, Layout
 
 from xlashard._jax import modules
 from xlashard._jax.shardings import Device, device_list, hlo_text
 from xlashard._jax.transfer import HandleType
-from xlashard.errors import NonFiniteError
+from xlashard.errors import ArgumentError, NonFiniteError
 
 type Executable = Any
 type Handle = jax.Array
@@ -30,6 +30,20 @@ def platform_of(device: Device) -> str:
     """The platform by which lowering rules are looked up: `"cpu"`, `"tpu"`, `"cuda"`."""
     client = client_of(device)
     return xla_bridge.canonicalize_platform(getattr(client, "_raw_platform", client.platform))
+
+
+def known_platform(name: str) -> str:
+    """The name of a platform, if there are lowering rules for it.
+
+    Raises:
+        ArgumentError: If JAX knows none of that name.
+    """
+    known = sorted(xla_bridge.known_platforms() - {"gpu"})
+    if name not in known:
+        raise ArgumentError(
+            f"JAX has no lowering rules for a platform {name!r}; it has some for {', '.join(known)}"
+        )
+    return name
 
 
 def devices_of(backend: str) -> list[Device]:
@@ -204,6 +218,15 @@ def special_layout(handle: Any) -> Any:
     if type(handle) is not HandleType:
         return None
     return _unless_default(handle._pjrt_layout, handle.sharding, handle.aval)
+
+
+def special_struct_layout(struct: jax.ShapeDtypeStruct) -> Any:
+    """The layout that a `jax.ShapeDtypeStruct` names, where it is not the default one."""
+    layout = struct.format.layout
+    if layout is None or isinstance(layout, type(AutoLayout)):
+        return layout
+    aval = core.ShapedArray(struct.shape, struct.dtype)
+    return None if pxla.is_default_layout(layout, struct.sharding, aval) else layout
 
 
 @lru_cache(maxsize=4096)

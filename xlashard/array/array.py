@@ -15,6 +15,7 @@ from xlashard.array.methods import NumpyMethods
 from xlashard.array.operators import Operators
 from xlashard.array.protocols import HostProtocols
 from xlashard.array.shard import Shard
+from xlashard.array.takers import DELETE
 from xlashard.errors import ArgumentError
 from xlashard.sharding import Sharding, from_jax, to_jax
 
@@ -251,6 +252,8 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
 
     def delete(self) -> None:
         """Gives its memory back at once; any later use of it is an error."""
+        if not self._handle.is_deleted():
+            self._deleted_by = DELETE
         self._value_cache = None
         self._handle.delete()
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from xlashard._jax.transfer import HandleType
+from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError
 
 type Handle = Any
@@ -83,12 +84,6 @@ def check_alive(*operands: Any) -> None:
 
 
 def _deleted_text(handle: Handle, taker: str | None) -> str:
-    if taker is None:
-        return (
-            f"an Array {type_text(handle)} has been deleted: delete() was called on it, or it was "
-            "donated to a program; use what that program returned instead"
-        )
-    return (
-        f"an Array {type_text(handle)} has been deleted: it was donated to {taker}; use what that "
-        "call returned instead"
-    )
+    how = how_deleted(handle, taker)
+    advice = "; use what that call returned instead" if "donated" in how else ""
+    return f"an Array {type_text(handle)} has been deleted: {how}{advice}"

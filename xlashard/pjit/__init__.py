@@ -1,11 +1,12 @@
 """pjit: functions of arrays as programs over many devices."""
 
 from xlashard.pjit.api import jit, pjit
+from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.pjit.prepare import PROGRAMS
 from xlashard.pjit.resources import AUTO, UNSPECIFIED
 from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
-from xlashard.pjit.stages import Compiled, Lowered, Traced
+from xlashard.pjit.stages import Lowered, Traced
 from xlashard.pjit.step import BoundStep
 
 __all__ = [

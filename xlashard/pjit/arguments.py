@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.compiling import special_layout
+from xlashard._jax.compiling import special_layout, special_struct_layout
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
 from xlashard.array import Array
+from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
@@ -61,7 +62,8 @@ def _describe(value: Any, path: str, aval: Any) -> Argument:
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
         given = getattr(value, "sharding", None)
         if isinstance(value, jax.ShapeDtypeStruct) and given is not None:
-            return Argument(path, aval, _compatible(given, path), True)
+            layout = special_struct_layout(value)
+            return Argument(path, aval, _compatible(given, path), True, layout)
         return Argument(path, aval, None, False)
     check_alive(value, path, aval)
     sharding = _compatible(handle.sharding, path)
@@ -80,17 +82,11 @@ def check_alive(value: Any, path: str, aval: Any) -> None:
 
 
 def _deleted_text(value: Any, path: str, aval: Any) -> str:
-    by = getattr(value, "_deleted_by", None) if isinstance(value, Array) else None
-    what = f"{path} ({dtype_name(aval)})"
-    if by is None:
-        return (
-            f"{what} was deleted or donated, so its buffers are gone: make it anew, or use what "
-            "the call that took it returned"
-        )
-    return (
-        f"{what} was donated to {by}, so its buffers are deleted: use what that call returned, or "
-        "leave the argument out of donate_argnums"
-    )
+    how = how_deleted(bare(value), value._deleted_by if isinstance(value, Array) else None)
+    advice = "make it anew"
+    if "donated" in how:
+        advice = "use what that call returned, or leave the argument out of its donate_argnums"
+    return f"{path} ({dtype_name(aval)}) has been deleted: {how}; {advice}"
 
 
 def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:

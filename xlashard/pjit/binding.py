@@ -12,7 +12,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
 from xlashard.pjit.checks import check_place, check_type
-from xlashard.pjit.function import Call
+from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
 
@@ -64,16 +64,15 @@ class StepPlan:
     donates: bool
 
 
-def plan_step(prepared: Prepared, call: Call, argnum: int) -> StepPlan:
+def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
     """Checks that a program maps a state to a state.
 
     Raises:
         ArgumentError: If its result does not begin with a state like the argument.
     """
-    traced = call.traced
-    args_tree, kwargs_tree = traced.in_tree.children()
+    args_tree, kwargs_tree = face.in_tree.children()
     parts = args_tree.children()
-    name = traced.name
+    name = face.name
     if kwargs_tree.num_leaves or not 0 <= argnum < len(parts):
         raise ArgumentError(
             f"{name} can't be bound at argument {argnum}: it was compiled for {len(parts)} "
@@ -83,18 +82,18 @@ def plan_step(prepared: Prepared, call: Call, argnum: int) -> StepPlan:
     state_tree = parts[argnum]
     start = sum(p.num_leaves for p in parts[:argnum])
     state = range(start, start + state_tree.num_leaves)
-    out_tree = _tree_besides_state(traced.out_tree, state_tree, name)
-    _check_same_place(prepared, call, state)
+    out_tree = _tree_besides_state(face.out_tree, state_tree, name)
+    _check_same_place(prepared, face, state)
     return StepPlan(
         name=name,
         state_tree=state_tree,
-        state_paths=tuple(traced.arg_names[i] for i in state),
-        keys=any(map(is_extended, traced.jaxpr.out_avals)),
+        state_paths=tuple(face.paths[i] for i in state),
+        keys=any(map(is_extended, face.out_avals)),
         rest_tree=jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum]),
         out_tree=out_tree,
-        inputs=_inputs(prepared, call, state),
+        inputs=_inputs(prepared, face, state),
         order=_order(prepared, state),
-        donates=any(call.donated[i] for i in state),
+        donates=any(face.donated[i] for i in state),
     )
 
 
@@ -162,11 +161,11 @@ def _as_it_came(aval: Any, new: Any) -> str:
     return f"in its shape {tuple(aval.shape)}"
 
 
-def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
+def _check_same_place(prepared: Prepared, face: Face, state: range) -> None:
     program, positions = prepared.program, _program_positions(prepared)
-    out_avals, name = call.traced.jaxpr.out_avals, call.traced.name
+    name = face.name
     for k, i in enumerate(state):
-        path, aval, new = call.traced.arg_names[i], call.traced.in_avals[i], out_avals[k]
+        path, aval, new = face.paths[i], face.in_avals[i], face.out_avals[k]
         if (aval.shape, aval.dtype) != (new.shape, new.dtype):
             raise ArgumentError(
                 f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
@@ -189,10 +188,10 @@ def _check_same_place(prepared: Prepared, call: Call, state: range) -> None:
             )
 
 
-def _inputs(prepared: Prepared, call: Call, state: range) -> tuple[Input, ...]:
+def _inputs(prepared: Prepared, face: Face, state: range) -> tuple[Input, ...]:
     program, positions = prepared.program, _program_positions(prepared)
     found = []
-    for i, (path, aval) in enumerate(zip(call.traced.arg_names, call.traced.in_avals, strict=True)):
+    for i, (path, aval) in enumerate(zip(face.paths, face.in_avals, strict=True)):
         if i in state:
             continue
         at = positions.get(i)

@@ -1,7 +1,7 @@
 """One pjit-ed function: from a call's arguments to a program, and its results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.shardings import Device
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.takers import Taker
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
     Argument,
@@ -63,6 +64,10 @@ class Call:
     layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
     donated: tuple[bool, ...]
 
+    def on(self, values: Sequence[Any]) -> "Call":
+        """The same call with other arguments of the same types."""
+        return replace(self, values=tuple(values))
+
 
 class Function:
     """What stands behind a pjit-ed function.
@@ -85,6 +90,7 @@ class Function:
         self.fun = fun
         self.options = options
         self.parameters = Parameters.of(fun, static, options)
+        self.taker = Taker(self.parameters.signature.function)
         self.tracer = tracing.FunctionTracer(
             fun, self.parameters.static_argnums, self.parameters.static_argnames
         )
@@ -190,17 +196,28 @@ class Function:
         call = self.trace(args, kwargs)
         if call.traced.consts or not tracing.is_top_level():
             return self.bind(call), None, False
-        check_concrete(call.values, call.traced.arg_names)
+        return *self._executed(call), False
+
+    def run(self, call: Call) -> Any:
+        """Runs a call, or makes it a part of the trace that is under way."""
+        if call.traced.consts or not tracing.is_top_level():
+            return self.bind(call)
+        return self._executed(call)[0]
+
+    def _executed(self, call: Call) -> tuple[Any, Any]:
+        """The result of a call at the top level, and how the dispatcher may repeat it."""
+        traced = call.traced
+        check_concrete(call.values, traced.arg_names)
         prepared = self.prepare(call)
         repeatable = are_laid_out(prepared, call.values)
         handles = run_prepared(prepared, call.values)
-        mark_donated(call.values, call.donated, self.name)
-        out_tree = call.traced.out_tree
+        mark_donated(call.values, call.donated, traced.arg_names, self.taker)
+        out_tree = traced.out_tree
         if all(map(is_handle, handles)):
             out = wrap_tree(out_tree, handles)
         else:
             out = out_tree.unflatten([wrap_result(h) for h in handles])
-        return out, fast_path(prepared, out_tree, handles) if repeatable else None, False
+        return out, fast_path(prepared, out_tree, handles) if repeatable else None
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Says better than jaxlib why it refused a call, where this can.

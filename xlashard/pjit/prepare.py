@@ -90,13 +90,13 @@ class Prepared:
 
     Attributes:
         program: The compiled program.
-        lowered: Its module.
+        lowered: Its module; None for a program that was loaded from a file.
         consts: Handles of the hoisted values, placed.
         kept: For each argument, whether the program takes it.
     """
 
     program: Program
-    lowered: LoweredProgram
+    lowered: LoweredProgram | None
     consts: tuple[Any, ...]
     kept: tuple[bool, ...]
 
@@ -241,7 +241,14 @@ def _interface(jaxpr: Any, consts: Sequence[Any], kept: tuple[bool, ...]) -> Int
     return Interface(tuple(jaxpr.in_avals), tuple(jaxpr.out_avals), tuple(consts), kept)
 
 
-def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
+def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
+    """The module that an order would get on another platform, to be read and not to be compiled."""
+    return _lower(jaxpr, order.normal(), platform)
+
+
+def _lower(
+    jaxpr: Any, order: Order, platform: str | None = None
+) -> tuple[Interface, LoweredProgram]:
     ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
     placement = order.placement
     multi = len(placement.devices) > 1
@@ -274,8 +281,8 @@ def _lower(jaxpr: Any, order: Order) -> tuple[Interface, LoweredProgram]:
     )
     known = [s for s in (*ins, *placement.out_shardings) if s is not None]
     target = LoweringTarget(
-        platform=compiling.platform_of(device),
-        client=compiling.client_of(device),
+        platform=platform or compiling.platform_of(device),
+        client=compiling.client_of(device) if platform is None else None,
         devices=placement.devices,
         shardings=tuple(known),
     )

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
+import jax
+
 from xlashard._jax import compiling, dispatch
 from xlashard._jax.transfer import split
 from xlashard.array import Array
 from xlashard.array.handles import is_handle
+from xlashard.array.takers import Taker
 from xlashard.errors import DonationError
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
@@ -27,11 +30,20 @@ def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     return prepared.program([*prepared.consts, *taken])
 
 
-def mark_donated(values: Sequence[Any], donated: Sequence[bool], name: str) -> None:
-    """Leaves word on donated arrays of who took them, for errors about their use."""
-    for value in compress(values, donated):
+def mark_donated(
+    values: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], taker: Taker
+) -> None:
+    """Leaves word of who took which donated arrays, for errors about their use.
+
+    Those that the program had no use for are whole, and are not marked.
+    """
+    for value, path in zip(compress(values, donated), compress(paths, donated), strict=True):
+        handle = bare(value)
+        if not isinstance(handle, jax.Array) or not handle.is_deleted():
+            continue
+        taken = taker.note(path, handle)
         if isinstance(value, Array):
-            value._deleted_by = name
+            value._deleted_by = taken
 
 
 def check_donated_once(

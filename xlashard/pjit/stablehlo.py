@@ -1,31 +1,21 @@
 """Programs from StableHLO modules that no function of JAX made."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from xlashard._jax import analysis, dispatch
 from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracing import Tracer, abstractify
-from xlashard.array import Array, wrap_tree
+from xlashard._jax.shardings import Device, Format
 from xlashard.errors import ArgumentError, ModuleError
-from xlashard.pjit.arguments import check_concrete, describe_arguments
-from xlashard.pjit.checks import check_place, check_type
+from xlashard.pjit.arguments import check_values
+from xlashard.pjit.executable import Executable
+from xlashard.pjit.face import Face, struct
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import UNSPECIFIED
-from xlashard.pjit.run import (
-    are_laid_out,
-    check_donated_once,
-    fast_path,
-    mark_donated,
-    run_prepared,
-)
 from xlashard.pjit.stablehlo_plan import Said, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
 from xlashard.sharding import Mesh, XLACompatibleSharding
@@ -97,170 +87,80 @@ def compile_stablehlo(
     return StableHLOProgram(Prepared(program, lowered, (), (True,) * len(donated)), donated)
 
 
-class StableHLOProgram:
+class StableHLOProgram(Executable):
     """A compiled StableHLO module; made by `compile_stablehlo`.
 
     Call it with one array for each argument of the module, an Array, a `jax.Array`, a NumPy array
-    or a number; it gives a tuple with one Array for each result.
+    or a number; it gives a tuple with one Array for each result. Arrays that are bound to their
+    devices must be dealt out as `input_shardings` says; others are placed so.
     """
 
     def __init__(self, prepared: Prepared, donated: tuple[bool, ...]) -> None:
         self._prepared = prepared
-        self._donated = donated
-        self._paths = tuple(f"args[{i}]" for i in range(len(donated)))
+        parts = prepared.program.parts
+        self._face = Face(
+            name=prepared.program.name,
+            in_tree=jax.tree_util.tree_structure(((0,) * len(donated), {})),
+            out_tree=jax.tree_util.tree_structure((0,) * len(parts.out_avals)),
+            in_avals=parts.in_avals,
+            out_avals=parts.out_avals,
+            paths=tuple(f"args[{i}]" for i in range(len(donated))),
+            donated=donated,
+        )
 
     def __repr__(self) -> str:
-        parts = self._prepared.program.parts
         takes, gives = (
-            ", ".join(map(dtype_name, avals)) for avals in (parts.in_avals, parts.out_avals)
+            ", ".join(map(dtype_name, avals))
+            for avals in (self._face.in_avals, self._face.out_avals)
         )
         return f"StableHLOProgram({self.name}: ({takes}) -> ({gives}))"
 
     @property
     def name(self) -> str:
         """The program's name."""
-        return self._prepared.program.name
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices it runs on, in order."""
-        return self._prepared.program.parts.plan.devices
+        return self._face.name
 
     @property
     def in_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape, dtype and sharding of each argument."""
-        parts = self._prepared.program.parts
-        return _structs(parts.in_avals, self._prepared.program.in_twins)
-
-    @property
-    def out_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shape, dtype and sharding of each result."""
-        parts = self._prepared.program.parts
-        return _structs(parts.out_avals, self._prepared.program.out_twins)
+        return tuple(map(struct, self._face.in_avals, self._prepared.program.in_twins))
 
     @property
     def input_shardings(self) -> tuple[XLACompatibleSharding, ...]:
         """The sharding of each argument."""
-        return self._prepared.program.parts.in_shardings
+        return super().input_shardings[0]
 
     @property
-    def output_shardings(self) -> tuple[XLACompatibleSharding, ...]:
-        """The sharding of each result."""
-        return self._prepared.program.parts.out_shardings
+    def input_formats(self) -> tuple[Format, ...]:
+        """Layout and sharding of each argument."""
+        return super().input_formats[0]
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """Positions of the arguments whose buffers the results may take over."""
-        return tuple(i for i, donated in enumerate(self._donated) if donated)
+        return tuple(i for i, donated in enumerate(self._face.donated) if donated)
 
-    def as_text(self, dialect: str = "hlo") -> str:
-        """The program as text.
-
-        Args:
-            dialect: `"hlo"`, optimised and partitioned, or `"stablehlo"`, the annotated module.
-        """
-        if dialect == "hlo":
-            return analysis.compiled_text(self.runtime_executable())
-        if dialect == "stablehlo":
-            return self._prepared.lowered.as_text()
-        raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
-
-    def cost_analysis(self) -> dict[str, float]:
-        """XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
-        return analysis.compiled_cost(self.runtime_executable())
-
-    def memory_analysis(self) -> Any:
-        """Bytes per device: arguments, results, aliases, temporaries, code."""
-        return analysis.compiled_memory(self.runtime_executable())
-
-    def runtime_executable(self) -> Any:
-        """PJRT's loaded executable."""
-        return self._prepared.program.executable
-
-    def __call__(self, *args: Any) -> tuple[Array, ...]:
-        """Runs the program.
-
-        Args:
-            args: One array for each argument of the module. Arrays that are bound to their devices
-                must be dealt out as `input_shardings` says; others are placed so.
-
-        Returns:
-            One Array for each result.
-
-        Raises:
-            ArgumentError: If there are more or fewer, or one is of another shape or dtype.
-            ResourceError: If an argument is bound to another place.
-            DeletedError: If an argument's buffers are gone.
-        """
-        try:
-            return self._dispatcher(*args)
-        except (RuntimeError, ValueError):
-            if len(args) == len(self._paths):
-                check_donated_once(args, self._donated, self._paths, self.name)
-            raise
-
-    @cached_property
-    def _dispatcher(self) -> Any:
-        return dispatch.new_dispatcher(self.name, None, self._miss, ((), ()), self.name)
-
-    @cached_property
-    def _out_tree(self) -> Any:
-        return jax.tree_util.tree_structure((0,) * len(self.output_shardings))
-
-    def _miss(self, *args: Any) -> tuple[Any, Any, bool]:
-        values, cast = self._checked(args)
-        # An argument that has to be cast or laid out anew must come this way again.
-        repeatable = not cast and are_laid_out(self._prepared, values)
-        handles = run_prepared(self._prepared, values)
-        mark_donated(values, self._donated, self.name)
-        path = fast_path(self._prepared, self._out_tree, handles) if repeatable else None
-        return wrap_tree(self._out_tree, handles), path, False
-
-    def _checked(self, args: tuple[Any, ...]) -> tuple[list[Any], bool]:
-        """The arguments, numbers cast to their dtype, and whether there was such a one."""
-        avals = self._prepared.program.parts.in_avals
-        if len(args) != len(avals):
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+        face = self._face
+        if kwargs:
             raise ArgumentError(
-                f"{self.name} takes {len(avals)} arguments, {len(args)} were given: it is {self!r}"
+                f"{self.name} got the unexpected keyword {next(iter(kwargs))}: the arguments of a "
+                "module go by their place"
             )
-        for value, path in zip(args, self._paths, strict=True):
-            if isinstance(value, Tracer):
-                raise ArgumentError(
-                    f"{path} is a tracer: a compiled program can't be part of another one; call "
-                    f"{self.name} outside of jit, grad and vmap"
-                )
-            _check_array(value, path)
-        check_concrete(args, self._paths)
-        _check_wide(avals, self.name)
-        values = [_cast(v, a) for v, a in zip(args, avals, strict=True)]
-        for value, aval, path in zip(values, avals, self._paths, strict=True):
-            text = f"{self.name} takes {{}}, but {{}} was given"
-            check_type(value, path, aval, text, "compile a module for such arguments")
+        if len(args) != len(face.in_avals):
+            raise ArgumentError(
+                f"{self.name} takes {len(face.in_avals)} arguments, {len(args)} were given: it is "
+                f"{self!r}"
+            )
+        check_values(args, face.paths, static=False)
+        face.check_concrete(args)
+        _check_wide(face.in_avals, self.name)
+        values = [_cast(v, a) for v, a in zip(args, face.in_avals, strict=True)]
+        text = "takes {}, but {} was given"
+        face.check_types(values, text, "compile a module for such arguments")
         self._check_places(values)
-        return values, any(v is not a for v, a in zip(values, args, strict=True))
-
-    def _check_places(self, values: Sequence[Any]) -> None:
-        arguments = describe_arguments(values, self._paths, self._prepared.program.parts.in_avals)
-        for argument, sharding in zip(arguments, self.input_shardings, strict=True):
-            check_place(argument, sharding, f"{self.name} takes {{}}")
-
-
-def _structs(avals: Sequence[Any], twins: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple(
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=twin)
-        for aval, twin in zip(avals, twins, strict=True)
-    )
-
-
-def _check_array(value: Any, path: str) -> None:
-    try:
-        abstractify(value)
-    except (TypeError, ValueError, OverflowError):
-        text = repr(value)
-        shown = text if len(text) <= 60 else text[:57] + "..."
-        raise ArgumentError(
-            f"{path} is {shown} ({type(value).__name__}), which is no array of numbers"
-        ) from None
+        # An argument that has to be cast must come this way again.
+        return values, all(v is a for v, a in zip(values, args, strict=True))
 
 
 def _check_widths(foreign: ForeignModule) -> None:

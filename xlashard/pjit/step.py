@@ -14,7 +14,7 @@ from xlashard.errors import ArgumentError, DeletedError
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
 from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.checks import check_type
-from xlashard.pjit.function import Call
+from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
 
@@ -177,7 +177,7 @@ class BoundStep:
         self._given.clear()
 
 
-def bind_step(prepared: Prepared, call: Call, state: Any, argnum: int) -> BoundStep:
+def bind_step(prepared: Prepared, face: Face, state: Any, argnum: int) -> BoundStep:
     """Checks that a program maps a state to a state, and binds the first one.
 
     Raises:
@@ -185,4 +185,4 @@ def bind_step(prepared: Prepared, call: Call, state: Any, argnum: int) -> BoundS
             given is not what the program was compiled for.
         ResourceError: If the state given is committed to another place.
     """
-    return BoundStep(prepared, plan_step(prepared, call, argnum), state)
+    return BoundStep(prepared, plan_step(prepared, face, argnum), state)

@@ -1,0 +1,96 @@
+"""Who takes over the buffers of arrays: asked when somebody uses an array that is gone.
+
+A program's first call marks the arrays that it takes. Repeat calls go from jaxlib's dispatcher to
+PJRT without entering Python, so they can't mark anything; but they take only arrays such as the
+first call took, of one shape, dtype and sharding, and these are remembered here.
+"""
+
+import threading
+import weakref
+from typing import Any
+
+# A function called with ever new shapes must not remember them all.
+_KINDS_KEPT = 4096
+_SHOWN = 3
+
+type _Kind = tuple[Any, ...]
+
+
+class Taker:
+    """A callable that takes over buffers; it is forgotten when nobody holds it any more.
+
+    Args:
+        name: What a person calls it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._paths: dict[_Kind, str] = {}
+        with _lock:
+            _takers.add(self)
+
+    def note(self, path: str, handle: Any) -> str:
+        """Remembers that it takes handles like this one.
+
+        Args:
+            path: The argument by which it does.
+            handle: A handle; deleted ones still have what counts.
+
+        Returns:
+            Who took it, in words.
+        """
+        kind = _kind(handle)
+        if kind not in self._paths:
+            while len(self._paths) >= _KINDS_KEPT:
+                self._paths.pop(next(iter(self._paths)), None)
+            self._paths[kind] = path
+        return self.takes(path)
+
+    def takes(self, path: str) -> str:
+        """`update, as state['w']`."""
+        return f"{self.name}, as {path}"
+
+    def path_of(self, kind: _Kind) -> str | None:
+        """The argument by which it takes handles of a kind, if it does."""
+        return self._paths.get(kind)
+
+
+_takers: weakref.WeakSet[Taker] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _kind(handle: Any) -> _Kind:
+    return handle.shape, handle.dtype, handle.sharding
+
+
+def likely_takers(handle: Any) -> list[str]:
+    """Who takes handles like this one, in words, in the order of their names."""
+    kind = _kind(handle)
+    with _lock:
+        known = list(_takers)
+    found = ((taker, taker.path_of(kind)) for taker in known)
+    return sorted(taker.takes(path) for taker, path in found if path is not None)
+
+
+def how_deleted(handle: Any, taker: str | None) -> str:
+    """Why a handle's buffers are gone, in words.
+
+    Args:
+        handle: The handle.
+        taker: Who took it, if that is known.
+    """
+    if taker == DELETE:
+        return f"{DELETE} was called on it"
+    if taker is not None:
+        return f"it was donated to {taker}"
+    likely = likely_takers(handle)
+    if not likely:
+        return f"{DELETE} was called on it, or it was donated to a program"
+    if len(likely) == 1:
+        return f"it was most likely donated to {likely[0]}"
+    more = f" ({len(likely) - _SHOWN} more take such arrays)" if len(likely) > _SHOWN else ""
+    return f"it was most likely donated to one of: {'; '.join(likely[:_SHOWN])}{more}"
+
+
+DELETE = "delete()"
+"""Stands for the taker of an array whose memory somebody gave back."""

@@ -1,0 +1,169 @@
+"""What every compiled program answers, and how it is called."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from xlashard._jax import analysis, dispatch
+from xlashard._jax.shardings import Device, Format
+from xlashard.array import wrap_tree
+from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.takers import Taker
+from xlashard.errors import ArgumentError
+from xlashard.pjit.arguments import describe_arguments
+from xlashard.pjit.checks import check_place
+from xlashard.pjit.face import Face, struct
+from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.run import (
+    are_laid_out,
+    check_donated_once,
+    fast_path,
+    mark_donated,
+    run_prepared,
+)
+
+
+class Executable:
+    """A compiled program behind a face, called by jaxlib's dispatcher."""
+
+    _face: Face
+    _prepared: Prepared
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices it runs on, in order."""
+        return self._prepared.program.parts.plan.devices
+
+    @property
+    def input_shardings(self) -> Any:
+        """The shardings of the arguments, as their tree; None for an unused argument."""
+        return self._spread(self._prepared.program.parts.in_shardings, None)
+
+    @property
+    def output_shardings(self) -> Any:
+        """The shardings of the result, as its tree."""
+        return self._face.out_tree.unflatten(self._prepared.program.parts.out_shardings)
+
+    @property
+    def input_formats(self) -> Any:
+        """Layouts and shardings of the arguments, as their tree of `Format`.
+
+        Both are None for an unused argument.
+        """
+        program = self._prepared.program
+        formats = _formats(program.full_layouts[0], program.parts.in_shardings)
+        return self._spread(formats, Format(None, None))
+
+    @property
+    def output_formats(self) -> Any:
+        """Layouts and shardings of the result, as its tree of `Format`."""
+        program = self._prepared.program
+        formats = _formats(program.full_layouts[1], program.parts.out_shardings)
+        return self._face.out_tree.unflatten(formats)
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes, dtypes, layouts and shardings of the result, as its tree."""
+        program, face = self._prepared.program, self._face
+        places = _formats(program.full_layouts[1], program.out_twins)
+        return face.out_tree.unflatten(list(map(struct, face.out_avals, places)))
+
+    def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
+        """What is known of the arguments that the program takes, on the tree of all."""
+        taken = iter(of_taken[len(self._prepared.consts) :])
+        flat = [next(taken) if kept else of_unused for kept in self._prepared.kept]
+        return self._face.in_tree.unflatten(flat)
+
+    def as_text(self, dialect: str = "hlo") -> str:
+        """The program as text.
+
+        Args:
+            dialect: `"hlo"`, optimised and partitioned, or `"stablehlo"`, the annotated module
+                that was compiled.
+
+        Raises:
+            ArgumentError: If there is no such dialect, or no module: a program that was loaded
+                from a file brings none.
+        """
+        if dialect == "hlo":
+            return analysis.compiled_text(self.runtime_executable())
+        if dialect != "stablehlo":
+            raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
+        lowered = self._prepared.lowered
+        if lowered is None:
+            raise ArgumentError(
+                f"{self._face.name} was loaded as a compiled program, without its StableHLO "
+                "module: as_text('hlo') shows what it runs"
+            )
+        return lowered.as_text()
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
+        return analysis.compiled_cost(self.runtime_executable())
+
+    def memory_analysis(self) -> Any:
+        """Bytes per device: arguments, results, aliases, temporaries, code."""
+        return analysis.compiled_memory(self.runtime_executable())
+
+    def runtime_executable(self) -> Any:
+        """PJRT's loaded executable."""
+        return self._prepared.program.executable
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Raises:
+            ArgumentError: If the arguments have another structure, shape or dtype.
+            DeletedError: If an argument's buffers are gone.
+            DonationError: If a donated argument shares its buffers with another one.
+            ResourceError: If a committed argument is elsewhere.
+        """
+        try:
+            return self._dispatcher(*args, **kwargs)
+        except (RuntimeError, ValueError):
+            face = self._face
+            values, tree = jax.tree_util.tree_flatten((args, kwargs))
+            if tree == face.in_tree:
+                check_donated_once(values, face.donated, face.paths, face.name)
+            raise
+
+    @cached_property
+    def _dispatcher(self) -> Any:
+        name = self._face.name
+        return dispatch.new_dispatcher(name, None, self._miss, ((), ()), name)
+
+    @cached_property
+    def _taker(self) -> Taker:
+        return Taker(self._face.name)
+
+    def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        values, repeatable = self._checked(args, kwargs)
+        prepared, face = self._prepared, self._face
+        repeatable = repeatable and are_laid_out(prepared, values)
+        handles = run_prepared(prepared, values)
+        mark_donated(values, face.donated, face.paths, self._taker)
+        if all(map(is_handle, handles)):
+            out = wrap_tree(face.out_tree, handles)
+        else:
+            out = face.out_tree.unflatten([wrap_result(h) for h in handles])
+        return out, fast_path(prepared, face.out_tree, handles) if repeatable else None, False
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
+        """The flat arguments, if they are what was compiled for, and whether they may stay so."""
+        raise NotImplementedError
+
+    def _check_places(self, values: Sequence[Any]) -> None:
+        """Refuses arguments that are bound to another place than the program takes them from."""
+        face, prepared = self._face, self._prepared
+        arguments = describe_arguments(values, face.paths, face.in_avals)
+        wanted = iter(prepared.program.parts.in_shardings[len(prepared.consts) :])
+        for argument, kept in zip(arguments, prepared.kept, strict=True):
+            if not kept:
+                continue
+            check_place(argument, next(wanted), f"{face.name} was compiled for {{}}")
+
+
+def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:
+    return [Format(*pair) for pair in zip(layouts, shardings, strict=True)]

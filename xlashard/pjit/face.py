@@ -1,0 +1,182 @@
+"""What a person sees of a function on its way to a program: names, trees and types."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard._jax.tracing import Tracer
+from xlashard.errors import ArgumentError
+from xlashard.pjit.arguments import check_concrete
+from xlashard.pjit.checks import check_type
+from xlashard.pjit.function import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Face:
+    """The outside of a traced, lowered or compiled function.
+
+    Attributes:
+        name: The function's name.
+        in_tree: The tree of `(args, kwargs)`, static arguments taken out.
+        out_tree: The tree of the result.
+        in_avals: The abstract values of the arguments, flat.
+        out_avals: The abstract values of the results, flat.
+        paths: Each argument as a person would write it: `state['params']['w']`.
+        donated: For each argument whether its buffers may be reused.
+    """
+
+    name: str
+    in_tree: Any
+    out_tree: Any
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    paths: tuple[str, ...]
+    donated: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, call: Call) -> "Face":
+        """The outside of a function that was traced for a call."""
+        traced = call.traced
+        return cls(
+            name=traced.name,
+            in_tree=traced.in_tree,
+            out_tree=traced.out_tree,
+            in_avals=traced.in_avals,
+            out_avals=tuple(traced.jaxpr.out_avals),
+            paths=traced.arg_names,
+            donated=call.donated,
+        )
+
+    def check_tree(self, tree: Any, verb: str) -> None:
+        """Refuses arguments of another structure.
+
+        Args:
+            tree: The tree of `(args, kwargs)` of a call.
+            verb: What was done for the right ones: `"traced"`, `"compiled"`.
+
+        Raises:
+            ArgumentError: With the argument that differs.
+        """
+        if tree == self.in_tree:
+            return
+        wanted, given = _parts(self.in_tree), _parts(tree)
+        if wanted.keys() != given.keys():
+            raise ArgumentError(
+                f"{self.name} was {verb} for arguments of the structure ({', '.join(wanted)}), but "
+                f"was called with ({', '.join(given)}); static arguments are part of the program "
+                "already"
+            )
+        part = next(part for part in wanted if wanted[part] != given[part])
+        raise ArgumentError(
+            f"{self.name} was {verb} for {part} of the structure {wanted[part]}, but was called "
+            f"with {given[part]}: {self.otherwise(verb)}"
+        )
+
+    def otherwise(self, verb: str) -> str:
+        """What to do about arguments of other types."""
+        again = {"traced": "trace it", "compiled": "lower and compile it"}[verb]
+        return f"{again} for that too, or call the pjit-ed function {self.name} itself"
+
+    def check_concrete(self, values: Sequence[Any]) -> None:
+        """Refuses arguments without a value, which no compiled program can be run on.
+
+        Raises:
+            ArgumentError: With the path of the first such argument.
+        """
+        for value, path in zip(values, self.paths, strict=True):
+            if isinstance(value, Tracer):
+                raise ArgumentError(
+                    f"{path} is a tracer: a compiled program can't be part of another one; call "
+                    f"{self.name} itself there, before it is lowered and compiled"
+                )
+        check_concrete(values, self.paths)
+
+    def check_types(self, values: Sequence[Any], text: str, otherwise: str) -> None:
+        """Refuses arguments of another shape or dtype.
+
+        Args:
+            values: The arguments.
+            text: What was done, with places for what was wanted and what is given.
+            otherwise: What to do where a cast would not help.
+
+        Raises:
+            ArgumentError: With the path of the first such argument.
+        """
+        for value, path, aval in zip(values, self.paths, self.in_avals, strict=True):
+            check_type(value, path, aval, f"{self.name} {text}", otherwise)
+
+
+def _parts(in_tree: Any) -> dict[str, Any]:
+    """The tree of each argument."""
+    args, kwargs = in_tree.children()
+    names = kwargs.node_data()[1]
+    parts = {f"args[{i}]": tree for i, tree in enumerate(args.children())}
+    return parts | {f"{n}=": t for n, t in zip(names, kwargs.children(), strict=True)}
+
+
+class Stage:
+    """What every stage of a function answers alike."""
+
+    _face: Face
+
+    def __repr__(self) -> str:
+        face = self._face
+        return f"{type(self).__name__}({face.name}: {face.in_tree} -> {face.out_tree})"
+
+    def __getattr__(self, name: str) -> Any:
+        # The stages are instances of JAX's classes, whose private slots stay empty.
+        kind = type(self).__name__
+        raise AttributeError(
+            f"xlashard's {kind} has no {name!r}: it answers the public interface of "
+            f"jax.stages.{kind}; for what only JAX's own has write jax.jit(f), which takes a "
+            "pjit-ed function"
+        )
+
+    @property
+    def fun_name(self) -> str:
+        """The function's name."""
+        return self._face.name
+
+    @property
+    def in_tree(self) -> Any:
+        """The tree of `(args, kwargs)`, static arguments taken out."""
+        return self._face.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The tree of the result."""
+        return self._face.out_tree
+
+    @property
+    def in_avals(self) -> Any:
+        """The abstract values of `(args, kwargs)`, as their tree."""
+        return self._face.in_tree.unflatten(self._face.in_avals)
+
+    @property
+    def out_avals(self) -> Any:
+        """The abstract values of the result, as its tree."""
+        return self._face.out_tree.unflatten(self._face.out_avals)
+
+    @property
+    def args_info(self) -> Any:
+        """For each argument its abstract value and whether it is donated, as their tree."""
+        face = self._face
+        return face.in_tree.unflatten(list(map(jax.stages.ArgInfo, face.in_avals, face.donated)))
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Which of the arguments' leaves, counted over all arguments, are donated."""
+        return tuple(i for i, donated in enumerate(self._face.donated) if donated)
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes and dtypes of the result, as its tree of `jax.ShapeDtypeStruct`."""
+        face = self._face
+        return face.out_tree.unflatten([struct(aval) for aval in face.out_avals])
+
+
+def struct(aval: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and place of an abstract value."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
