@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import jaxlib
 from jax._src.lib import hlo
 from jax._src.lib import xla_client as xc
 
 from xlashard._jax import modules
+
+
+def jaxlib_version() -> str:
+    """The version of jaxlib."""
+    return jaxlib.__version__
 
 
 def compiled_text(executable: Any) -> str:

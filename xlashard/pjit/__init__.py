@@ -4,6 +4,7 @@ from xlashard.pjit.api import jit, pjit
 from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.pjit.prepare import PROGRAMS
+from xlashard.pjit.report import ProgramReport, explain
 from xlashard.pjit.resources import AUTO, UNSPECIFIED
 from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
 from xlashard.pjit.stages import Lowered, Traced
@@ -16,9 +17,11 @@ __all__ = [
     "BoundStep",
     "Compiled",
     "Lowered",
+    "ProgramReport",
     "StableHLOProgram",
     "Traced",
     "compile_stablehlo",
+    "explain",
     "jit",
     "pjit",
     "with_sharding_constraint",

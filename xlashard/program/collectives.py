@@ -49,8 +49,12 @@ class Collective:
         conditional: Whether it stands in a branch that may not be taken; `times` counts as if it
             were.
         asynchronous: Whether its start and its end are apart, with other work between them.
-        op_name: What JAX called the operation that caused it; empty if unknown.
+        op_name: What JAX called the operation whose value it gathers, reduces or exchanges, or the
+            path of the argument that it does so with; empty if unknown.
         frames: The source lines that the operation comes from, the innermost first.
+        needed_by: What JAX called the nearest operation of known lines that uses the result, maybe
+            after others have passed it on.
+        needed_by_frames: The lines of that operation.
     """
 
     kind: CollectiveKind
@@ -65,6 +69,8 @@ class Collective:
     asynchronous: bool = False
     op_name: str = ""
     frames: tuple[Frame, ...] = ()
+    needed_by: str = ""
+    needed_by_frames: tuple[Frame, ...] = ()
 
     @property
     def operand_bytes(self) -> int:
@@ -275,6 +281,9 @@ def _collective(
     if caller is not None and kind == "all-reduce" and _is_scatter(caller):
         kind, results = "reduce-scatter", array_types(caller.type)
     told_by = [instruction, *([caller] if caller is not None else [])]
+    frames = next(filter(None, map(module.frames, told_by)), ())
+    site = module.computations[run.site] if caller is not None else computation
+    user = _told_user(module, site, caller or instruction)
     return Collective(
         kind=kind,
         name=instruction.name,
@@ -289,8 +298,25 @@ def _collective(
         or instruction.opcode.endswith("-start")
         or _has_target(computation, _STARTS),
         op_name=next(filter(None, map(module.op_name, told_by)), ""),
-        frames=next(filter(None, map(module.frames, told_by)), ()),
+        frames=frames,
+        needed_by="" if user is None else module.op_name(user),
+        needed_by_frames=() if user is None else module.frames(user),
     )
+
+
+def _told_user(
+    module: HloText, computation: Computation, instruction: Instruction
+) -> Instruction | None:
+    """The nearest instruction that uses a value, over others if need be, and that has lines."""
+    reached = {instruction.name}
+    # Instructions stand after what they use, so one pass meets them in the order of distance.
+    for other in computation.instructions.values():
+        if other.name in reached or not reached.intersection(other.operand_names):
+            continue
+        if module.frames(other):
+            return other
+        reached.add(other.name)
+    return None
 
 
 def _is_scatter(fusion: Instruction) -> bool:

@@ -1,0 +1,122 @@
+"""What a program sends between its devices, with the user's names for axes, values and lines."""
+
+import sysconfig
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from xlashard.geometry import MeshGrid
+from xlashard.pjit.report.parts import CollectiveReport, SourceLine
+from xlashard.program import Collective
+from xlashard.program.collectives import along_text
+from xlashard.program.hlo import Frame
+
+_PACKAGE = str(Path(__file__).parents[2])
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+
+
+@lru_cache(maxsize=1024)
+def _is_users_file(file: str) -> bool:
+    """Whether a file is none of Python's own, of an installed package or of xlashard."""
+    if {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return False
+    return not any(Path(file).is_relative_to(root) for root in (_PACKAGE, *_INSTALLED))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Which line of a stack to show.
+
+    Attributes:
+        function: The name of the function that became the program.
+        file: Its file.
+    """
+
+    function: str
+    file: str
+
+    @classmethod
+    def of(cls, described: str | None) -> "Sources":
+        """For a function that JAX describes as `step at model.py:12`."""
+        name, _, place = (described or "").partition(" at ")
+        return cls(name, place.rpartition(":")[0])
+
+    def line(self, frames: Sequence[Frame]) -> SourceLine | None:
+        """The innermost line of the user's files inside the function, else the innermost line.
+
+        Args:
+            frames: A stack, innermost first. Its outer end is whoever had the function traced.
+        """
+        own = [i for i, frame in enumerate(frames) if self._is_of_function(frame)]
+        inside = frames[: own[-1] + 1] if own else frames
+        if not inside:
+            return None
+        frame = next((f for f in inside if _is_users_file(f.file)), inside[0])
+        return SourceLine(frame.file, frame.line, frame.function, _is_users_file(frame.file))
+
+    def _is_of_function(self, frame: Frame) -> bool:
+        return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
+
+
+def describe_collectives(
+    collectives: Sequence[Collective],
+    grid: MeshGrid | None,
+    arguments: Collection[str],
+    sources: Sources,
+) -> tuple[CollectiveReport, ...]:
+    """Puts collectives together that do the same for the same reason; most sent bytes first.
+
+    Args:
+        collectives: Those of the program.
+        grid: The mesh that names axes, or None.
+        arguments: The paths of the program's arguments.
+        sources: Which lines to show.
+    """
+    alike: dict[CollectiveReport, list[Collective]] = {}
+    for collective in collectives:
+        described = _describe(collective, grid, arguments, sources)
+        alike.setdefault(described, []).append(collective)
+    reports = [_together(described, found) for described, found in alike.items()]
+    return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
+
+
+def _describe(
+    c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: Sources
+) -> CollectiveReport:
+    """One collective, without its counts and bytes."""
+    parts = None if grid is None else c.axes(grid)
+    return CollectiveReport(
+        kind=c.kind,
+        along=along_text(c, grid),
+        axes=None if parts is None else tuple(dict.fromkeys(part.name for part in parts)),
+        count=0,
+        times=0,
+        times_known=c.times_known,
+        conditional=c.conditional,
+        asynchronous=c.asynchronous,
+        operands=tuple(map(str, c.operands)),
+        results=tuple(map(str, c.results)),
+        operand_bytes=0,
+        result_bytes=0,
+        payload_bytes=0,
+        sent_bytes=0,
+        op_name=c.op_name,
+        # XLA calls an argument by its path, and whatever gathers it by that too.
+        argument=c.op_name if c.op_name in arguments else "",
+        source=sources.line(c.frames),
+        needed_by=c.needed_by,
+        needed_by_source=sources.line(c.needed_by_frames),
+    )
+
+
+def _together(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
+    return replace(
+        described,
+        count=len(found),
+        times=sum(c.times for c in found),
+        operand_bytes=sum(c.times * c.operand_bytes for c in found),
+        result_bytes=sum(c.times * c.result_bytes for c in found),
+        payload_bytes=sum(c.times * c.payload_bytes for c in found),
+        sent_bytes=sum(c.times * c.sent_bytes for c in found),
+    )

@@ -1,0 +1,177 @@
+"""`explain`: looks at the program that a call would run, without running it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from xlashard._jax import analysis, compiling
+from xlashard._jax.tracing import Tracer
+from xlashard._version import __version__
+from xlashard.errors import ArgumentError
+from xlashard.geometry import MeshGrid
+from xlashard.pjit.function import Function
+from xlashard.pjit.prepare import PROGRAMS, Order
+from xlashard.pjit.report.communication import Sources, describe_collectives
+from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
+from xlashard.pjit.report.replication import describe_replications
+from xlashard.pjit.report.report import ProgramReport
+from xlashard.pjit.report.values import (
+    Program,
+    describe_donations,
+    describe_inputs,
+    describe_moves,
+    describe_outputs,
+)
+from xlashard.pjit.signature import function_name
+from xlashard.pjit.stages import Compiled, Lowered, Traced
+from xlashard.program import read_collectives
+from xlashard.sharding import Mesh
+from xlashard.sharding.named import grid_of
+
+
+def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
+    """Says what the program of a call takes, gives, sends between devices and holds in memory.
+
+    The program is compiled as the call itself would compile it, and kept: a call with such
+    arguments afterwards finds it. Nothing runs, and nothing is donated.
+
+    Args:
+        fun: A function made by `xlashard.pjit`; or one of its stages, which need no arguments.
+        *args: Arguments of a call; a `jax.ShapeDtypeStruct` does for an array.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        The report. `print(report)` shows the largest of everything, `report.print(all=True)` all.
+
+    Raises:
+        ArgumentError: If `fun` is neither, or the arguments are not those of a call.
+        ResourceError: As the call itself would, and so are all its other errors.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard.pjit import pjit
+        >>> report = explain(pjit(lambda x: x @ x.T), np.ones((4, 8), np.float32))
+        >>> [(value.path, value.type, value.device_bytes) for value in report.inputs]
+        [('x', 'float32[4,8]', 128)]
+        >>> report.collectives
+        ()
+    """
+    return _report(_program(fun, args, kwargs))
+
+
+def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    if isinstance(fun, Traced | Lowered | Compiled) and (args or kwargs):
+        raise ArgumentError(
+            f"a {type(fun).__name__} has its arguments already, but explain was given more: write "
+            "xlashard.explain(stage), or give the pjit-ed function and arguments"
+        )
+    match fun:
+        case Compiled():
+            return Program(fun._lowered._traced._call, fun._lowered._order, fun._prepared)
+        case Traced():
+            return _program(fun.lower(), (), {})
+        case Lowered():
+            return _of_order(fun._traced._call, fun._order)
+    function = getattr(fun, "_function", None)
+    if not isinstance(function, Function):
+        raise ArgumentError(_not_ours(fun))
+    for leaf in jax.tree_util.tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tracer):
+            raise ArgumentError(
+                f"{function.name} was given a tracer to explain: inside jax.jit, grad or vmap it "
+                "is a part of another program; call xlashard.explain outside, with arrays or "
+                "jax.ShapeDtypeStructs"
+            )
+    call = function.trace(args, kwargs)
+    return _of_order(call, function.order(call, function.arguments(call)))
+
+
+def _of_order(call: Any, order: Order) -> Program:
+    return Program(call, order, PROGRAMS.prepared(call.traced.jaxpr, order))
+
+
+def _not_ours(fun: Any) -> str:
+    if not callable(fun):
+        return (
+            f"explain takes a function made by xlashard.pjit, or a stage of one, not {fun!r:.60}: "
+            "write xlashard.explain(f, x), without calling f"
+        )
+    inner: Callable[..., Any] = getattr(fun, "__wrapped__", fun)
+    name = function_name(inner)
+    what = "a function of jax.jit" if hasattr(fun, "lower") else "a plain function"
+    return (
+        f"explain takes a function made by xlashard.pjit, and {name} is {what}: write "
+        f"xlashard.explain(xlashard.pjit({name}), ...)"
+    )
+
+
+def _report(program: Program) -> ProgramReport:
+    collectives = read_collectives(program.text)
+    mesh = program.order.placement.mesh
+    grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
+    inputs = describe_inputs(program)
+    sources = Sources.of(program.call.traced.jaxpr.debug_info.func_src_info)
+    return ProgramReport(
+        name=program.call.traced.name,
+        place=_place(program),
+        cost=_cost(program),
+        memory=_memory(program),
+        inputs=inputs,
+        outputs=describe_outputs(program),
+        collectives=describe_collectives(collectives, grid, {v.path for v in inputs}, sources),
+        moves=describe_moves(program),
+        donations=describe_donations(program),
+        replications=describe_replications(program, collectives, sources),
+    )
+
+
+def _place(program: Program) -> PlaceReport:
+    placement = program.order.placement
+    first, mesh = placement.devices[0], placement.mesh
+    axes = mesh.shape.items() if isinstance(mesh, Mesh) else ()
+    return PlaceReport(
+        platform=first.platform,
+        device_kind=first.device_kind,
+        num_devices=len(placement.devices),
+        num_processes=len({device.process_index for device in placement.devices}),
+        mesh=tuple((str(name), int(size)) for name, size in axes),
+        partitioner=program.prepared.lowered.plan.partitioner.value,
+        xlashard=__version__,
+        jax=jax.__version__,
+        jaxlib=analysis.jaxlib_version(),
+        runtime=compiling.client_of(first).platform_version,
+    )
+
+
+def _cost(program: Program) -> CostReport | None:
+    try:
+        found = analysis.compiled_cost(program.prepared.program.executable)
+    except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
+        return None
+    if not found:
+        return None
+    return CostReport(
+        float(found.get("flops", 0.0)),
+        float(found.get("bytes accessed", 0.0)),
+    )
+
+
+def _memory(program: Program) -> MemoryReport | None:
+    try:
+        found = analysis.compiled_memory(program.prepared.program.executable)
+    except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
+        return None
+    if found is None:
+        return None
+    peak = getattr(found, "peak_memory_in_bytes", 0)
+    host = ("argument", "output", "temp", "generated_code")
+    return MemoryReport(
+        argument_bytes=found.argument_size_in_bytes,
+        result_bytes=found.output_size_in_bytes,
+        alias_bytes=found.alias_size_in_bytes,
+        temporary_bytes=found.temp_size_in_bytes,
+        code_bytes=found.generated_code_size_in_bytes,
+        peak_bytes=peak or None,
+        host_bytes=sum(getattr(found, f"host_{part}_size_in_bytes", 0) for part in host),
+    )

@@ -1,0 +1,171 @@
+"""Values that are held more often than anyone said they should be."""
+
+import math
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+
+from xlashard._jax.jaxprs import source_line
+from xlashard._jax.tracing import equations
+from xlashard.geometry import MeshGrid
+from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.parts import ReplicationKind, ReplicationReport
+from xlashard.pjit.report.values import Program, Value, spec_text
+from xlashard.program import Collective, is_open
+from xlashard.sharding import Mesh, NamedSharding, from_jax
+from xlashard.sharding.named import grid_of
+
+
+def describe_replications(
+    program: Program, collectives: Sequence[Collective], sources: Sources
+) -> tuple[ReplicationReport, ...]:
+    """Finds them, those first that waste most."""
+    mesh = program.order.placement.mesh
+    if mesh is None or len(program.order.placement.devices) == 1:
+        return ()
+    found = [
+        *_results(program, mesh),
+        *_open_dims((*program.arguments, *program.results), mesh),
+        *_constraints(program, collectives, mesh, sources),
+    ]
+    return tuple(sorted(found, key=lambda r: -r.wasted_bytes))
+
+
+def _results(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
+    """Results of which nothing was said and that no axis cuts, though it cuts an argument.
+
+    One that lies as an argument of its shape and dtype does is what it was meant to be.
+    """
+    dealt = _axes_of((*program.arguments, *program.closed_over))
+    for value in program.results:
+        if value.said is None and not _is_like_an_argument(program, value):
+            dims = tuple(range(value.aval.ndim))
+            report = _report("result", value, dims, [a for a in mesh.axis_names if a in dealt])
+            if report is not None:
+                yield report
+
+
+def _axes_of(values: Iterable[Value]) -> set[str]:
+    named = (v.sharding for v in values if isinstance(v.sharding, NamedSharding))
+    return {axis for sharding in named for axis in sharding.normal_spec.axes}
+
+
+def _is_like_an_argument(program: Program, value: Value) -> bool:
+    """Whether a result lies as an argument of the same shape and dtype does."""
+    type_ = value.aval.shape, value.aval.dtype
+    alike = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
+    mine = value.sharding
+    return any(
+        mine is not None and s is not None and mine.is_equivalent_to(s, value.aval.ndim)
+        for s in alike
+    )
+
+
+def _open_dims(values: Sequence[Value], mesh: Mesh) -> Iterator[ReplicationReport]:
+    """Arguments and results with a dimension that was left open, and that was left whole."""
+    for value in values:
+        said, sharding = value.said, value.sharding
+        if not isinstance(said, NamedSharding) or not is_open(said) or sharding is None:
+            continue
+        counts = sharding.rank_tiling(value.aval.ndim).counts
+        dims = said.normal_spec.for_rank(value.aval.ndim)
+        whole = tuple(i for i, axes in enumerate(dims) if axes is None and counts[i] == 1)
+        report = _report("open dimension", value, whole, mesh.axis_names)
+        if report is not None:
+            yield report
+
+
+def _report(
+    kind: ReplicationKind, value: Value, dims: Sequence[int], axes: Iterable[str]
+) -> ReplicationReport | None:
+    """What dimensions of a value lose by not being cut by axes; None if these couldn't."""
+    sharding = value.sharding
+    if not isinstance(sharding, NamedSharding):
+        return None
+    counts, sizes = sharding.rank_tiling(value.aval.ndim).counts, sharding.mesh.shape
+    free = {a: sizes[a] for a in axes if sizes[a] > 1 and a not in sharding.normal_spec.axes}
+    able = {
+        d: fitting for d in dims if (fitting := _fitting(value.aval.shape[d] // counts[d], free))
+    }
+    if not able:
+        return None
+    cut = max(math.prod(free[a] for a in fitting) for fitting in able.values())
+    fitting = {a for names in able.values() for a in names}
+    return ReplicationReport(
+        kind=kind,
+        path=value.path,
+        spec=spec_text(sharding),
+        dims=tuple(able),
+        axes=tuple(a for a in free if a in fitting),
+        wasted_bytes=value.device_bytes - value.device_bytes // cut,
+    )
+
+
+def _fitting(size: int, axes: dict[str, int]) -> list[str]:
+    """Axes by which a size divides, one after the other."""
+    fitting = []
+    for name, count in axes.items():
+        if size and size % count == 0:
+            fitting.append(name)
+            size //= count
+    return fitting
+
+
+def _constraints(
+    program: Program, collectives: Sequence[Collective], mesh: Mesh, sources: Sources
+) -> Iterator[ReplicationReport]:
+    """Constraints for which the program gathers the constrained value, at the same line.
+
+    A gather bears the name and the line of the value that it gathers. So one with those of a
+    constraint gathers what was constrained, and if it runs along an axis that the constraint
+    doesn't name, then it does so to fulfil it. Gathers that the partitioner placed earlier, at
+    what the constrained value is made from, bear other lines and are not found.
+    """
+    gathers = _gathers_at_constraints(collectives)
+    for (line, sharding), type_ in _constraints_at(program, gathers).items():
+        if sharding.mesh.axis_names != mesh.axis_names:
+            continue
+        grid, named = grid_of(mesh), set(sharding.normal_spec.axes)
+        forced = [c for c in gathers[line] if (along := _names(c, grid)) and not along & named]
+        if forced:
+            axes = {axis for c in forced for axis in _names(c, grid)}
+            dims = sharding.normal_spec.for_rank(type_.ndim)
+            yield ReplicationReport(
+                kind="constraint",
+                path=f"{type_.dtype}[{','.join(map(str, type_.shape))}]",
+                spec=spec_text(sharding),
+                dims=tuple(i for i, cut in enumerate(dims) if cut == ()),
+                axes=tuple(a for a in mesh.axis_names if a in axes),
+                wasted_bytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
+                source=sources.line(forced[0].frames),
+            )
+
+
+type _Line = tuple[str, int]
+
+
+def _gathers_at_constraints(collectives: Sequence[Collective]) -> dict[_Line, list[Collective]]:
+    found: dict[_Line, list[Collective]] = {}
+    for collective in collectives:
+        at_constraint = collective.op_name.endswith("sharding_constraint")
+        if collective.kind == "all-gather" and at_constraint and collective.frames:
+            frame = collective.frames[0]
+            found.setdefault((frame.file, frame.line), []).append(collective)
+    return found
+
+
+def _constraints_at(
+    program: Program, lines: Container[_Line]
+) -> dict[tuple[_Line, NamedSharding], Any]:
+    """The abstract value of what is constrained, by line and sharding."""
+    found: dict[tuple[_Line, NamedSharding], Any] = {}
+    for eqn in equations(program.call.traced.jaxpr):
+        if eqn.primitive.name != "sharding_constraint":
+            continue
+        line, sharding = source_line(eqn), from_jax(eqn.params["sharding"])
+        if line is not None and line in lines and isinstance(sharding, NamedSharding):
+            found.setdefault((line, sharding), eqn.outvars[0].aval)
+    return found
+
+
+def _names(collective: Collective, grid: MeshGrid) -> set[str]:
+    return {part.name for part in collective.axes(grid) or ()}

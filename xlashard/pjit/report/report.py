@@ -1,0 +1,111 @@
+"""The report of a program: a frozen value that prints itself and travels as JSON."""
+
+import io
+import json
+import shutil
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from xlashard.errors import ArgumentError
+from xlashard.pjit.report.parts import ReportFields
+from xlashard.pjit.report.text import ReportText
+
+FORMAT = 1
+"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramReport(ReportFields):
+    """What a compiled program takes, gives, sends and holds. Made by `xlashard.explain`.
+
+    `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it.
+
+    Attributes:
+        name: The function's name.
+        place: Devices, mesh, partitioner, versions.
+        cost: FLOP and bytes accessed; None where the compiler doesn't say.
+        memory: Bytes per device; None where the compiler doesn't say.
+        inputs: The arguments, and the arrays that the function closes over.
+        outputs: The results.
+        collectives: What goes between devices, those first that send most bytes.
+        moves: Arguments that are moved before the program can run, the biggest first.
+        donations: Arguments that were donated, and those that could be.
+        replications: Values that are held more often than anyone said.
+    """
+
+    def print(self, *, all: bool = False, console: Console | None = None) -> None:
+        """Prints it.
+
+        Args:
+            all: Show every value, where otherwise the largest stand for the rest.
+            console: Where to; standard output if None.
+        """
+        (console or Console()).print(ReportText(self, full=all))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield ReportText(self, full=False)
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size((100, 24)).columns
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        with console.capture() as shown:
+            console.print(ReportText(self, full=False))
+        return shown.get().rstrip("\n")
+
+    def __repr__(self) -> str:
+        count = sum(c.count for c in self.collectives)
+        return (
+            f"<ProgramReport of {self.name} on {self.place.num_devices} devices: "
+            f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {count} collectives; "
+            "print it>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers, with the number of the format."""
+        return {"format": FORMAT, **json.loads(json.dumps(asdict(self)))}
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The report as JSON, with the number of the format.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ArgumentError: If the text is of another format.
+        """
+        found = json.loads(text)
+        format_ = found.get("format") if isinstance(found, dict) else None
+        if format_ != FORMAT:
+            raise ArgumentError(
+                f"the text is a program report of format {format_}, this version of xlashard reads "
+                f"format {FORMAT}: write it again with xlashard.explain(f, ...).to_json()"
+            )
+        return _decoded(cls, found)
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """A JSON value as what a field's annotation says."""
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        known: Mapping[str, Any] = value
+        return kind(**{f.name: _decoded(hints[f.name], known[f.name]) for f in fields(kind)})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        (wanted,) = (a for a in arguments if a is not types.NoneType)
+        return None if value is None else _decoded(wanted, value)
+    if origin is not tuple:
+        return value
+    if arguments[-1] is Ellipsis:
+        return tuple(_decoded(arguments[0], item) for item in value)
+    return tuple(_decoded(a, item) for a, item in zip(arguments, value, strict=True))

@@ -1,0 +1,19 @@
+"""Numbers of bytes and operations as people read them."""
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes: `3.3 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def in_flop(count: float) -> str:
+    """A number of floating-point operations: `1.8 GFLOP`."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PFLOP"

@@ -1,0 +1,269 @@
+"""The arguments and results of a program: where they lie, who said so, and what it costs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+import jax
+
+from xlashard._jax import analysis
+from xlashard._jax.shardings import default_memory_kind
+from xlashard._jax.tracing import is_extended, physical_aval
+from xlashard.geometry import reshard_plan
+from xlashard.pjit.arguments import Argument, describe_arguments
+from xlashard.pjit.function import Call
+from xlashard.pjit.prepare import Order, Prepared
+from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
+from xlashard.program.hlo import read_aliases
+from xlashard.sharding import (
+    GSPMDSharding,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    partition_spec,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One argument or result of a program.
+
+    Attributes:
+        path: Its path.
+        aval: Its abstract value.
+        said: What the caller said of it, or None.
+        sharding: How it is dealt out; None for an argument that the program leaves out.
+        argument: Where the argument is before the call; None for a result.
+        is_there: False for an argument for which only a `jax.ShapeDtypeStruct` stands in.
+    """
+
+    path: str
+    aval: Any
+    said: Sharding | None
+    sharding: XLACompatibleSharding | None
+    argument: Argument | None = None
+    is_there: bool = True
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element; of a PRNG key, of the integers that hold it."""
+        if not is_extended(self.aval):
+            return self.aval.dtype.itemsize
+        physical = physical_aval(self.aval)
+        return math.prod(physical.shape[self.aval.ndim :]) * physical.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole value."""
+        return math.prod(self.aval.shape) * self.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the part on one device."""
+        if self.sharding is None:
+            return 0
+        tiling = self.sharding.rank_tiling(self.aval.ndim)
+        return math.prod(tiling.shard_shape(self.aval.shape, uneven=True)) * self.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A prepared program with the call that it was prepared for: what a report looks at.
+
+    Attributes:
+        call: The call.
+        order: What it ordered.
+        prepared: The compiled program.
+    """
+
+    call: Call
+    order: Order
+    prepared: Prepared
+
+    @cached_property
+    def text(self) -> str:
+        """The optimised HLO."""
+        return analysis.compiled_text(self.prepared.program.executable)
+
+    @cached_property
+    def arguments(self) -> tuple[Value, ...]:
+        """The arguments of the call, in order."""
+        traced = self.call.traced
+        described = describe_arguments(self.call.values, traced.arg_names, traced.in_avals)
+        taken = iter(self.prepared.program.parts.in_shardings[len(self.prepared.consts) :])
+        given = zip(self.call.values, described, self.call.in_shardings, strict=True)
+        return tuple(
+            Value(
+                path=there.path,
+                aval=there.aval,
+                said=said,
+                sharding=next(taken) if kept else None,
+                argument=there,
+                is_there=not isinstance(value, jax.ShapeDtypeStruct),
+            )
+            for (value, there, said), kept in zip(given, self.prepared.kept, strict=True)
+        )
+
+    @cached_property
+    def closed_over(self) -> tuple[Value, ...]:
+        """The arrays that the function closes over and that became arguments."""
+        parts = self.prepared.program.parts
+        count = len(self.prepared.consts)
+        pairs = zip(parts.in_avals[:count], parts.in_shardings[:count], strict=True)
+        return tuple(Value(f"closed over [{i}]", a, None, s) for i, (a, s) in enumerate(pairs))
+
+    @cached_property
+    def results(self) -> tuple[Value, ...]:
+        """The results, in order."""
+        traced, parts = self.call.traced, self.prepared.program.parts
+        avals = traced.jaxpr.out_avals
+        return tuple(
+            map(Value, traced.result_paths, avals, self.call.out_shardings, parts.out_shardings)
+        )
+
+
+def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
+    """A sharding in short: `P('data')`, `device 0`, or XLA's text."""
+    match sharding:
+        case NamedSharding():
+            entries = map(_entry, partition_spec(sharding.normal_spec))
+            text = f"P({', '.join(entries)})"
+        case SingleDeviceSharding():
+            text = f"device {sharding.devices[0].id}"
+        case GSPMDSharding():
+            text = sharding.tile_assignment.to_text()
+        case _:
+            text = type(sharding).__name__
+    kind = _special_memory(sharding)
+    return text if kind is None else f"{text} in {kind}"
+
+
+def _entry(entry: Any) -> str:
+    return "UNCONSTRAINED" if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else repr(entry)
+
+
+def _special_memory(sharding: Any) -> str | None:
+    kind = sharding.memory_kind
+    return None if kind in (None, default_memory_kind(sharding.devices[0])) else kind
+
+
+def describe_inputs(program: Program) -> tuple[ValueReport, ...]:
+    """The arguments, then what the function closes over."""
+    placed = program.order.placement.in_shardings
+    arguments = (
+        _describe(value, _decided(value, sharding))
+        for value, sharding in zip(program.arguments, placed, strict=True)
+    )
+    return (*arguments, *(_describe(value, "function") for value in program.closed_over))
+
+
+def describe_outputs(program: Program) -> tuple[ValueReport, ...]:
+    """The results."""
+    alone = len(program.order.placement.devices) == 1
+    return tuple(
+        _describe(v, "caller" if v.said is not None else "default" if alone else "partitioner")
+        for v in program.results
+    )
+
+
+def _decided(value: Value, placed: XLACompatibleSharding | None) -> Decided:
+    if value.said is not None:
+        return "caller"
+    if value.argument is not None and value.argument.committed:
+        return "argument"
+    alone = value.sharding is None or value.sharding.num_devices == 1
+    return "default" if placed is not None or alone else "partitioner"
+
+
+def _describe(value: Value, decided: Decided) -> ValueReport:
+    sharding = value.sharding
+    return ValueReport(
+        path=value.path,
+        shape=tuple(value.aval.shape),
+        dtype=str(value.aval.dtype),
+        spec="" if sharding is None else spec_text(sharding),
+        decided_by=decided,
+        nbytes=value.nbytes,
+        device_bytes=value.device_bytes,
+        copies=0 if sharding is None else sharding.rank_tiling(value.aval.ndim).num_replicas,
+        memory_kind=None if sharding is None else _special_memory(sharding),
+        used=sharding is not None,
+    )
+
+
+def describe_moves(program: Program) -> tuple[MoveReport, ...]:
+    """The arguments that a call has to move, most bytes first."""
+    moves = [move for value in program.arguments if (move := _move(value)) is not None]
+    return tuple(sorted(moves, key=lambda m: -(m.device_bytes_moved + m.host_bytes)))
+
+
+def _move(value: Value) -> MoveReport | None:
+    there, wanted = value.argument, value.sharding
+    if there is None or wanted is None or not value.is_there:
+        return None
+    if there.sharding is None:
+        nbytes = value.device_bytes * len(wanted.addressable_devices)
+        return MoveReport(value.path, "host", spec_text(wanted), 0, nbytes)
+    plan = reshard_plan(
+        value.aval.shape,
+        value.itemsize,
+        there.sharding.rank_tiling(value.aval.ndim),
+        [device.id for device in there.sharding.devices],
+        wanted.rank_tiling(value.aval.ndim),
+        [device.id for device in wanted.devices],
+    )
+    same_memory = _special_memory(there.sharding) == _special_memory(wanted)
+    moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
+    if not moved:
+        return None
+    return MoveReport(value.path, spec_text(there.sharding), spec_text(wanted), moved, 0)
+
+
+def describe_donations(program: Program) -> tuple[DonationReport, ...]:
+    """The arguments that were donated, and those that have a result to take them over."""
+    aliases = read_aliases(program.text)
+    tokens = len(program.prepared.program.parts.body.ordered_effects)
+    first = tokens + len(program.prepared.consts)
+    taken = {result - tokens for result in aliases.values()}
+    free = [r for i, r in enumerate(program.results) if i not in taken]
+    used = compress(
+        zip(program.arguments, program.call.donated, strict=True), program.prepared.kept
+    )
+    reports = []
+    for position, (value, donated) in enumerate(used, first):
+        if donated:
+            result = aliases.get(position)
+            path = "" if result is None else program.results[result - tokens].path
+            reports.append(DonationReport(value.path, True, path, value.device_bytes))
+        elif (match := _alike(value, free)) is not None:
+            free.remove(match)
+            reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
+    reports += _unused_donations(program)
+    return tuple(reports)
+
+
+def _unused_donations(program: Program) -> Iterator[DonationReport]:
+    marks = zip(program.arguments, program.call.donated, strict=True)
+    for value, donated in marks:
+        if donated and value.sharding is None:
+            yield DonationReport(value.path, True, "", 0)
+
+
+def _alike(value: Value, results: Sequence[Value]) -> Value | None:
+    """The first result that could take over an argument's buffers."""
+    for result in results:
+        same = (result.aval.shape, result.aval.dtype) == (value.aval.shape, value.aval.dtype)
+        if same and result.aval.ndim and _same_place(value, result):
+            return result
+    return None
+
+
+def _same_place(value: Value, result: Value) -> bool:
+    one, other = value.sharding, result.sharding
+    if one is None or other is None or _special_memory(one) != _special_memory(other):
+        return False
+    return one.is_equivalent_to(other, value.aval.ndim)
