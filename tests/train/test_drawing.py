@@ -10,7 +10,6 @@ from tests.train.examples import devices, settings
 from xlashard.train.drawing import (
     Tiling,
     bytes_per_device,
-    in_bytes,
     parameter_table,
     picture,
     tiling,
@@ -96,11 +95,3 @@ def test_bytes_are_counted_whole_and_per_device() -> None:
     shapes = {"a": jax.ShapeDtypeStruct((8, 4), np.float32), "b": jax.ShapeDtypeStruct((), np.int8)}
     shardings = {"a": named(P("tensor")), "b": named(P())}
     assert bytes_per_device(shapes, shardings) == (129, 65)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5.0 TiB")],
-)
-def test_bytes_for_people(count: int, text: str) -> None:
-    assert in_bytes(count) == text

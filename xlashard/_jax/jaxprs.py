@@ -100,6 +100,14 @@ def has_effects(jaxpr: Jaxpr) -> bool:
     return bool(jaxpr.effects)
 
 
+def nested(jaxpr: Jaxpr) -> list[Jaxpr]:
+    """A jaxpr and all jaxprs inside it: bodies of loops, branches, calls."""
+    found = [jaxpr]
+    for inner in core.subjaxprs(jaxpr):
+        found.extend(nested(inner))
+    return found
+
+
 def source_line(eqn: Any) -> tuple[str, int] | None:
     """File and line of the user's code that made an equation, or None where it is not known."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)

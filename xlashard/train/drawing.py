@@ -104,15 +104,6 @@ def bytes_per_device(shapes: Any, shardings: Any) -> tuple[int, int]:
     return total, held
 
 
-def in_bytes(count: float) -> str:
-    """A number of bytes for people: ``3.3 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def _times(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) or "scalar"
 

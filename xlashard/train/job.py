@@ -11,10 +11,11 @@ import numpy as np
 from rich.panel import Panel
 from rich.text import Text
 
+from xlashard.pjit.report.units import in_bytes
 from xlashard.train.checks import check_settings
 from xlashard.train.console import Pace, Screen
 from xlashard.train.data import Corpus, held_out_windows, put_batch, read_corpus, training_windows
-from xlashard.train.drawing import bytes_per_device, in_bytes, parameter_table
+from xlashard.train.drawing import bytes_per_device, parameter_table
 from xlashard.train.errors import Diverged
 from xlashard.train.folder import RunFolder
 from xlashard.train.generate import readable

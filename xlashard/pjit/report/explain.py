@@ -10,7 +10,9 @@ from xlashard._jax.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.function import Function
+from xlashard.pjit.compiled import Compiled
+from xlashard.pjit.face import Face
+from xlashard.pjit.function import Call, Function
 from xlashard.pjit.prepare import PROGRAMS, Order
 from xlashard.pjit.report.communication import Sources, describe_collectives
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
@@ -24,9 +26,8 @@ from xlashard.pjit.report.values import (
     describe_outputs,
 )
 from xlashard.pjit.signature import function_name
-from xlashard.pjit.stages import Compiled, Lowered, Traced
+from xlashard.pjit.stages import Lowered, Traced
 from xlashard.program import read_collectives
-from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 
 
@@ -68,11 +69,11 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
         )
     match fun:
         case Compiled():
-            return Program(fun._lowered._traced._call, fun._lowered._order, fun._prepared)
+            return Program(fun._face, fun._prepared)
         case Traced():
-            return _program(fun.lower(), (), {})
+            return _of_stage(fun.lower())
         case Lowered():
-            return _of_order(fun._traced._call, fun._order)
+            return _of_stage(fun)
     function = getattr(fun, "_function", None)
     if not isinstance(function, Function):
         raise ArgumentError(_not_ours(fun))
@@ -87,8 +88,18 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
     return _of_order(call, function.order(call, function.arguments(call)))
 
 
-def _of_order(call: Any, order: Order) -> Program:
-    return Program(call, order, PROGRAMS.prepared(call.traced.jaxpr, order))
+def _of_stage(lowered: Lowered) -> Program:
+    own = compiling.platform_of(lowered._order.placement.devices[0])
+    if lowered._platform != own:
+        raise ArgumentError(
+            f"{lowered.fun_name} was lowered for {lowered._platform}, but its devices are of "
+            f"{own}: leave lowering_platforms out to look at its program"
+        )
+    return _of_order(lowered._traced._call, lowered._order)
+
+
+def _of_order(call: Call, order: Order) -> Program:
+    return Program(Face.of(call), PROGRAMS.prepared(call.traced.jaxpr, order), call)
 
 
 def _not_ours(fun: Any) -> str:
@@ -108,12 +119,13 @@ def _not_ours(fun: Any) -> str:
 
 def _report(program: Program) -> ProgramReport:
     collectives = read_collectives(program.text)
-    mesh = program.order.placement.mesh
+    mesh = program.plan.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
-    sources = Sources.of(program.call.traced.jaxpr.debug_info.func_src_info)
+    call = program.call
+    sources = Sources.of(None if call is None else call.traced.jaxpr.debug_info.func_src_info)
     return ProgramReport(
-        name=program.call.traced.name,
+        name=program.face.name,
         place=_place(program),
         cost=_cost(program),
         memory=_memory(program),
@@ -127,16 +139,16 @@ def _report(program: Program) -> ProgramReport:
 
 
 def _place(program: Program) -> PlaceReport:
-    placement = program.order.placement
-    first, mesh = placement.devices[0], placement.mesh
-    axes = mesh.shape.items() if isinstance(mesh, Mesh) else ()
+    plan = program.plan
+    first = plan.devices[0]
+    axes = plan.mesh.shape.items() if plan.mesh is not None else ()
     return PlaceReport(
         platform=first.platform,
         device_kind=first.device_kind,
-        num_devices=len(placement.devices),
-        num_processes=len({device.process_index for device in placement.devices}),
+        num_devices=len(plan.devices),
+        num_processes=len({device.process_index for device in plan.devices}),
         mesh=tuple((str(name), int(size)) for name, size in axes),
-        partitioner=program.prepared.lowered.plan.partitioner.value,
+        partitioner=plan.partitioner.value,
         xlashard=__version__,
         jax=jax.__version__,
         jaxlib=analysis.jaxlib_version(),

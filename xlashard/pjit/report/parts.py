@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-type Decided = Literal["caller", "argument", "default", "partitioner", "function"]
-"""Who decided where a value lies: the caller's resource; the committed argument itself; the rule
-for scalars and for single devices; the partitioner; the function, for what it closes over."""
+type Decided = Literal["caller", "argument", "given", "default", "partitioner", "function"]
+"""Who decided where a value lies: the caller's resource; the committed argument itself; one of the
+two, of which a compiled stage doesn't know which; the rule for scalars and for single devices; the
+partitioner; the function, for what it closes over."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class MemoryReport:
         alias_bytes: Buffers of arguments that results take over.
         temporary_bytes: What it needs besides, while it runs.
         code_bytes: The program itself.
-        peak_bytes: The most that is in use at once; None where the compiler doesn't say.
+        peak_bytes: What the compiler calls the most in use at once (on CPU it leaves temporaries
+            out); None where it doesn't say.
         host_bytes: What it takes of the host's memory.
     """
 

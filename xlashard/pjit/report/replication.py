@@ -1,17 +1,15 @@
 """Values that are held more often than anyone said they should be."""
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from xlashard._jax.jaxprs import source_line
-from xlashard._jax.tracing import equations
 from xlashard.geometry import MeshGrid
+from xlashard.pjit.report.closings import Closing, find_closings
 from xlashard.pjit.report.communication import Sources
 from xlashard.pjit.report.parts import ReplicationKind, ReplicationReport
 from xlashard.pjit.report.values import Program, Value, spec_text
 from xlashard.program import Collective, is_open
-from xlashard.sharding import Mesh, NamedSharding, from_jax
+from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
 
 
@@ -19,8 +17,8 @@ def describe_replications(
     program: Program, collectives: Sequence[Collective], sources: Sources
 ) -> tuple[ReplicationReport, ...]:
     """Finds them, those first that waste most."""
-    mesh = program.order.placement.mesh
-    if mesh is None or len(program.order.placement.devices) == 1:
+    mesh = program.plan.mesh
+    if mesh is None or len(program.plan.devices) == 1:
         return ()
     found = [
         *_results(program, mesh),
@@ -113,59 +111,37 @@ def _fitting(size: int, axes: dict[str, int]) -> list[str]:
 def _constraints(
     program: Program, collectives: Sequence[Collective], mesh: Mesh, sources: Sources
 ) -> Iterator[ReplicationReport]:
-    """Constraints for which the program gathers the constrained value, at the same line.
+    """Constraints that close dimensions which were cut, and for which the program gathers.
 
-    A gather bears the name and the line of the value that it gathers. So one with those of a
-    constraint gathers what was constrained, and if it runs along an axis that the constraint
-    doesn't name, then it does so to fulfil it. Gathers that the partitioner placed earlier, at
-    what the constrained value is made from, bear other lines and are not found.
+    The partitioner may gather at the constraint, or before the operations on the way to it. So a
+    gather counts if it runs along an axis that the constraint closes, and deals with the value of
+    one of those operations, told by its line, or with the argument that they begin with.
     """
-    gathers = _gathers_at_constraints(collectives)
-    for (line, sharding), type_ in _constraints_at(program, gathers).items():
-        if sharding.mesh.axis_names != mesh.axis_names:
+    if program.call is None:
+        return
+    grid = grid_of(mesh)
+    gathers = [c for c in collectives if c.kind == "all-gather"]
+    placed = {value.path: value.sharding for value in program.arguments}
+    for closing in find_closings(program.call.traced.jaxpr, placed):
+        forced = [c for c in gathers if _is_forced(c, closing, grid)]
+        if not forced:
             continue
-        grid, named = grid_of(mesh), set(sharding.normal_spec.axes)
-        forced = [c for c in gathers[line] if (along := _names(c, grid)) and not along & named]
-        if forced:
-            axes = {axis for c in forced for axis in _names(c, grid)}
-            dims = sharding.normal_spec.for_rank(type_.ndim)
-            yield ReplicationReport(
-                kind="constraint",
-                path=f"{type_.dtype}[{','.join(map(str, type_.shape))}]",
-                spec=spec_text(sharding),
-                dims=tuple(i for i, cut in enumerate(dims) if cut == ()),
-                axes=tuple(a for a in mesh.axis_names if a in axes),
-                wasted_bytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
-                source=sources.line(forced[0].frames),
-            )
+        names = {part.name for c in forced for part in c.axes(grid) or ()}
+        yield ReplicationReport(
+            kind="constraint",
+            path=f"{closing.aval.dtype}[{','.join(map(str, closing.aval.shape))}]",
+            spec=spec_text(closing.sharding),
+            dims=closing.dims,
+            axes=tuple(a for a in mesh.axis_names if a in names & closing.axes),
+            wasted_bytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
+            source=sources.line(closing.frames),
+        )
 
 
-type _Line = tuple[str, int]
-
-
-def _gathers_at_constraints(collectives: Sequence[Collective]) -> dict[_Line, list[Collective]]:
-    found: dict[_Line, list[Collective]] = {}
-    for collective in collectives:
-        at_constraint = collective.op_name.endswith("sharding_constraint")
-        if collective.kind == "all-gather" and at_constraint and collective.frames:
-            frame = collective.frames[0]
-            found.setdefault((frame.file, frame.line), []).append(collective)
-    return found
-
-
-def _constraints_at(
-    program: Program, lines: Container[_Line]
-) -> dict[tuple[_Line, NamedSharding], Any]:
-    """The abstract value of what is constrained, by line and sharding."""
-    found: dict[tuple[_Line, NamedSharding], Any] = {}
-    for eqn in equations(program.call.traced.jaxpr):
-        if eqn.primitive.name != "sharding_constraint":
-            continue
-        line, sharding = source_line(eqn), from_jax(eqn.params["sharding"])
-        if line is not None and line in lines and isinstance(sharding, NamedSharding):
-            found.setdefault((line, sharding), eqn.outvars[0].aval)
-    return found
-
-
-def _names(collective: Collective, grid: MeshGrid) -> set[str]:
-    return {part.name for part in collective.axes(grid) or ()}
+def _is_forced(gather: Collective, closing: Closing, grid: MeshGrid) -> bool:
+    along = {part.name for part in gather.axes(grid) or ()}
+    if not along & closing.axes:
+        return False
+    if not gather.frames:
+        return gather.op_name in closing.arguments
+    return (gather.frames[0].file, gather.frames[0].line) in closing.lines

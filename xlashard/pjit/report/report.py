@@ -5,7 +5,6 @@ import json
 import shutil
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
@@ -58,12 +57,14 @@ class ProgramReport(ReportFields):
         return shown.get().rstrip("\n")
 
     def __repr__(self) -> str:
-        count = sum(c.count for c in self.collectives)
-        return (
-            f"<ProgramReport of {self.name} on {self.place.num_devices} devices: "
-            f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {count} collectives; "
-            "print it>"
+        counts = (
+            (self.place.num_devices, "device"),
+            (len(self.inputs), "input"),
+            (len(self.outputs), "output"),
+            (sum(c.count for c in self.collectives), "collective"),
         )
+        devices, *others = (f"{n} {word}{'s' if n != 1 else ''}" for n, word in counts)
+        return f"<ProgramReport of {self.name} on {devices}: {', '.join(others)}; print it>"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers, with the number of the format."""
@@ -98,8 +99,9 @@ def _decoded(kind: Any, value: Any) -> Any:
     """A JSON value as what a field's annotation says."""
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        known: Mapping[str, Any] = value
-        return kind(**{f.name: _decoded(hints[f.name], known[f.name]) for f in fields(kind)})
+        decoded = {f.name: _decoded(hints[f.name], value[f.name]) for f in fields(kind)}
+        make: Any = kind
+        return make(**decoded)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         (wanted,) = (a for a in arguments if a is not types.NoneType)

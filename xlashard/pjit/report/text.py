@@ -72,6 +72,10 @@ class _Page:
         """Those to show."""
         return values if self._full else values[:_SHOWN]
 
+    def biggest_first[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> Sequence[T]:
+        """The values, in their own order where all of them are shown."""
+        return values if self._full else sorted(values, key=lambda v: -nbytes(v))
+
     def rest[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> str:
         """What the others come to."""
         left = values[len(self.rows(values)) :]
@@ -235,7 +239,7 @@ def _moved(move: MoveReport) -> int:
 def _values(title: str, values: Sequence[ValueReport], page: _Page) -> RenderableType | None:
     if not values:
         return None
-    largest = sorted(values, key=lambda v: -v.device_bytes)
+    largest = page.biggest_first(values, lambda v: v.device_bytes)
     words = {decided(v) for v in values}
     columns = {
         ">each device": lambda v: in_bytes(v.device_bytes) if v.used else "–",

@@ -14,9 +14,11 @@ from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
+from xlashard.pjit.face import Face
 from xlashard.pjit.function import Call
-from xlashard.pjit.prepare import Order, Prepared
+from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
+from xlashard.program import ProgramPlan
 from xlashard.program.hlo import read_aliases
 from xlashard.sharding import (
     GSPMDSharding,
@@ -29,24 +31,42 @@ from xlashard.sharding import (
 
 
 @dataclass(frozen=True, eq=False)
+class Given:
+    """An argument as a call gave it.
+
+    Attributes:
+        value: The argument itself.
+        there: Where it is.
+        said: What the caller said of it, or None.
+    """
+
+    value: Any
+    there: Argument
+    said: Sharding | None
+
+
+@dataclass(frozen=True, eq=False)
 class Value:
     """One argument or result of a program.
 
     Attributes:
         path: Its path.
         aval: Its abstract value.
-        said: What the caller said of it, or None.
         sharding: How it is dealt out; None for an argument that the program leaves out.
-        argument: Where the argument is before the call; None for a result.
-        is_there: False for an argument for which only a `jax.ShapeDtypeStruct` stands in.
+        placed: How the program was asked to deal it out; None left that to the partitioner.
+        given: The argument of the call; None for others, and where the call is not known.
     """
 
     path: str
     aval: Any
-    said: Sharding | None
     sharding: XLACompatibleSharding | None
-    argument: Argument | None = None
-    is_there: bool = True
+    placed: XLACompatibleSharding | None
+    given: Given | None = None
+
+    @property
+    def said(self) -> Sharding | None:
+        """What was said of it: by the caller, or, where that is not known, to the compiler."""
+        return self.placed if self.given is None else self.given.said
 
     @property
     def itemsize(self) -> int:
@@ -72,17 +92,22 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A prepared program with the call that it was prepared for: what a report looks at.
+    """A prepared program, and what is known of the call that it was prepared for.
 
     Attributes:
-        call: The call.
-        order: What it ordered.
+        face: Names, paths and types.
         prepared: The compiled program.
+        call: The call; None for a compiled stage, which has forgotten it.
     """
 
-    call: Call
-    order: Order
+    face: Face
     prepared: Prepared
+    call: Call | None = None
+
+    @property
+    def plan(self) -> ProgramPlan:
+        """What was compiled."""
+        return self.prepared.program.parts.plan
 
     @cached_property
     def text(self) -> str:
@@ -92,37 +117,45 @@ class Program:
     @cached_property
     def arguments(self) -> tuple[Value, ...]:
         """The arguments of the call, in order."""
-        traced = self.call.traced
-        described = describe_arguments(self.call.values, traced.arg_names, traced.in_avals)
+        face, kept = self.face, self.prepared.kept
         taken = iter(self.prepared.program.parts.in_shardings[len(self.prepared.consts) :])
-        given = zip(self.call.values, described, self.call.in_shardings, strict=True)
+        placed = iter(self.plan.args[len(self.prepared.consts) :])
+        arguments = zip(face.paths, face.in_avals, self._given, kept, strict=True)
         return tuple(
             Value(
-                path=there.path,
-                aval=there.aval,
-                said=said,
-                sharding=next(taken) if kept else None,
-                argument=there,
-                is_there=not isinstance(value, jax.ShapeDtypeStruct),
+                path=path,
+                aval=aval,
+                sharding=next(taken) if is_kept else None,
+                placed=next(placed).sharding if is_kept else None,
+                given=given,
             )
-            for (value, there, said), kept in zip(given, self.prepared.kept, strict=True)
+            for path, aval, given, is_kept in arguments
         )
+
+    @property
+    def _given(self) -> "Sequence[Given | None]":
+        call = self.call
+        if call is None:
+            return [None] * len(self.face.paths)
+        there = describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
+        return tuple(map(Given, call.values, there, call.in_shardings))
 
     @cached_property
     def closed_over(self) -> tuple[Value, ...]:
         """The arrays that the function closes over and that became arguments."""
-        parts = self.prepared.program.parts
-        count = len(self.prepared.consts)
+        parts, count = self.prepared.program.parts, len(self.prepared.consts)
         pairs = zip(parts.in_avals[:count], parts.in_shardings[:count], strict=True)
-        return tuple(Value(f"closed over [{i}]", a, None, s) for i, (a, s) in enumerate(pairs))
+        return tuple(Value(f"closed over [{i}]", a, s, s) for i, (a, s) in enumerate(pairs))
 
     @cached_property
     def results(self) -> tuple[Value, ...]:
         """The results, in order."""
-        traced, parts = self.call.traced, self.prepared.program.parts
-        avals = traced.jaxpr.out_avals
+        parts, plans = self.prepared.program.parts, self.plan.results
         return tuple(
-            map(Value, traced.result_paths, avals, self.call.out_shardings, parts.out_shardings)
+            Value(plan.name or f"result {i}", aval, sharding, plan.sharding)
+            for i, (plan, aval, sharding) in enumerate(
+                zip(plans, self.face.out_avals, parts.out_shardings, strict=True)
+            )
         )
 
 
@@ -153,30 +186,29 @@ def _special_memory(sharding: Any) -> str | None:
 
 def describe_inputs(program: Program) -> tuple[ValueReport, ...]:
     """The arguments, then what the function closes over."""
-    placed = program.order.placement.in_shardings
-    arguments = (
-        _describe(value, _decided(value, sharding))
-        for value, sharding in zip(program.arguments, placed, strict=True)
-    )
+    arguments = (_describe(value, _decided(value)) for value in program.arguments)
     return (*arguments, *(_describe(value, "function") for value in program.closed_over))
 
 
 def describe_outputs(program: Program) -> tuple[ValueReport, ...]:
     """The results."""
-    alone = len(program.order.placement.devices) == 1
+    alone = len(program.plan.devices) == 1
+    otherwise: Decided = "default" if alone else "partitioner"
     return tuple(
-        _describe(v, "caller" if v.said is not None else "default" if alone else "partitioner")
-        for v in program.results
+        _describe(value, otherwise if value.placed is None else "caller")
+        for value in program.results
     )
 
 
-def _decided(value: Value, placed: XLACompatibleSharding | None) -> Decided:
-    if value.said is not None:
-        return "caller"
-    if value.argument is not None and value.argument.committed:
-        return "argument"
+def _decided(value: Value) -> Decided:
     alone = value.sharding is None or value.sharding.num_devices == 1
-    return "default" if placed is not None or alone else "partitioner"
+    if value.given is None:
+        return "given" if value.placed is not None else "default" if alone else "partitioner"
+    if value.given.said is not None:
+        return "caller"
+    if value.given.there.committed:
+        return "argument"
+    return "default" if value.placed is not None or alone else "partitioner"
 
 
 def _describe(value: Value, decided: Decided) -> ValueReport:
@@ -202,25 +234,26 @@ def describe_moves(program: Program) -> tuple[MoveReport, ...]:
 
 
 def _move(value: Value) -> MoveReport | None:
-    there, wanted = value.argument, value.sharding
-    if there is None or wanted is None or not value.is_there:
+    given, wanted = value.given, value.sharding
+    if given is None or wanted is None or isinstance(given.value, jax.ShapeDtypeStruct):
         return None
-    if there.sharding is None:
+    there = given.there.sharding
+    if there is None:
         nbytes = value.device_bytes * len(wanted.addressable_devices)
         return MoveReport(value.path, "host", spec_text(wanted), 0, nbytes)
     plan = reshard_plan(
         value.aval.shape,
         value.itemsize,
-        there.sharding.rank_tiling(value.aval.ndim),
-        [device.id for device in there.sharding.devices],
+        there.rank_tiling(value.aval.ndim),
+        [device.id for device in there.devices],
         wanted.rank_tiling(value.aval.ndim),
         [device.id for device in wanted.devices],
     )
-    same_memory = _special_memory(there.sharding) == _special_memory(wanted)
+    same_memory = _special_memory(there) == _special_memory(wanted)
     moved = plan.bytes_moved if same_memory else plan.bytes_moved + plan.bytes_kept
     if not moved:
         return None
-    return MoveReport(value.path, spec_text(there.sharding), spec_text(wanted), moved, 0)
+    return MoveReport(value.path, spec_text(there), spec_text(wanted), moved, 0)
 
 
 def describe_donations(program: Program) -> tuple[DonationReport, ...]:
@@ -231,7 +264,7 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
     taken = {result - tokens for result in aliases.values()}
     free = [r for i, r in enumerate(program.results) if i not in taken]
     used = compress(
-        zip(program.arguments, program.call.donated, strict=True), program.prepared.kept
+        zip(program.arguments, program.face.donated, strict=True), program.prepared.kept
     )
     reports = []
     for position, (value, donated) in enumerate(used, first):
@@ -247,7 +280,7 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
 
 
 def _unused_donations(program: Program) -> Iterator[DonationReport]:
-    marks = zip(program.arguments, program.call.donated, strict=True)
+    marks = zip(program.arguments, program.face.donated, strict=True)
     for value, donated in marks:
         if donated and value.sharding is None:
             yield DonationReport(value.path, True, "", 0)

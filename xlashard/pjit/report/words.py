@@ -87,6 +87,7 @@ def short_path(path: str, most: int) -> str:
 _DECIDED = {
     "caller": "you",
     "argument": "the argument",
+    "given": "you or the argument",
     "default": "default",
     "partitioner": "the partitioner",
     "function": "the function",

@@ -1,0 +1,110 @@
+"""Collectives in a report: axes, lines and reasons."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.pjit.helpers import f32
+from xlashard import NamedSharding, P, explain, pjit
+from xlashard.pjit.report.communication import Sources
+from xlashard.program.hlo import Frame
+
+pytestmark = pytest.mark.usefixtures("partitioner")
+
+
+def named(mesh, *spec):
+    return NamedSharding(mesh, P(*spec))
+
+
+def line_of(mark):
+    with open(__file__) as source:
+        return next(i for i, line in enumerate(source, 1) if line.endswith(f"# {mark}\n"))
+
+
+def test_a_gathered_argument_is_named_with_the_line_that_needs_it(mesh):
+    def project(x, params):
+        return x @ params["w"]  # PROJECT
+
+    ins = named(mesh, "x"), {"w": named(mesh, None, "x")}
+    fun = pjit(project, in_shardings=ins, out_shardings=named(mesh, "x"))
+    (gather,) = explain(fun, f32(64, 8), {"w": f32(8, 16)}).collectives
+    assert (gather.kind, gather.axes, gather.argument) == ("all-gather", ("x",), "params['w']")
+    assert gather.needed_by.endswith("dot_general")
+    source = gather.needed_by_source
+    assert (source.file, source.line) == (__file__, line_of("PROJECT"))
+    assert source.in_user_file
+
+
+def test_collectives_in_loops_count_once_for_each_run(mesh):
+    def f(x):
+        def body(x, _):
+            return jax.lax.pmean(x, "y") * 2, None
+
+        return jax.lax.scan(body, x, None, length=7)[0]
+
+    spec = P("x")
+    body = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    (found,) = explain(pjit(body, in_shardings=named(mesh, "x")), f32(16)).collectives
+    assert (found.count, found.times, found.times_known, found.conditional) == (1, 7, True, False)
+    assert (found.payload_bytes, found.sent_bytes) == (7 * 16, 7 * 16)
+
+
+def test_collectives_for_one_reason_are_one_row(mesh):
+    def f(xs):
+        return [x.sum() for x in xs]  # SUMS
+
+    fun = pjit(f, in_shardings=named(mesh, "x"))
+    report = explain(fun, [f32(16)] * 3)
+    assert sum(c.count for c in report.collectives) == len(report.collectives) in (1, 3)
+    assert {c.source.line for c in report.collectives} == {line_of("SUMS")}
+    assert sorted(report.collectives, key=lambda c: -c.sent_bytes) == list(report.collectives)
+
+
+USER, LIBRARY = "/home/me/train.py", "/usr/lib/site-packages/flax/linear.py"
+
+
+@pytest.mark.parametrize(
+    ("stack", "shown"),
+    [
+        # The innermost line of the user's inside the function.
+        (
+            [
+                (LIBRARY, 5, "Dense.call"),
+                (USER, 9, "model"),
+                (USER, 20, "step"),
+                (USER, 30, "main"),
+            ],
+            9,
+        ),
+        # A function of a library: whoever called it doesn't matter.
+        ([(USER, 20, "step"), (USER, 30, "main")], 20),
+        ([(LIBRARY, 5, "Dense.call"), (LIBRARY, 7, "apply")], 5),
+        ([], None),
+    ],
+)
+def test_the_line_shown_is_the_users_innermost_in_the_function(stack, shown):
+    sources = Sources.of(f"step at {USER}:19")
+    line = sources.line([Frame(*frame) for frame in stack])
+    assert (None if line is None else line.line) == shown
+    assert line is None or line.in_user_file == (line.file == USER)
+
+
+def test_a_function_from_a_library_is_told_by_its_own_lines():
+    sources = Sources.of(f"step at {LIBRARY}:19")
+    stack = [Frame(LIBRARY, 5, "layer"), Frame(LIBRARY, 20, "Model.step"), Frame(USER, 30, "main")]
+    found = sources.line(stack)
+    assert (found.file, found.line, found.in_user_file) == (LIBRARY, 5, False)
+
+
+def test_reductions_of_a_gradient_bear_its_lines(mesh):
+    def gradient(w, x):
+        return jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)  # GRADIENT
+
+    ins = named(mesh), named(mesh, "x")
+    fun = pjit(gradient, in_shardings=ins, out_shardings=named(mesh))
+    (reduce,) = explain(fun, f32(8, 8), f32(16, 8)).collectives
+    assert "transpose" in reduce.op_name
+    assert reduce.source.line == line_of("GRADIENT")
+    assert replace(reduce, axes=None) != reduce

@@ -1,0 +1,227 @@
+"""`explain`: what it takes, what it leaves alone, and the facts of a whole program."""
+
+import json
+from dataclasses import fields, is_dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xlashard
+from tests.pjit.helpers import f32, make_mesh
+from xlashard import NamedSharding, P, explain, pjit
+from xlashard.errors import ArgumentError, ResourceError
+
+
+def named(mesh, *spec):
+    return NamedSharding(mesh, P(*spec))
+
+
+def train(w, batch):
+    """One step of a model with one layer, `[8,16]` parameters and `[64,8]` examples."""
+    loss, gradient = jax.value_and_grad(lambda w: ((batch @ w) ** 2).mean())(w)
+    return w - 0.1 * gradient, loss
+
+
+@pytest.fixture
+def step(mesh):
+    """Data parallelism along `x`, in which the parameters are donated."""
+    ins = named(mesh), named(mesh, "x")
+    return pjit(train, in_shardings=ins, out_shardings=named(mesh), donate_argnums=0)
+
+
+def test_a_report_says_what_a_program_takes_gives_sends_and_where(step, partitioner):
+    report = explain(step, f32(8, 16), f32(64, 8))
+    assert report.name == "train"
+    place = report.place
+    assert (place.platform, place.num_devices, place.num_processes) == ("cpu", 8, 1)
+    assert (place.mesh, place.partitioner) == ((("x", 4), ("y", 2)), partitioner)
+    assert (place.xlashard, place.jax) == (xlashard.__version__, jax.__version__)
+    assert [
+        (v.path, v.type, v.spec, v.nbytes, v.device_bytes, v.copies) for v in report.inputs
+    ] == [
+        ("w", "float32[8,16]", "P()", 512, 512, 8),
+        ("batch", "float32[64,8]", "P('x')", 2048, 512, 2),
+    ]
+    assert [(v.path, v.type, v.device_bytes) for v in report.outputs] == [
+        ("result[0]", "float32[8,16]", 512),
+        ("result[1]", "float32[]", 4),
+    ]
+    # The gradient and the loss, over the data; 2 * 3 / 4 of the bytes for each.
+    sent = {(c.kind, c.axes): c.sent_bytes for c in report.collectives}
+    assert set(sent) == {("all-reduce", ("x",))}
+    assert sum(c.sent_bytes for c in report.collectives) == (512 + 4) * 3 // 2
+    assert report.memory.argument_bytes == 1024
+    assert report.memory.alias_bytes == 512
+    assert report.cost.flops > 2 * 16 * 8 * 16
+    assert report.cost.bytes_accessed > 0
+
+
+def test_a_call_afterwards_finds_the_program(mesh, compilations):
+    fun = pjit(lambda w, x: (w + x.sum(), x), in_shardings=named(mesh, "x"), donate_argnums=0)
+    report = explain(fun, f32(8), f32(16))
+    assert compilations.count == 1
+    fun(f32(8), f32(16))
+    assert explain(fun, f32(8), f32(16)) == report
+    assert compilations.count == 1
+    # And a call before is found by explain.
+    fun(f32(16), f32(16))
+    assert compilations.count == 2
+    explain(fun, f32(16), f32(16))
+    assert compilations.count == 2
+
+
+def test_nothing_runs_and_nothing_is_donated(mesh):
+    calls = []
+
+    def noisy(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x + 1
+
+    x = xlashard.device_put(f32(8), named(mesh, "x"))
+    explain(pjit(noisy, donate_argnums=0), x)
+    jax.effects_barrier()
+    assert not calls
+    assert not x.is_deleted()
+
+
+def test_types_do_for_arrays(step):
+    batch = jax.ShapeDtypeStruct((64, 8), np.float32)
+    report = explain(step, jax.ShapeDtypeStruct((8, 16), np.float32), batch=batch)
+    assert report.moves == ()
+    with_values = explain(step, f32(8, 16), f32(64, 8))
+    assert report.collectives == with_values.collectives
+    assert report.inputs == with_values.inputs
+
+
+def test_the_mesh_in_force_gives_specs_their_meaning(mesh):
+    double = pjit(lambda x: x * 2, in_shardings=P("y"), out_shardings=P())
+    with mesh:
+        report = explain(double, f32(8))
+    assert [c.along for c in report.collectives] == ["y"]
+    with pytest.raises(xlashard.errors.MeshError):
+        explain(double, f32(8))
+
+
+def test_stages_are_explained_without_arguments(step):
+    report = explain(step, f32(8, 16), f32(64, 8))
+    traced = step.trace(f32(8, 16), f32(64, 8))
+    assert explain(traced) == explain(traced.lower()) == report
+    # What is compiled has forgotten the arguments of the call, and the function.
+    compiled = explain(traced.lower().compile())
+    assert compiled.moves == ()
+    assert {v.decided_by for v in compiled.inputs} == {"given"}
+    assert [v.spec for v in compiled.inputs] == [v.spec for v in report.inputs]
+    assert compiled.donations == report.donations
+    assert [c.sent_bytes for c in compiled.collectives] == [
+        c.sent_bytes for c in report.collectives
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fun", "says"),
+    [
+        (train, "train is a plain function: write xlashard.explain(xlashard.pjit(train), ...)"),
+        (jax.jit(train), "train is a function of jax.jit: write xlashard.explain(xlashard.pjit("),
+        (3, "a function made by xlashard.pjit, or a stage of one, not 3"),
+        (lambda x: x, "<lambda> is a plain function"),
+    ],
+)
+def test_other_functions_are_refused_with_what_to_write(fun, says):
+    with pytest.raises(ArgumentError) as caught:
+        explain(fun, f32(8))
+    assert says in str(caught.value)
+
+
+def test_stages_with_arguments_and_calls_inside_a_trace_are_refused(step):
+    lowered = step.lower(f32(8, 16), f32(64, 8))
+    with pytest.raises(ArgumentError, match=r"a Lowered has its arguments already"):
+        explain(lowered, f32(8, 16))
+    double = pjit(lambda x: x * 2)
+    with pytest.raises(ArgumentError, match=r"call xlashard.explain outside"):
+        jax.jit(lambda x: explain(double, x))(f32(8))
+    other = double.trace(f32(8)).lower(lowering_platforms=("tpu",))
+    with pytest.raises(ArgumentError, match=r"lowered for tpu, but its devices are of cpu"):
+        explain(other)
+
+
+def test_errors_are_those_of_the_call(step):
+    with pytest.raises(ResourceError, match="batch"):
+        explain(step, f32(8, 16), f32(62, 8))
+
+
+def test_one_device_sends_nothing():
+    report = explain(pjit(lambda x: x @ x), f32(4, 4))
+    assert (report.collectives, report.replications, report.place.mesh) == ((), (), ())
+    assert [v.spec for v in report.inputs] == [f"device {jax.devices()[0].id}"]
+
+
+def test_a_report_is_a_frozen_value_of_plain_frozen_values(step):
+    report = explain(step, f32(8, 16), f32(64, 8))
+    with pytest.raises(AttributeError):
+        report.name = "other"
+    assert hash(report) == hash(explain(step, f32(8, 16), f32(64, 8)))
+
+    def check(value):
+        if is_dataclass(value):
+            for field in fields(value):
+                check(getattr(value, field.name))
+        elif isinstance(value, tuple):
+            for item in value:
+                check(item)
+        else:
+            assert isinstance(value, str | int | float | None)
+
+    check(report)
+
+
+def test_json_brings_back_the_same_report(step, mesh):
+    def constrained(x):
+        x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
+        return xlashard.with_sharding_constraint(jnp.cos(x), named(mesh, "x"))
+
+    for fun, args in ((step, (f32(8, 16), f32(64, 8))), (pjit(constrained), (f32(8, 8),))):
+        report = explain(fun, *args)
+        assert xlashard.ProgramReport.from_json(report.to_json()) == report
+        data = report.to_dict()
+        assert data == json.loads(report.to_json(indent=None))
+        assert data["format"] == 1
+        assert data["inputs"][0]["shape"] == list(args[0].shape)
+
+
+@pytest.mark.parametrize("text", ['{"format": 99}', "{}", "[]"])
+def test_json_of_another_format_is_refused(text):
+    with pytest.raises(ArgumentError, match="reads format 1"):
+        xlashard.ProgramReport.from_json(text)
+
+
+def test_keys_and_what_is_closed_over_are_counted(mesh):
+    table = xlashard.device_put(f32(16, 4), named(mesh, "x"))
+
+    def draw(key, unused):
+        return jax.random.uniform(key, (4,)) + table.sum()
+
+    report = explain(pjit(draw), jax.random.key(0), f32(3))
+    found = {v.path: (v.nbytes, v.device_bytes, v.used, v.decided_by) for v in report.inputs}
+    assert found["key"][:3] == (8, 8, True)
+    assert found["unused"][:3] == (12, 0, False)
+    assert found["closed over [0]"] == (256, 64, True, "function")
+
+
+def test_meshes_of_any_size_give_names(partitioner):
+    mesh = make_mesh((2, 2, 2), ("a", "b", "c"))
+    total = pjit(lambda x: x.sum(), in_shardings=named(mesh, ("a", "c")))
+    report = explain(total, f32(16))
+    assert sorted({name for c in report.collectives for name in c.axes}) == ["a", "c"]
+
+
+def test_tokens_of_effects_are_no_values():
+    def shout(unused, x):
+        jax.debug.print("x", ordered=True)
+        return x.sum(), x + 1
+
+    report = explain(pjit(shout, donate_argnums=1), f32(3), f32(8))
+    assert [(v.path, v.used) for v in report.inputs] == [("unused", False), ("x", True)]
+    assert [(d.path, d.result) for d in report.donations] == [("x", "result[1]")]
+    assert [v.path for v in report.outputs] == ["result[0]", "result[1]"]

@@ -1,0 +1,128 @@
+"""What nobody asked to be replicated."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xlashard
+from tests.pjit.helpers import f32
+from xlashard import NamedSharding, P, explain, pjit
+
+pytestmark = pytest.mark.usefixtures("partitioner")
+
+U = P.UNCONSTRAINED
+
+
+def named(mesh, *spec):
+    return NamedSharding(mesh, P(*spec))
+
+
+def found(report, kind):
+    return [
+        (r.path, r.spec, r.dims, r.axes, r.wasted_bytes)
+        for r in report.replications
+        if r.kind == kind
+    ]
+
+
+def test_a_result_that_came_out_whole_along_an_axis_that_cuts_an_argument(mesh):
+    fun = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
+    # Each device has all 8 sums, and could do with 2 of them.
+    assert found(explain(fun, f32(16, 8)), "result") == [("result", "P()", (0,), ("x",), 6 * 4)]
+    # Three sums can't be dealt out over four devices.
+    assert found(explain(fun, f32(16, 3)), "result") == []
+
+
+def test_results_that_were_asked_for_or_lie_as_their_argument_are_no_surprise(mesh):
+    sort = lambda x: jnp.sort(x, axis=0)  # noqa: E731
+    asked = pjit(sort, in_shardings=named(mesh, "x"), out_shardings=named(mesh))
+    assert found(explain(asked, f32(16, 8)), "result") == []
+
+    def update(w, batch):
+        return w + (batch.sum(0)[:, None] * w), batch.mean()
+
+    # Data parallelism: parameters go in whole, and come out whole.
+    fun = pjit(update, in_shardings=(named(mesh), named(mesh, "x")))
+    assert found(explain(fun, f32(8, 4), f32(16, 8)), "result") == []
+
+
+def test_an_open_dimension_that_the_partitioner_left_whole(mesh):
+    def f(x):
+        return jnp.ones((8, 6)) + x.sum()
+
+    fun = pjit(f, in_shardings=named(mesh, "x"), out_shardings=named(mesh, U, None))
+    report = explain(fun, f32(16))
+    assert found(report, "open dimension") == [
+        ("result", "P()", (0,), ("x", "y"), 8 * 6 * 4 * 7 // 8)
+    ]
+
+
+def test_an_open_dimension_that_was_cut_is_none(mesh):
+    fun = pjit(lambda x: x * 2, in_shardings=named(mesh, "x"), out_shardings=named(mesh, U))
+    assert explain(fun, f32(16)).replications == ()
+
+
+def line_of(mark):
+    with open(__file__) as source:
+        return next(i for i, line in enumerate(source, 1) if line.endswith(f"# {mark}\n"))
+
+
+def test_a_constraint_that_makes_the_program_gather_is_named_with_its_line(mesh):
+    def f(x):
+        x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
+        x = jnp.tanh(x) * 2
+        x = xlashard.with_sharding_constraint(x, named(mesh, "x", None))  # CLOSED
+        return xlashard.with_sharding_constraint(jnp.cos(x), named(mesh, "x", "y"))
+
+    report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
+    (constraint,) = (r for r in report.replications if r.kind == "constraint")
+    assert (constraint.path, constraint.spec) == ("float32[16,8]", "P('x')")
+    assert (constraint.dims, constraint.axes) == ((1,), ("y",))
+    # A quarter of the rows, of which the other half comes from the neighbour.
+    assert constraint.wasted_bytes == 4 * 4 * 4
+    assert (constraint.source.file, constraint.source.line) == (__file__, line_of("CLOSED"))
+    assert constraint.source.in_user_file
+
+
+def test_a_constraint_that_closes_a_dimension_of_an_argument_is_found(mesh):
+    def f(w):
+        return xlashard.with_sharding_constraint(jnp.sin(w), named(mesh, "x"))
+
+    report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
+    (constraint,) = (r for r in report.replications if r.kind == "constraint")
+    assert (constraint.dims, constraint.axes) == ((1,), ("y",))
+    assert [c.argument for c in report.collectives] in (["w"], [""])
+
+
+def test_moving_an_axis_to_another_dimension_replicates_nothing(mesh):
+    def f(x):
+        x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", None))
+        return xlashard.with_sharding_constraint(x * 2, named(mesh, None, "x"))
+
+    report = explain(pjit(f, in_shardings=named(mesh, "x")), f32(16, 8))
+    assert [r for r in report.replications if r.kind == "constraint"] == []
+    assert [c.kind for c in report.collectives] == ["all-to-all"]
+
+
+def test_a_gather_that_another_operation_wants_is_not_the_constraints(mesh):
+    def f(x, w):
+        x = xlashard.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
+        return xlashard.with_sharding_constraint(x @ w, named(mesh, "x"))
+
+    fun = pjit(f, in_shardings=(named(mesh, "x", "y"), named(mesh)))
+    report = explain(fun, f32(16, 8), f32(8, 8))
+    assert [r for r in report.replications if r.kind == "constraint"] == []
+
+
+def test_constraints_of_jax_and_in_loops_are_found(mesh):
+    def f(x):
+        def layer(x, _):
+            x = jax.lax.with_sharding_constraint(jnp.sin(x), named(mesh, "x", "y"))
+            x = jax.lax.with_sharding_constraint(x * 2, named(mesh, "x", None))
+            return jax.lax.with_sharding_constraint(jnp.cos(x), named(mesh, "x", "y")), None
+
+        return jax.lax.scan(layer, x, None, length=3)[0]
+
+    report = explain(pjit(f, in_shardings=named(mesh, "x", "y")), f32(16, 8))
+    (constraint,) = (r for r in report.replications if r.kind == "constraint")
+    assert (constraint.axes, constraint.wasted_bytes) == (("y",), 3 * 4 * 4 * 4)
