@@ -59,6 +59,11 @@ goldens: $(developing) ## Write what programs and errors say now into the golden
 	$(python) -m pytest -q tests/program --update-goldens
 	git diff --stat -- tests/program/goldens
 
+.PHONY: docs-errors
+docs-errors: $(developing) ## Write docs/errors.md from what every error says now
+	$(python) -m pytest -q tests/errors/test_page.py --update-goldens
+	git diff --stat -- docs/errors.md
+
 .PHONY: lint
 lint: $(developing) ## Run ruff and pyright
 	$(VENV)/bin/ruff check

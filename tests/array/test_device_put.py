@@ -163,6 +163,14 @@ class TestTrees:
         out = device_put((V, {"a": V}), (named("x"), named("y")))
         assert out[1]["a"].sharding == named("y")
 
+    def test_a_spec_means_the_mesh_in_force(self) -> None:
+        with jax.set_mesh(MESH):
+            out = device_put({"a": V, "b": [V]}, {"a": P("x"), "b": P()})
+            with raises(PlacementError, "x: ", "'z'"):
+                device_put(V, P("z"))
+        assert out["a"].sharding == named("x")
+        assert out["b"][0].sharding == named()
+
     def test_errors_have_the_leaf_s_path(self) -> None:
         with raises(PlacementError, "x['b'][0]: dimension 0", "3", "2 tiles ('x'=2)"):
             device_put({"b": [np.zeros(3)]}, named("x"))
@@ -170,7 +178,7 @@ class TestTrees:
             device_put({"b": [1, "text"]})
         with raises(ArgumentError, "x[0]", "device must be a device, a sharding or a Format, not"):
             device_put([V], ["cpu"])
-        with raises(ArgumentError, "x: ", "a bare", "NamedSharding(mesh, "):
+        with raises(ArgumentError, "x: ", "NamedSharding(mesh, "):
             device_put(V, P("x"))
         gone = device_put(V, named("x"))
         gone.delete()

@@ -44,7 +44,7 @@ def test_an_axis_used_twice(mesh):
 def test_a_rank_too_low(mesh):
     text = refusal(mesh, ResourceError, STATE, f32(8), **in_spec(P(None, None, "x")))
     assert "in_shardings of state['params']['w'] (float32[8,4])" in text
-    assert "Give at most 2 entries" in text
+    assert "give at most 2 entries" in text
     text = refusal(mesh, ResourceError, STATE, 1.0, in_shardings=(None, P("x")))
     assert "in_shardings of batch (float32[])" in text and "P()" in text
 

@@ -183,7 +183,8 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
         buffers = split(self._handle)
         if not -len(buffers) <= index < len(buffers):
             raise IndexError(
-                f"addressable_data({index}): {len(buffers)} of the array's devices are addressable"
+                f"addressable_data({index}): {len(buffers)} of the array's devices are "
+                f"addressable: give one from 0 to {len(buffers) - 1}"
             )
         return wrap(buffers[index])
 

@@ -93,7 +93,9 @@ def _canonical(dtype: Any) -> Any:
         aval_of(np.empty(0, found))
         return found
     except TypeError:
-        raise ArgumentError(f"dtype {dtype!r} is none that a device can hold") from None
+        raise ArgumentError(
+            f"dtype {dtype!r} is none that a device can hold: give one such as 'float32' or 'int32'"
+        ) from None
 
 
 class _Piece(NamedTuple):
@@ -116,12 +118,13 @@ def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> _
     found = tuple(given.shape if piece.keys is not None else piece.value.shape)
     if found != shape:
         raise PlacementError(
-            f"{_name(index)} has shape {found}, but the pieces of this array have shape {shape}"
+            f"{_name(index)} has shape {found}, but the pieces of this array have shape {shape}: "
+            "return the part at that index, such as whole[index]"
         )
     if dtype is not None and piece.dtype != dtype:
         raise PlacementError(
             f"{_name(index)} is {piece.dtype.name}, but the array is {dtype.name}: let every piece "
-            "have one dtype, for example by .astype(...)"
+            f"have one dtype, for example by .astype({dtype.name!r})"
         )
     return piece
 
@@ -207,7 +210,9 @@ def make_array_from_single_device_arrays(
         raise ArgumentError("the arrays have their layouts already: give the sharding alone")
     target = places(as_shape(shape), there)
     if not isinstance(arrays, Sequence):
-        raise ArgumentError(f"arrays must be a list of arrays, not {type(arrays).__name__}")
+        raise ArgumentError(
+            f"arrays must be a list of arrays, not {type(arrays).__name__}: for one write [array]"
+        )
     expected = None if dtype is None else _canonical(dtype)
     singles = [_as_single(number, array) for number, array in enumerate(arrays)]
     by_device = _by_device(singles, target)
@@ -244,7 +249,10 @@ def _as_single(number: int, array: Any) -> _Single:
     """Checks that a value is an array on one device, and alive."""
     name = f"arrays[{number}]"
     if isinstance(array, Tracer):
-        raise ArgumentError(f"{name} is traced: only arrays with known values have buffers")
+        raise ArgumentError(
+            f"{name} is traced, and only arrays with known values have buffers: call "
+            "make_array_from_single_device_arrays outside of jit, grad and vmap"
+        )
     if not isinstance(array, jax.Array):
         raise ArgumentError(
             f"{name} is {type(array).__name__}, not an array on a device: write "
@@ -284,7 +292,7 @@ def _by_device(singles: Sequence[_Single], target: Places) -> dict[Device, _Sing
     if missing or surplus:
         parts = [f"{len(singles)} arrays for {len(wanted)} addressable devices of the sharding"]
         if missing:
-            parts.append(f"none is on {_listed(missing)}")
+            parts.append(f"none is on {_listed(missing)}: add device_put(piece, device)")
         if surplus:
             parts.append(
                 f"not in the sharding: {', '.join(f'{d} (arrays[{numbers[d]}])' for d in surplus)}"
@@ -301,7 +309,8 @@ def _check_fits(number: int, single: _Single, target: Places, dtype: Any) -> Non
     found = single.array.dtype
     if found != dtype:
         raise PlacementError(
-            f"arrays[{number}] on {single.device} is {found.name}, but the array is {dtype.name}"
+            f"arrays[{number}] on {single.device} is {found.name}, but the array is {dtype.name}: "
+            f"give it by .astype({dtype.name!r})"
         )
     shape = tuple(single.array.shape)
     if shape != target.shard_shape:

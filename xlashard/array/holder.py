@@ -50,7 +50,7 @@ class Holder(jax.Array):
         if name.startswith("_") and not name.startswith("__"):
             # JAX reaches for private members of its own class in places that take any array.
             return getattr(self._handle, name)
-        raise AttributeError(f"an Array has no attribute {name!r}")
+        raise AttributeError(f"an Array has no attribute {name!r}", name=name, obj=self)
 
 
 def rewrapped(like: Holder, out: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import AxisType
 
 from xlashard._jax.transfer import HandleType, assemble, copy_to, make_aval, split
-from xlashard.array.holder import Handle, Holder, check_alive, rewrapped
+from xlashard.array.holder import Handle, Holder, check_alive, rewrapped, type_text
 from xlashard.array.methods import bare_index, on_handle
 from xlashard.errors import ArgumentError
 from xlashard.geometry import Tiling
@@ -47,7 +47,10 @@ class Indexing(Holder):
     def _iterate(self, *, reverse: bool) -> Iterator[Self]:
         check_alive(self)
         if not self.ndim:
-            raise ArgumentError("iteration over an Array without dimensions")
+            raise ArgumentError(
+                f"iteration over an Array without dimensions, {type_text(self)}: for a loop of one "
+                "round write x.ravel()"
+            )
         length = self.shape[0]
         starts = range(0, length, _ROWS_AT_ONCE)
         return self._chunks(reversed(starts) if reverse else starts, length, reverse)

@@ -22,7 +22,13 @@ from xlashard.array.placement import Placement, Places, as_placement, is_place, 
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.protocols import host_to_handle
 from xlashard.array.reshard import relayout, reshard
-from xlashard.errors import ArgumentError, DeletedError, GeometryError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    GeometryError,
+    PlacementError,
+    ShardingError,
+)
 from xlashard.sharding import Sharding, to_jax
 
 
@@ -80,10 +86,8 @@ def device_put(
             moved = _put_leaf(leaf, placement, donated[number], aliased[number], src)
         except (GeometryError, PlacementError) as error:
             raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from error
-        except ArgumentError as error:
-            raise ArgumentError(f"{leaf_path(x, number, 'x')}: {error}") from None
-        except DeletedError as error:
-            raise DeletedError(f"{leaf_path(x, number, 'x')}: {error}") from None
+        except (ArgumentError, DeletedError, ShardingError) as error:
+            raise type(error)(f"{leaf_path(x, number, 'x')}: {error}") from None
         out.append(moved)
     return treedef.unflatten(out)
 
@@ -94,7 +98,10 @@ def _is_flag(x: Any) -> bool:
 
 def _put_leaf(x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any) -> Any:
     if not isinstance(donate, bool) or not _is_flag(may_alias):
-        raise ArgumentError("donate must be True or False, may_alias True, False or None")
+        raise ArgumentError(
+            "donate must be True or False, may_alias True, False or None; they are "
+            f"{donate!r} and {may_alias!r}"
+        )
     if donate and may_alias:
         raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
     if isinstance(x, Tracer):

@@ -9,9 +9,17 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
+from xlashard._jax.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, PlacementError
 from xlashard.geometry import Tiling
-from xlashard.sharding import PartitionSpec, Sharding, SingleDeviceSharding, from_jax, to_jax
+from xlashard.sharding import (
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+    from_jax,
+    to_jax,
+)
 
 type Index = tuple[slice, ...]
 
@@ -59,9 +67,12 @@ def as_placement(given: Any, name: str) -> Placement:
     if isinstance(given, Format):
         return _from_format(given, name)
     if isinstance(given, PartitionSpec):
+        mesh = mesh_in_force()
+        if mesh is not None:
+            return Placement(NamedSharding(mesh, given))
         raise ArgumentError(
-            f"{name} is a bare {given}, which says nothing of devices: write "
-            f"NamedSharding(mesh, {given})"
+            f"{name} is {given}, but no mesh is in force to say on which devices: call inside "
+            f"`with jax.set_mesh(mesh):`, or write NamedSharding(mesh, {given})"
         )
     raise ArgumentError(
         f"{name} must be a device, a sharding or a Format, not {type(given).__name__}: for example "
@@ -171,7 +182,9 @@ def as_shape(given: Any, name: str = "shape") -> tuple[int, ...]:
             f"{name} must be a tuple of integers, not {_brief(given)}: for example (8, 128)"
         ) from None
     if any(n < 0 for n in shape):
-        raise PlacementError(f"{name} {shape} has a negative size")
+        raise PlacementError(
+            f"{name} {shape} has a negative size: give every size as a number from 0 on"
+        )
     return shape
 
 

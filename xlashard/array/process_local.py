@@ -14,7 +14,14 @@ from xlashard.array.moving import placed
 from xlashard.array.placement import as_shape, as_sharding, is_place, places
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import relayout
-from xlashard.errors import ArgumentError, GeometryError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    GeometryError,
+    PlacementError,
+    ShardingError,
+    counted,
+)
 from xlashard.geometry import Tiling
 from xlashard.sharding import Sharding, XLACompatibleSharding
 
@@ -61,9 +68,9 @@ def make_array_from_process_local_data(
         except (GeometryError, PlacementError) as error:
             path = leaf_path(local_data, number, "local_data")
             raise PlacementError(f"{path}: {error}") from error
-        except ArgumentError as error:
+        except (ArgumentError, DeletedError, ShardingError) as error:
             path = leaf_path(local_data, number, "local_data")
-            raise ArgumentError(f"{path}: {error}") from None
+            raise type(error)(f"{path}: {error}") from None
     return treedef.unflatten(out)
 
 
@@ -83,7 +90,7 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
     if len(shape) != value.ndim:
         raise PlacementError(
             f"local data of shape {value.shape} have {value.ndim} dimensions, global_shape {shape} "
-            f"has {len(shape)}"
+            f"has {len(shape)}: give a global_shape of {counted(value.ndim, 'dimension')}"
         )
     target = places(shape, sharding)
     if value.shape == shape:

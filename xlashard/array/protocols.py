@@ -24,7 +24,10 @@ class HostProtocols(Holder):
 
     def __len__(self) -> int:
         if not self.ndim:
-            raise ArgumentError("len() of an Array without dimensions")
+            raise ArgumentError(
+                f"len() of an Array without dimensions, {type_text(self)}: write x.size for the "
+                "number of elements"
+            )
         return self.shape[0]
 
     def __bool__(self) -> bool:
@@ -65,7 +68,7 @@ class HostProtocols(Holder):
         if self.ndim or not np.issubdtype(self.dtype, np.integer):
             raise ArgumentError(
                 f"only an integer Array without dimensions serves as {use}, this one is "
-                f"{type_text(self)}"
+                f"{type_text(self)}: write x[index].astype(int)"
             )
         return operator.index(read_value(self)[()])
 
@@ -98,7 +101,10 @@ class HostProtocols(Holder):
             return value
         if copy is False:
             wanted = np.dtype(dtype)
-            raise ValueError(f"an Array {type_text(self)} can't be read as {wanted} without a copy")
+            raise ValueError(
+                f"an Array {type_text(self)} can't be read as {wanted} without a copy: write "
+                f"np.asarray(x, {wanted.name!r})"
+            )
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
@@ -140,8 +146,8 @@ class HostProtocols(Holder):
         check_alive(self)
         if len(self._handle.sharding.device_set) > 1:
             raise BufferError(
-                f"DLPack describes memory of one device, this Array is on "
-                f"{self._handle.sharding.num_devices}"
+                f"DLPack describes memory of one device, this Array {type_text(self)} is on "
+                f"{self._handle.sharding.num_devices}: give x.addressable_shards[i].data instead"
             )
         return self._handle.__dlpack_device__()
 

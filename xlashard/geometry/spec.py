@@ -87,7 +87,8 @@ class Spec:
         if len(self.dims) > ndim:
             raise RankError(
                 f"the spec needs at least {counted(len(self.dims), 'dimension')}, the array has "
-                f"{ndim}",
+                f"{ndim}: give at most {counted(ndim, 'entry', 'entries')}, such as "
+                f"{Spec(self.dims[:ndim]).describe()}",
                 ndim=ndim,
                 needed=len(self.dims),
             )

@@ -16,7 +16,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from xlashard.errors import DivisibilityError, RankError, TilingError
+from xlashard.errors import DivisibilityError, RankError, TilingError, counted
 from xlashard.geometry import strides
 from xlashard.geometry.cuts import Index, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
@@ -97,7 +97,8 @@ class Tiling:
             raise TilingError(f"{assignment} leaves a sub-group of devices to the program")
         if assignment.ndim != ndim:
             raise RankError(
-                f"{assignment} tiles {assignment.ndim} dimensions, the array has {ndim}",
+                f"{assignment} tiles {counted(assignment.ndim or 0, 'dimension')}, the array has "
+                f"{ndim}: give tiles of {counted(ndim, 'dimension')}",
                 ndim=ndim,
                 needed=assignment.ndim or 0,
             )

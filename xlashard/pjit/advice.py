@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from xlashard._jax.shardings import default_memory_kind
-from xlashard.errors import DivisibilityError, counted
+from xlashard.errors import DivisibilityError
 from xlashard.geometry import Spec
 from xlashard.sharding import (
     GSPMDSharding,
@@ -50,16 +50,6 @@ def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
     dims = list(sharding.normal_spec.dims)
     dims[error.dim] = ()
     return f"{pad}, or leave it whole: {Spec(tuple(dims)).describe()}"
-
-
-def rank_hint(sharding: Sharding, ndim: int) -> str:
-    """What to do about a sharding of more dimensions than an array has."""
-    if not isinstance(sharding, NamedSharding):
-        return f"Give a sharding for {counted(ndim, 'dimension')}"
-    if ndim == 0:
-        return "A scalar can't be cut: P()"
-    shorter = Spec(sharding.normal_spec.dims[:ndim])
-    return f"Give at most {counted(ndim, 'entry', 'entries')}: {shorter.describe()}"
 
 
 def type_hint(given: Any, wanted: Any, otherwise: str) -> str:

@@ -72,7 +72,7 @@ def pjit(
         >>> import jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
         >>> double = pjit(lambda x: x * 2, out_shardings=jax.sharding.PartitionSpec("data"))
-        >>> with mesh:
+        >>> with jax.set_mesh(mesh):
         ...     print(double(np.arange(4)))
         [0 2 4 6]
     """

@@ -104,7 +104,7 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
     except (GeometryError, ShardingError) as error:
         raise ResourceError(
             f"the sharding of {path} ({lowering.dtype_name(aval)}) is {advice.described(said)}: "
-            f"{error}. {advice.rank_hint(said, aval.ndim)}",
+            f"{error}",
             path=path,
         ) from None
     return sharding

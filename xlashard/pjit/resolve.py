@@ -18,7 +18,7 @@ from xlashard.errors import (
     ResourceError,
     ShardingError,
 )
-from xlashard.pjit.advice import as_code, described, divisible_hint, rank_hint
+from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.resources import REPLICATED, as_tiles
 from xlashard.sharding import (
@@ -294,12 +294,10 @@ def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:
     try:
         sharding.is_compatible_aval(tuple(value.aval.shape))
     except DivisibilityError as error:
-        raise _misfit(sharding, value, error, divisible_hint(sharding, error)) from None
+        raise _misfit(sharding, value, f"{error}. {divisible_hint(sharding, error)}") from None
     except GeometryError as error:
-        raise _misfit(sharding, value, error, rank_hint(sharding, value.aval.ndim)) from None
+        raise _misfit(sharding, value, str(error)) from None
 
 
-def _misfit(
-    sharding: XLACompatibleSharding, value: _Value, error: GeometryError, hint: str
-) -> ResourceError:
-    return ResourceError(f"{value} is {described(sharding)}: {error}. {hint}", path=value.path)
+def _misfit(sharding: XLACompatibleSharding, value: _Value, why: str) -> ResourceError:
+    return ResourceError(f"{value} is {described(sharding)}: {why}", path=value.path)

@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device, Format
-from xlashard.errors import ArgumentError, ModuleError
+from xlashard.errors import ArgumentError, ModuleError, counted
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, struct
@@ -149,8 +149,8 @@ class StableHLOProgram(Executable):
             )
         if len(args) != len(face.in_avals):
             raise ArgumentError(
-                f"{self.name} takes {len(face.in_avals)} arguments, {len(args)} were given: it is "
-                f"{self!r}"
+                f"{self.name} takes {counted(len(face.in_avals), 'argument')}, {len(args)} were "
+                f"given: it is {self!r}"
             )
         check_values(args, face.paths, static=False)
         face.check_concrete(args)

@@ -9,11 +9,12 @@ import numpy as np
 
 from xlashard._jax.shardings import Device, default_memory_kind, layout_text
 from xlashard._jax.tracing import mesh_in_force
-from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError
+from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, counted
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.options import index_tuple
 from xlashard.pjit.resolve import Placement, Wanted, resolve
 from xlashard.pjit.resources import Resource, expand, read_resources, to_sharding
+from xlashard.pjit.signature import positions_text
 from xlashard.program import (
     ForeignModule,
     ForeignValue,
@@ -59,7 +60,10 @@ class Said:
         """
         count, result_count = len(foreign.args), len(foreign.results)
         if mesh is not None and not isinstance(mesh, Mesh):
-            raise ArgumentError(f"mesh must be a Mesh of devices, not {type(mesh).__name__}")
+            raise ArgumentError(
+                f"mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
+                "Mesh(devices, axis_names)"
+            )
         return cls(
             _resources(shardings[0], count, "in_shardings", "args"),
             _resources(shardings[1], result_count, "out_shardings", "results"),
@@ -82,7 +86,10 @@ def _donated(given: int | Sequence[int], count: int) -> tuple[bool, ...]:
     positions = set()
     for i in index_tuple(given, "donate_argnums"):
         if not -count <= i < count:
-            raise ArgumentError(f"donate_argnums names argument {i}, the module has {count}")
+            raise ArgumentError(
+                f"donate_argnums names argument {i}, the module has {counted(count, 'argument')}: "
+                f"give positions {positions_text(count)}"
+            )
         positions.add(i % count)
     return tuple(i in positions for i in range(count))
 
@@ -141,7 +148,7 @@ def _devices(foreign: ForeignModule, said: Said) -> tuple[Device, ...] | None:
         if theirs != first:
             raise DeviceMismatchError(
                 f"a program runs on one list of devices, but {who} names {_ids(first)} and {other} "
-                f"names {_ids(theirs)}"
+                f"names {_ids(theirs)}: leave devices out, or give the same to both"
             )
     return first
 

@@ -140,8 +140,10 @@ def _count(module: modules.Module, name: str) -> int | None:
 
 def _no_entry_text(module: modules.Module) -> str:
     names = modules.function_names(module)
-    there = f"; it has {', '.join('@' + n for n in names)}" if names else "; it has no function"
-    return f"the module has no function @main, and not just one public function{there}"
+    said = "the module has no function @main, and not just one public function"
+    if not names:
+        return f"{said}; it has no function"
+    return f"{said}; it has {', '.join('@' + n for n in names)}: name the one to start in @main"
 
 
 def _values(

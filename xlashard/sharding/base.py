@@ -49,7 +49,10 @@ class Sharding:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices in assignment order; position `i` of the tiling is `devices[i]`."""
-        raise NotImplementedError(f"{type(self).__name__} must define `devices`")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `devices`: write `devices = jax.devices()` in the "
+            "class, or a property of that name"
+        )
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """Which tile of an array of this shape each device position holds.
@@ -105,7 +108,10 @@ class Sharding:
 
     def with_memory_kind(self, kind: str) -> Self:
         """The same placement in another memory of the same devices."""
-        raise NotImplementedError(f"{type(self).__name__} has no memory kinds")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no memory kinds: write NamedSharding(mesh, spec, "
+            f"memory_kind={kind!r})"
+        )
 
     def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
         """The slices that each device holds, for every device in every process.
@@ -181,7 +187,10 @@ class XLACompatibleSharding(Sharding):
         Raises:
             RankError: If the rank is too low.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `rank_tiling`")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `rank_tiling`: write a method that gives the "
+            "Tiling for arrays of ndim dimensions"
+        )
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """The tiling for an array of this shape; only its rank matters."""

@@ -25,7 +25,7 @@ def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]
     if len(set(found)) != len(found):
         twice = next(d for i, d in enumerate(found) if d in found[:i])
         raise ShardingError(
-            f"the devices of a {maker} have {twice} more than once: each holds one tile"
+            f"the devices of a {maker} have {twice} more than once: list each device once"
         )
     return found
 

@@ -66,7 +66,7 @@ class GSPMDSharding(_GSPMDBase):
         if needed is not None and needed != len(devices):
             raise ShardingError(
                 f"the tiles {assignment.to_text()} are dealt to {needed} devices, but "
-                f"{len(devices)} were given"
+                f"{len(devices)} were given: give that many, such as jax.devices()[:{needed}]"
             )
         hlo = hlo_from_text(assignment.to_text())
         super().__init__(devices, hlo, memory_kind=memory_kind)

@@ -17,7 +17,7 @@ from xlashard._jax.shardings import (
     OpSharding,
     hlo_text,
 )
-from xlashard.errors import ArgumentError, ShardingError
+from xlashard.errors import ArgumentError, ShardingError, TilingError
 from xlashard.geometry import (
     Spec,
     TileAssignment,
@@ -248,7 +248,13 @@ def _assignment(given: Any) -> TileAssignment:
 
 
 def _parsed(assignment: TileAssignment, mesh: Mesh | AbstractMesh) -> ParsedPartitionSpec:
-    spec = spec_from_tile_assignment(grid_of(mesh), assignment)
+    try:
+        spec = spec_from_tile_assignment(grid_of(mesh), assignment)
+    except TilingError as error:
+        raise TilingError(
+            f"no spec on the mesh says {assignment.to_text()}: {error}; keep it as "
+            f"GSPMDSharding(devices, {assignment.to_text()!r})"
+        ) from None
     if assignment.ndim is None:
         return CanonicalizedParsedPartitionSpec(ParsedPartitionSpec(None, spec.dims))
     return ParsedPartitionSpec(None, spec.for_rank(assignment.ndim))

@@ -1,0 +1,170 @@
+"""The mistakes that people make, as data: one `.toml` file in `mistakes/` for each topic.
+
+title = "Shardings and their arguments"
+about = "One or two sentences that stand under the title."
+setup = '''...'''                # runs after `SETUP`, before each call of this topic
+
+[[mistake]]
+title = "A spec names an axis that the mesh lacks"
+error = "ResourceError"          # the class, of `xlashard.errors` or a built-in one
+wrong = '''...'''                # what a person typed; runs after `SETUP`
+right = '''...'''                # what they should have typed
+path = "state['w']"              # the place that the message must name, where there is one
+facts = ["'x'=4", "8 tiles"]     # numbers and names that must stand in it
+fix = "PartitionSpec(None, 'y')" # what it must show to write instead
+
+jax = '''...'''                  # the same mistake with JAX alone; left out if the text is the
+                                 # same, which then runs after `JAX_SETUP`
+no_jax = "why"                   # JAX has nothing of the kind
+jax_path = "argument w of f"     # how JAX writes the same place, if it names it
+jax_facts = ["(4,)"]             # how JAX writes the same facts, one for each of ours
+jax_fix = "jax.set_mesh"         # what JAX shows to write instead, if anything
+jax_is_as_good = true            # JAX's message has all that ours must have
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "mistakes"
+
+COMMON = """\
+import jax
+import jax.numpy as jnp
+import numpy as np
+"""
+
+SETUP = f"""\
+{COMMON}from xlashard import (
+    AUTO, UNSPECIFIED, Array, GSPMDSharding, Mesh, NamedSharding, P, Sharding,
+    SingleDeviceSharding, compile_stablehlo, device_get, device_put, make_array_from_callback,
+    make_array_from_process_local_data, make_array_from_single_device_arrays, pjit,
+    with_sharding_constraint,
+)
+"""
+
+JAX_SETUP = f"""\
+{COMMON}from jax import (
+    Array, device_get, device_put, jit as pjit, make_array_from_callback,
+    make_array_from_process_local_data, make_array_from_single_device_arrays,
+)
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
+"""
+
+SHARED = """\
+devices = jax.devices()
+mesh = Mesh(np.array(devices).reshape(4, 2), ("x", "y"))
+rows, columns = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x"))
+
+state = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}
+batch = np.ones((8, 8), np.float32)
+
+def step(state, batch):
+    return jax.tree.map(lambda leaf: leaf * 2, state), batch + 1
+"""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake; the fields are told above."""
+
+    title: str
+    error: str
+    wrong: str
+    right: str
+    fix: str
+    path: str = ""
+    facts: tuple[str, ...] = ()
+    jax: str = ""
+    no_jax: str = ""
+    jax_path: str = ""
+    jax_facts: tuple[str, ...] = ()
+    jax_fix: str = ""
+    jax_is_as_good: bool = False
+    setup: str = ""
+
+    @property
+    def slug(self) -> str:
+        """The anchor of its heading, and its name among the tests."""
+        kept = "".join(c for c in self.title.lower() if c.isalnum() or c in " -_")
+        return kept.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One file of mistakes.
+
+    Attributes:
+        name: The file's, without its ending.
+        title: The heading.
+        about: What stands under it.
+        setup: What runs before each of its calls.
+        mistakes: In their order on the page.
+    """
+
+    name: str
+    title: str
+    about: str
+    setup: str
+    mistakes: tuple[Mistake, ...]
+
+
+# In the order of the page.
+TOPICS = (
+    "mesh",
+    "fit",
+    "prefixes",
+    "options",
+    "arguments",
+    "places",
+    "donation",
+    "constraint",
+    "stages",
+    "steps",
+    "transformations",
+    "shardings",
+    "parsing",
+    "constructors",
+    "process_local",
+    "moving",
+    "reading",
+    "modules",
+    "environment",
+)
+
+
+def read_topics() -> tuple[Topic, ...]:
+    """All mistakes, by topic.
+
+    Raises:
+        ValueError: If a file is not on the list, or an entry has fields that it can't have.
+    """
+    found = {path.stem for path in FOLDER.glob("*.toml")}
+    if found != set(TOPICS):
+        raise ValueError(f"TOPICS and the files in {FOLDER} differ: {found ^ set(TOPICS)}")
+    return tuple(_read_topic(FOLDER / f"{name}.toml") for name in TOPICS)
+
+
+def _read_topic(path: Path) -> Topic:
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    setup = data.get("setup", "")
+    mistakes = tuple(_mistake(path.stem, {**each, "setup": setup}) for each in data["mistake"])
+    return Topic(path.stem, data["title"], data["about"], setup, mistakes)
+
+
+def _mistake(topic: str, entry: dict[str, object]) -> Mistake:
+    where = f"{topic}: {entry.get('title')!r}"
+    unknown = set(entry) - {field.name for field in fields(Mistake)}
+    if unknown:
+        raise ValueError(f"{where} has the unknown fields {sorted(unknown)}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    try:
+        made = Mistake(**values)  # pyright: ignore[reportArgumentType]
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if made.jax and made.no_jax:
+        raise ValueError(f"{where} says both what JAX does and that it has nothing of the kind")
+    if made.jax_facts and len(made.jax_facts) != len(made.facts):
+        raise ValueError(f"{where}: give jax_facts one entry for each of facts")
+    return made

@@ -1,0 +1,179 @@
+"""Runs the calls of the catalogue, and keeps what came of each."""
+
+import ast
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from tests.errors.catalogue import JAX_SETUP, SETUP, SHARED, Mistake
+from xlashard._jax.tracing import Tracer
+
+PACKAGE = Path(__file__).resolve().parents[2] / "xlashard"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call.
+
+    Attributes:
+        kind: The class of what was raised, or of the warning; "" for nothing.
+        bases: The names of all its classes.
+        text: Its text, with its notes.
+        sites: File (relative to the package) and line of every place in the package where it, or
+            one that it took the place of, was raised.
+    """
+
+    kind: str = ""
+    bases: tuple[str, ...] = ()
+    text: str = ""
+    sites: tuple[tuple[str, int], ...] = ()
+
+
+@cache
+def ours(mistake: Mistake) -> Outcome:
+    """What xlashard says."""
+    return run(SETUP, mistake.setup + mistake.wrong)
+
+
+@cache
+def theirs(mistake: Mistake) -> Outcome:
+    """What JAX says of the same call."""
+    return run(JAX_SETUP, mistake.setup + (mistake.jax or mistake.wrong))
+
+
+def run(setup: str, source: str) -> Outcome:
+    """Runs a call after its setup, in names of their own.
+
+    Warnings count where nothing is raised; the deprecations of others don't.
+    """
+    with warnings.catch_warnings(record=True) as caught, _whole_tracebacks():
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            execute(setup, source)
+        except Exception as error:
+            return _outcome(error)
+    if not caught:
+        return Outcome()
+    warning = caught[0].message
+    return _outcome(warning) if isinstance(warning, Warning) else Outcome("str", (), warning)
+
+
+@contextmanager
+def _whole_tracebacks() -> Iterator[None]:
+    """Keeps the frames of JAX and of this package, to see where an error was raised."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+@cache
+def _compiled(setup: str) -> Any:
+    return compile(setup + SHARED, "setup.py", "exec")
+
+
+def execute(setup: str, source: str) -> dict[str, Any]:
+    """Runs a setup and a source; gives the names that they have made."""
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(_compiled(setup), names)
+    exec(compile(source, "example.py", "exec"), names)
+    jax.block_until_ready([v for v in names.values() if isinstance(v, jax.Array) and _alive(v)])
+    return names
+
+
+def _alive(array: Any) -> bool:
+    return not isinstance(array, Tracer) and not array.is_deleted()
+
+
+def _outcome(error: Exception) -> Outcome:
+    text = "\n".join([str(error) + _suggestion(error), *getattr(error, "__notes__", [])])
+    bases = tuple(base.__name__ for base in type(error).__mro__)
+    return Outcome(type(error).__name__, bases, _without_place(text), tuple(_sites(error)))
+
+
+def _suggestion(error: Exception) -> str:
+    """What Python itself adds in a terminal: `. Did you mean: 'shape'?`."""
+    if not isinstance(error, AttributeError):
+        return ""
+    shown = "".join(traceback.TracebackException.from_exception(error).format_exception_only())
+    return shown.rstrip().partition(str(error))[2]
+
+
+def _without_place(text: str) -> str:
+    """The text without what differs from machine to machine."""
+    text = re.sub(r"0x[0-9a-f]{6,}", "0x...", text)
+    text = re.sub(r"(?:/[\w.+-]+)+/(\w+\.py)", r"\1", text)
+    return text.rstrip()
+
+
+def _sites(error: BaseException | None) -> list[tuple[str, int]]:
+    """Where an error was raised in the package, and those that it took the place of."""
+    found: list[tuple[str, int]] = []
+    while error is not None:
+        found += _last_of_ours(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _last_of_ours(tb: TracebackType | None) -> list[tuple[str, int]]:
+    frames = [(Path(f.f_code.co_filename), line) for f, line in traceback.walk_tb(tb)]
+    if not frames or not frames[-1][0].is_relative_to(PACKAGE):
+        return []
+    path, line = frames[-1]
+    return [(str(path.relative_to(PACKAGE)), line)]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One `raise` in the package.
+
+    Attributes:
+        file: Relative to the package.
+        function: The innermost function that it is in.
+        first: Its first line.
+        last: Its last line.
+        source: Its text, in one line.
+    """
+
+    file: str
+    function: str
+    first: int
+    last: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.first} in {self.function}: {self.source}"
+
+
+def raise_sites(*rooms: str) -> list[Site]:
+    """Every statement in some folders or files that raises something of its own."""
+    paths = [path for room in rooms for path in sorted(PACKAGE.glob(room))]
+    return [site for path in paths for site in _sites_of(path)]
+
+
+def _sites_of(path: Path) -> list[Site]:
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Raise) or node.exc is None:
+            continue
+        last = node.end_lineno or node.lineno
+        around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
+        name = max(around, key=lambda f: f.lineno).name if around else ""
+        text = " ".join((ast.get_source_segment(source, node) or "").split())
+        found.append(Site(str(path.relative_to(PACKAGE)), name, node.lineno, last, text))
+    return sorted(found, key=lambda site: site.first)

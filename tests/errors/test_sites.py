@@ -1,0 +1,108 @@
+"""No check without an entry: every `raise` is on the page, or stands here with a reason."""
+
+from collections import Counter
+
+import pytest
+
+from tests.errors.catalogue import read_topics
+from tests.errors.running import Site, ours, raise_sites
+
+ROOMS = ("config.py", "pjit/*.py", "sharding/*.py", "array/*.py", "program/*.py", "_jax/*.py")
+
+PROCESSES = "needs several processes, which tests/array/two_processes.py has"
+PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
+FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
+COMPILER = "the compilers at hand never do it; tests stand in for one that does"
+PASSED_ON = "raises again what JAX or a caller of the package raised"
+
+# File, function, and a part of the statement; and why no call on the page raises it.
+UNREACHED = {
+    ("pjit/arguments.py", "_compatible", "{error}"): "JAX's own arrays carry its own shardings",
+    ("pjit/arguments.py", "_compatible", "one shape only"): "as above: JAX refuses others before",
+    ("pjit/arguments.py", "check_concrete", "raise error"): PASSED_ON,
+    (
+        "pjit/step.py",
+        "_alive",
+        "",
+    ): "it is up to the runtime when a call fails; test_step.py",
+    (
+        "sharding/convert.py",
+        "_from_jax",
+        "",
+    ): "JAX has no other public class",
+    ("sharding/parse.py", "get_pspec_from_executable", ""): COMPILER,
+    ("array/constructors.py", "make_array_from_callback", "none of the sharding's"): PROCESSES,
+    ("array/constructors.py", "make_array_from_single_device_arrays", "no arrays to"): PROCESSES,
+    ("array/host.py", "_fetch", ""): PROCESSES,
+    ("array/order.py", "asked_otherwise", "raise error"): PASSED_ON,
+    ("array/process_local.py", "_inferred_shape", "cuts by the global shape"): PROCESSES,
+    ("array/process_local.py", "_inferred_shape", "distinct tiles per dimension"): PROCESSES,
+    ("array/process_local.py", "_inferred_shape", "accepted are multiples"): PROCESSES,
+    ("array/reshard.py", "_to_other_devices", ""): PROCESSES,
+    ("program/annotate.py", "_checked_text", ""): PLANS,
+    ("program/emit.py", "write_main", "no function @main"): PLANS,
+    ("program/emit.py", "write_main", "does not verify"): PLANS,
+    ("program/emit.py", "_check_values", "the plan has"): PLANS,
+    ("program/emit.py", "_check_values", "is a {kind}"): PLANS,
+    ("program/emit.py", "_check_values", "has the shape"): PLANS,
+    ("program/plan.py", "__post_init__", ""): PLANS,
+    ("program/plan.py", "_check_devices", ""): PLANS,
+    ("program/foreign.py", "read_foreign", "in a circle"): FOREIGN,
+    ("program/foreign.py", "_count", ""): FOREIGN,
+    ("program/foreign.py", "_value", "which no array can be"): FOREIGN,
+    ("program/foreign.py", "_value", "no array has such elements"): FOREIGN,
+    ("program/foreign.py", "_partitioner", ""): FOREIGN,
+    ("program/foreign.py", "_check_partitions", "the module's mesh"): FOREIGN,
+    ("program/foreign.py", "_check_text", "{text!r}: {error}"): FOREIGN,
+    ("program/foreign.py", "_check_text", "which is for"): FOREIGN,
+    ("program/readback.py", "_reported", ""): COMPILER,
+    ("program/readback.py", "_chosen", ""): COMPILER,
+    ("program/readback.py", "_logical_text", ""): COMPILER,
+    ("_jax/lowering.py", "lower_body", "these effects"): "effects of references, by number",
+    ("_jax/lowering.py", "_abstract_mesh", ""): "no primitive of JAX asks for it under two meshes",
+    ("_jax/modules.py", "annotate", ""): PASSED_ON,
+    ("_jax/modules.py", "verify", ""): PASSED_ON,
+    ("_jax/sources.py", "read_module", "of a version too new"): "no JAX at hand writes one",
+    ("_jax/versions.py", "check_supported", ""): "raised at import; tests/test_project.py",
+}
+
+
+def matches(site: Site) -> list[tuple[str, str, str]]:
+    """The exceptions that speak of a statement."""
+    return [
+        key for key in UNREACHED if key[:2] == (site.file, site.function) and key[2] in site.source
+    ]
+
+
+@pytest.fixture(scope="module")
+def unhit() -> list[Site]:
+    """Every `raise` that no entry of the catalogue comes to."""
+    hit = {place for topic in read_topics() for m in topic.mistakes for place in ours(m).sites}
+    return [
+        site
+        for site in raise_sites(*ROOMS)
+        if not any(site.file == file and site.first <= line <= site.last for file, line in hit)
+    ]
+
+
+def test_every_check_has_an_entry(unhit: list[Site]) -> None:
+    left = [site for site in unhit if not matches(site)]
+    assert not left, (
+        "no call in tests/errors/mistakes raises these; add an entry for each (and run "
+        "make docs-errors), or a reason in UNREACHED:\n  " + "\n  ".join(map(str, left))
+    )
+
+
+def test_every_exception_is_one(unhit: list[Site]) -> None:
+    spoken_of = Counter(key for site in unhit for key in matches(site))
+    assert set(spoken_of) == set(UNREACHED), "these are raised by an entry, or gone"
+    assert set(spoken_of.values()) == {1}, spoken_of
+
+
+def test_statements_are_found() -> None:
+    sites = raise_sites(*ROOMS)
+    assert len(sites) > 150
+    assert {site.file.partition("/")[0] for site in sites} >= {"pjit", "sharding", "array"}
+    (one,) = [site for site in sites if "pjit takes a function, not" in site.source]
+    assert (one.file, one.function) == ("pjit/options.py", "check_callable")
+    assert one.source.startswith("raise ArgumentError(") and one.first < one.last
