@@ -85,5 +85,5 @@ def check_alive(*operands: Any) -> None:
 
 def _deleted_text(handle: Handle, taker: str | None) -> str:
     how = how_deleted(handle, taker)
-    advice = "; use what that call returned instead" if "donated" in how else ""
-    return f"an Array {type_text(handle)} has been deleted: {how}{advice}"
+    advice = "use what that call returned instead" if "donated" in how else "make it anew"
+    return f"an Array {type_text(handle)} has been deleted: {how}; {advice}"

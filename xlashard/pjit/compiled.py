@@ -30,7 +30,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         values, tree = jax.tree_util.tree_flatten((args, kwargs))
         face.check_tree(tree, "compiled")
         check_values(values, face.paths, static=False)
-        face.check_concrete(values)
+        face.check_concrete(values, f"call the pjit-ed function {face.name} itself there")
         text = "was compiled for {}, but was called with {}"
         face.check_types(values, text, face.otherwise("compiled"))
         self._check_places(values)

@@ -65,8 +65,8 @@ class Face:
         if wanted.keys() != given.keys():
             raise ArgumentError(
                 f"{self.name} was {verb} for arguments of the structure ({', '.join(wanted)}), but "
-                f"was called with ({', '.join(given)}); static arguments are part of the program "
-                "already"
+                f"was called with ({', '.join(given)}): leave static arguments out, which are part "
+                "of the program already, and pass the others by position or name as before"
             )
         part = next(part for part in wanted if wanted[part] != given[part])
         raise ArgumentError(
@@ -79,8 +79,12 @@ class Face:
         again = {"traced": "trace it", "compiled": "lower and compile it"}[verb]
         return f"{again} for that too, or call the pjit-ed function {self.name} itself"
 
-    def check_concrete(self, values: Sequence[Any]) -> None:
+    def check_concrete(self, values: Sequence[Any], instead: str) -> None:
         """Refuses arguments without a value, which no compiled program can be run on.
+
+        Args:
+            values: The arguments.
+            instead: What to do in a trace.
 
         Raises:
             ArgumentError: With the path of the first such argument.
@@ -88,8 +92,8 @@ class Face:
         for value, path in zip(values, self.paths, strict=True):
             if isinstance(value, Tracer):
                 raise ArgumentError(
-                    f"{path} is a tracer: a compiled program can't be part of another one; call "
-                    f"{self.name} itself there, before it is lowered and compiled"
+                    f"{path} is a tracer: a compiled program can't be part of another one: "
+                    f"{instead}"
                 )
         check_concrete(values, self.paths)
 

@@ -145,7 +145,7 @@ class StableHLOProgram(Executable):
         if kwargs:
             raise ArgumentError(
                 f"{self.name} got the unexpected keyword {next(iter(kwargs))}: the arguments of a "
-                "module go by their place"
+                "module go by their place, as in program(x, y)"
             )
         if len(args) != len(face.in_avals):
             raise ArgumentError(
@@ -153,7 +153,7 @@ class StableHLOProgram(Executable):
                 f"given: it is {self!r}"
             )
         check_values(args, face.paths, static=False)
-        face.check_concrete(args)
+        face.check_concrete(args, f"call {face.name} outside of jit, grad and vmap")
         _check_wide(face.in_avals, self.name)
         values = [_cast(v, a) for v, a in zip(args, face.in_avals, strict=True)]
         text = "takes {}, but {} was given"
