@@ -18,6 +18,10 @@ from xlashard.errors import ConfigError
         ({"XLASHARD_PARTITIONER": "shardy"}, Flags("shardy")),
         ({"XLASHARD_PARTITIONER": "gspmd"}, Flags("gspmd")),
         ({"XLASHARD_PARTITIONER": " GSPMD "}, Flags("gspmd")),
+        ({"XLASHARD_EXPLAIN_RECOMPILES": ""}, Flags()),
+        ({"XLASHARD_EXPLAIN_RECOMPILES": "0"}, Flags()),
+        ({"XLASHARD_EXPLAIN_RECOMPILES": "1"}, Flags(explain_recompiles=True)),
+        ({"XLASHARD_EXPLAIN_RECOMPILES": " True"}, Flags(explain_recompiles=True)),
         ({"XLASHARD_TEST_PLATFORM": "cuda", "PATH": "x"}, Flags()),
     ],
 )
@@ -39,6 +43,11 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
             "export XLASHARD_PARTITIONER=shardy",
         ),
         (
+            {"XLASHARD_EXPLAIN_RECOMPILES": "please"},
+            "XLASHARD_EXPLAIN_RECOMPILES is 'please'; it must be '1' or '0': "
+            "export XLASHARD_EXPLAIN_RECOMPILES=1",
+        ),
+        (
             {"XLASHARD_PARTITONER": "gspmd"},
             "the environment sets XLASHARD_PARTITONER, which xlashard does not know; "
             "did you mean XLASHARD_PARTITIONER?",
@@ -46,7 +55,7 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
         (
             {"XLASHARD_X": "1"},
             "the environment sets XLASHARD_X, which xlashard does not know; "
-            "known: XLASHARD_PARTITIONER",
+            "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES",
         ),
     ],
 )
@@ -56,9 +65,17 @@ def test_a_wrong_variable_is_refused(environment: dict[str, str], text: str) -> 
     assert str(caught.value) == text
 
 
-def imported(**environment: str) -> subprocess.CompletedProcess[str]:
+SHARDY = "import xlashard, jax; print(jax.config.jax_use_shardy_partitioner)"
+TWO_SHAPES = """
+import numpy, xlashard
+double = xlashard.pjit(lambda x: x * 2)
+for size in (3, 3, 4):
+    double(numpy.ones(size))
+"""
+
+
+def imported(code: str = SHARDY, **environment: str) -> subprocess.CompletedProcess[str]:
     """Imports the package in a process of its own and prints JAX's setting."""
-    code = "import xlashard, jax; print(jax.config.jax_use_shardy_partitioner)"
     return subprocess.run(
         [sys.executable, "-c", code],
         env={k: v for k, v in os.environ.items() if not k.startswith("XLASHARD_")} | environment,
@@ -81,3 +98,14 @@ def test_a_wrong_value_stops_the_import() -> None:
     done = imported(XLASHARD_PARTITIONER="both")
     assert done.returncode == 1
     assert "ConfigError: XLASHARD_PARTITIONER is 'both'" in done.stderr
+
+
+@pytest.mark.slow
+def test_recompilations_are_told_where_that_is_asked_for() -> None:
+    silent = imported(TWO_SHAPES, JAX_PLATFORMS="cpu")
+    assert (silent.returncode, silent.stderr) == (0, "")
+    told = imported(TWO_SHAPES, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")
+    first, hint = told.stderr.splitlines()
+    assert first.startswith("compilation 2 of <lambda> at <string>:5 (")
+    assert first.endswith("differs from number 1 in x: float32[3] → float32[4] (shape)")
+    assert hint.startswith("  hint: dimension 0 of x had 2 sizes (3, 4): pad it")

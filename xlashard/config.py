@@ -3,6 +3,7 @@
 | variable | values | meaning |
 |---|---|---|
 | `XLASHARD_PARTITIONER` | `shardy`, `gspmd` | who partitions programs; JAX's own setting if unset |
+| `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
 """
 
 import difflib
@@ -17,7 +18,13 @@ type PartitionerName = Literal["shardy", "gspmd"]
 PREFIX = "XLASHARD_"
 PARTITIONER = f"{PREFIX}PARTITIONER"
 
-_KNOWN = (PARTITIONER,)
+EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
+
+RECOMPILE_LOGGER = "xlashard.recompile"
+"""The logger that says why functions are compiled again."""
+
+_KNOWN = (PARTITIONER, EXPLAIN_RECOMPILES)
+_WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 # Read by the project's tests, which run in the same environment.
 _FOR_TESTS = f"{PREFIX}TEST_"
 
@@ -28,9 +35,11 @@ class Flags:
 
     Attributes:
         partitioner: Who partitions programs; None leaves JAX's setting as it is.
+        explain_recompiles: Whether to log why functions are compiled again.
     """
 
     partitioner: PartitionerName | None = None
+    explain_recompiles: bool = False
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
@@ -44,12 +53,22 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
 
     Example:
         >>> read_flags({"XLASHARD_PARTITIONER": "gspmd"})
-        Flags(partitioner='gspmd')
+        Flags(partitioner='gspmd', explain_recompiles=False)
     """
     for name in environment:
         if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_FOR_TESTS):
             raise ConfigError(_unknown_text(name))
-    return Flags(partitioner=_partitioner(environment.get(PARTITIONER, "")))
+    return Flags(
+        partitioner=_partitioner(environment.get(PARTITIONER, "")),
+        explain_recompiles=_switch(EXPLAIN_RECOMPILES, environment.get(EXPLAIN_RECOMPILES, "")),
+    )
+
+
+def _switch(name: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _WORDS:
+        raise ConfigError(f"{name} is {text!r}; it must be '1' or '0': export {name}=1")
+    return _WORDS[word]
 
 
 def _partitioner(text: str) -> PartitionerName | None:

@@ -1,7 +1,9 @@
 """The PJRT client: compile a module, run it, hold its buffers."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -86,6 +88,27 @@ def compile_module(module: modules.Module, request: CompileRequest) -> Executabl
     return compiler.compile_or_get_cached(
         client, module, _device_grid(devices)[0], options, callbacks, device_list(devices), None
     )
+
+
+_hits: ContextVar[list[str] | None] = ContextVar("persistent cache hits", default=None)
+
+
+@contextmanager
+def persistent_cache_hits() -> Iterator[list[str]]:
+    """Lists what is found in JAX's persistent cache within the block, by this thread."""
+    found: list[str] = []
+    token = _hits.set(found)
+    try:
+        yield found
+    finally:
+        _hits.reset(token)
+
+
+def note_event(event: str, **_: Any) -> None:
+    """Listens to JAX's events."""
+    found = _hits.get()
+    if found is not None and event == "/jax/compilation_cache/cache_hits":
+        found.append(event)
 
 
 def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:

@@ -1,13 +1,45 @@
-"""Settings of JAX that change what a function traces or lowers to."""
+"""Settings of JAX that change what a function traces or lowers to, and where a call comes from."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
+import jax
 from jax._src import config
+
+# Rooms that stand between a user's call and the function that is traced.
+_ROOMS = ("_jax", "array", "pjit", "program", "sharding")
+INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
+"""Where the frames of ours lie that no user cares about."""
+
+_PASSED_BY = tuple(f + os.sep for f in (*INNER_FOLDERS, str(Path(jax.__file__).parent)))
+# Of these, what is different says nothing more than the mesh in force does.
+_MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
 
 
 def trace_context() -> Any:
     """A hashable value that differs whenever such a setting does."""
     return config.trace_context(), config.use_shardy_partitioner.value
+
+
+def changed_settings(before: Any, after: Any) -> list[tuple[str, Any, Any]]:
+    """The name and both values of each setting in which two trace contexts differ.
+
+    The mesh in force is none of them.
+    """
+    names = (*config.trace_context_names(), "jax_use_shardy_partitioner")
+    pairs = zip(names, (*before[0], before[1]), (*after[0], after[1]), strict=False)
+    found = {name: (a, b) for name, a, b in pairs if name not in _MESHES and a != b}
+    return [(name, a, b) for name, (a, b) in found.items()]
+
+
+def calling_line() -> tuple[str, int]:
+    """The file and line of the innermost frame that is neither ours nor JAX's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED_BY):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def is_tracing_forbidden() -> bool:
@@ -18,3 +50,8 @@ def is_tracing_forbidden() -> bool:
 def is_x64_enabled() -> bool:
     """True if 64-bit numbers stay what they are (`jax_enable_x64`)."""
     return config.enable_x64.value
+
+
+def explains_cache_misses() -> bool:
+    """True if JAX was asked to say why it traces and compiles (`jax_explain_cache_misses`)."""
+    return config.explain_cache_misses.value

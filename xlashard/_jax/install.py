@@ -1,8 +1,8 @@
 """Everything that this project registers with JAX or sets there, in one list."""
 
+import logging
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,12 +10,11 @@ from jax._src import core, dtypes, source_info_util
 from jax._src.interpreters import mlir, pxla
 
 from xlashard._jax import dispatch
-from xlashard.config import Flags
+from xlashard._jax.compiling import note_event
+from xlashard._jax.context import INNER_FOLDERS
+from xlashard.config import RECOMPILE_LOGGER, Flags
 
 _installed: list[type] = []
-
-# Rooms that stand between a user's call and the function that is traced.
-_INNER_ROOMS = ("_jax", "array", "pjit", "program", "sharding")
 
 
 def install(
@@ -67,13 +66,17 @@ def install(
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
             if issubclass(kind, base):
                 pxla._orig_out_sharding_handlers[kind] = name_on_mesh
+    # Whether an executable came out of the persistent cache.
+    jax.monitoring.register_event_listener(note_event)
     # Frames of ours are none of the user's: errors and profiles name the line that is.
-    for room in _INNER_ROOMS:
-        source_info_util.register_exclusion(str(Path(__file__).parent.parent / room))
+    for folder in INNER_FOLDERS:
+        source_info_util.register_exclusion(folder)
     _installed.append(array_type)
 
 
 def apply_flags(flags: Flags) -> None:
-    """Sets what the environment says of JAX; what it leaves unsaid stays as it is."""
+    """Sets what the environment says of JAX and of logs; what it leaves unsaid stays as it is."""
     if flags.partitioner is not None:
         jax.config.update("jax_use_shardy_partitioner", flags.partitioner == "shardy")
+    if flags.explain_recompiles:
+        logging.getLogger(RECOMPILE_LOGGER).setLevel(logging.INFO)

@@ -34,6 +34,7 @@ class TracedFunction:
         arg_names: A path for each dynamic argument (`state['params']['w']`).
         result_paths: A path for each result.
         consts: Tracers that it closes over; they go in front of the arguments.
+        is_new: True the first time, False where it was remembered.
     """
 
     name: str
@@ -44,6 +45,12 @@ class TracedFunction:
     arg_names: tuple[str, ...]
     result_paths: tuple[str, ...]
     consts: tuple[Any, ...]
+    is_new: bool
+
+
+# Functions of several tracers share what was traced: JAX remembers it by the function alone.
+_traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
+_traced_lock = threading.Lock()
 
 
 class FunctionTracer:
@@ -65,7 +72,6 @@ class FunctionTracer:
         self._fun = fun
         self._info = self._jitted._jit_info
         self._jaxprs: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
-        self._lock = threading.Lock()
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
@@ -85,7 +91,9 @@ class FunctionTracer:
             params, _ = jax_pjit._infer_params(self._fun, self._info, args, kwargs)
         jaxpr = params.params["jaxpr"]
         debug = jaxpr.debug_info
-        with self._lock:
+        with _traced_lock:
+            is_new = jaxpr not in _traced
+            _traced.add(jaxpr)
             self._jaxprs.add(jaxpr)
         return TracedFunction(
             name=params.params["name"],
@@ -96,11 +104,12 @@ class FunctionTracer:
             arg_names=tuple(params.arg_names),
             result_paths=tuple(debug.safe_result_paths(len(jaxpr.out_avals))),
             consts=tuple(params.consts),
+            is_new=is_new,
         )
 
     def forget(self) -> list[Jaxpr]:
         """Drops what was traced, and says what that was."""
-        with self._lock:
+        with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
         self._jitted.clear_cache()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import dispatch
-from xlashard.errors import ResourceError
+from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import (
     DonationMode,
@@ -16,6 +16,7 @@ from xlashard.pjit.options import (
     name_tuple,
     read_options,
 )
+from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
 
@@ -97,6 +98,42 @@ def pjit(
 
 
 jit = pjit
+
+
+def explain_recompile(fun: Any) -> RecompileReport:
+    """Says what a pjit-ed function traced and compiled, and why it did so again.
+
+    For each call that had something to make it finds the earlier one that it has most in common
+    with, and names the arguments, settings and meshes in which the two differ.
+
+    To be told as it happens, set `XLASHARD_EXPLAIN_RECOMPILES=1`, or
+    `logging.getLogger("xlashard.recompile").setLevel(logging.INFO)`, or JAX's own
+    `jax_explain_cache_misses`.
+
+    Args:
+        fun: What `pjit` returned.
+
+    Returns:
+        A report of the last 64 such calls since the function was made or its `clear_cache` called.
+        Print it, or take `to_dict()` or `to_json()`.
+
+    Raises:
+        ArgumentError: If it is no pjit-ed function.
+
+    Example:
+        >>> import numpy as np
+        >>> double = pjit(lambda x: x * 2)
+        >>> _ = double(np.ones(4)), double(np.ones(5))
+        >>> print(explain_recompile(double).explanations[1].differences[0])
+        x: float32[4] → float32[5] (shape)
+    """
+    function = getattr(fun, "_function", None)
+    if not isinstance(function, Function):
+        raise ArgumentError(
+            f"explain_recompile takes a function that pjit made, not {type(fun).__name__}: write "
+            "f = pjit(fun), call f, and give f"
+        )
+    return function.ledger.report()
 
 
 def _either(new: Any, old: Any, side: str) -> Any:

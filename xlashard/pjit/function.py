@@ -1,7 +1,7 @@
 """One pjit-ed function: from a call's arguments to a program, and its results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -23,8 +23,18 @@ from xlashard.pjit.arguments import (
 from xlashard.pjit.closed import closed_over_places
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
-from xlashard.pjit.prepare import PROGRAMS, Order, Prepared, make_order
+from xlashard.pjit.prepare import (
+    PROGRAMS,
+    Interface,
+    Order,
+    Prepared,
+    compile_prepared,
+    make_order,
+)
 from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
+from xlashard.pjit.recompile.history import Key, StaticValue
+from xlashard.pjit.recompile.ledger import Ledger
+from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, expand, to_sharding
 from xlashard.pjit.run import (
@@ -34,6 +44,7 @@ from xlashard.pjit.run import (
     mark_donated,
     run_prepared,
 )
+from xlashard.program import LoweredProgram
 from xlashard.sharding import (
     Mesh,
     Sharding,
@@ -54,6 +65,8 @@ class Call:
         out_shardings: For each result what was said of it; None for nothing.
         layouts: The layouts that were asked for, of arguments and of results.
         donated: For each argument whether its buffers may be reused.
+        statics: The static arguments: names, values, and whether they were passed by name.
+        making: What had to be made for it.
     """
 
     traced: tracing.TracedFunction
@@ -63,10 +76,12 @@ class Call:
     out_shardings: tuple[Sharding | None, ...]
     layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
     donated: tuple[bool, ...]
+    statics: tuple[tuple[str, Any, bool], ...] = ()
+    making: Making = field(default_factory=Making)
 
     def on(self, values: Sequence[Any]) -> "Call":
         """The same call with other arguments of the same types."""
-        return replace(self, values=tuple(values))
+        return replace(self, values=tuple(values), making=Making())
 
 
 class Function:
@@ -90,6 +105,7 @@ class Function:
         self.fun = fun
         self.options = options
         self.parameters = Parameters.of(fun, static, options)
+        self.ledger = Ledger(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
         self.tracer = tracing.FunctionTracer(
             fun, self.parameters.static_argnums, self.parameters.static_argnames
@@ -102,7 +118,7 @@ class Function:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Traces for a call's arguments and looks up what was said of each."""
-        mesh = tracing.mesh_in_force()
+        making, mesh = Making(), tracing.mesh_in_force()
         self.parameters.check_call(args, kwargs)
         paths, values = self.parameters.paths(args, kwargs)
         check_values(values, paths)
@@ -119,7 +135,7 @@ class Function:
         ins = self._in_resources(traced)
         outs = self._out_resources(traced)
         in_paths, out_paths = traced.arg_names, traced.result_paths
-        return Call(
+        call = Call(
             traced=traced,
             values=tuple(values),
             mesh=mesh,
@@ -127,6 +143,33 @@ class Function:
             out_shardings=_shardings(outs, mesh, out_paths, "out_shardings"),
             layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
             donated=self.parameters.donated(args, kwargs),
+            statics=self.parameters.statics(args, kwargs),
+            making=making,
+        )
+        if traced.is_new:
+            making.finished("trace")
+            self.ledger.note(making, lambda: self._key(call, None))
+        return call
+
+    def _key(self, call: Call, order: Order | None) -> Key:
+        """What a call is told apart from others by; without an order, as far as it is traced."""
+        traced = call.traced
+        arguments = call.making.arguments
+        if arguments is None:
+            types = zip(traced.arg_names, traced.in_avals, strict=True)
+            arguments = tuple(Argument(path, aval, None, False) for path, aval in types)
+        return Key(
+            in_tree=traced.in_tree,
+            arguments=arguments,
+            statics=tuple(StaticValue.of(*pair) for pair in call.statics),
+            mesh=call.mesh,
+            in_shardings=call.in_shardings,
+            out_shardings=call.out_shardings,
+            result_paths=traced.result_paths,
+            donated=call.donated,
+            devices=None if order is None else order.placement.devices,
+            options=self.options.compiler_options if order is None else order.options,
+            context=context.trace_context() if order is None else order.context,
         )
 
     def _in_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
@@ -152,6 +195,7 @@ class Function:
         if device is not None:
             # It was asked for by name: whatever is elsewhere comes there.
             arguments = tuple(map(_unplaced, arguments))
+        call.making.arguments = arguments
         wanted = Wanted(
             arguments=arguments,
             in_shardings=call.in_shardings,
@@ -184,12 +228,42 @@ class Function:
                 f"backend={jax.default_backend()!r}"
             ) from None
 
+    def lower(self, call: Call, order: Order) -> tuple[Interface, LoweredProgram]:
+        """The module of an order."""
+        lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.making)
+        self.ledger.note(call.making, lambda: self._key(call, order))
+        return lowered
+
+    def compile(self, call: Call, order: Order) -> Prepared:
+        """The program of an order."""
+        prepared = PROGRAMS.prepared(call.traced.jaxpr, order, call.making)
+        self.ledger.note(call.making, lambda: self._key(call, order))
+        self.ledger.tell(call.making)
+        return prepared
+
+    def compile_anew(
+        self,
+        call: Call,
+        order: Order,
+        lowered: tuple[Interface, LoweredProgram],
+        options: tuple[tuple[str, Any], ...],
+    ) -> Prepared:
+        """The program of an order under more options of the compiler; no other call gets it."""
+        again = replace(call, making=Making(arguments=call.making.arguments))
+        with again.making.timed("compile"):
+            prepared = compile_prepared(*lowered, options)
+        again.making.source = prepared.program.source
+        whole = replace(order, options=(*order.options, *options))
+        self.ledger.note(again.making, lambda: self._key(again, whole))
+        self.ledger.tell(again.making)
+        return prepared.said_as(order.placement)
+
     def prepare(self, call: Call) -> Prepared:
         """The compiled program of a call."""
         order = self.order(call, self.arguments(call))
-        _, lowered = PROGRAMS.lowered(call.traced.jaxpr, order)
+        _, lowered = self.lower(call, order)
         lowered.report_donation(self.options.donation, self.name)
-        return PROGRAMS.prepared(call.traced.jaxpr, order)
+        return self.compile(call, order)
 
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
@@ -234,6 +308,7 @@ class Function:
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""
+        self.ledger.tell(call.making)
         traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
         placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
@@ -262,6 +337,7 @@ class Function:
         """Forgets what was traced of the function, and its programs."""
         for jaxpr in self.tracer.forget():
             PROGRAMS.drop(jaxpr)
+        self.ledger.forget()
 
 
 def _shardings(

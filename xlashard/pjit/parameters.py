@@ -126,6 +126,16 @@ class Parameters:
                 values.append(leaf)
         return paths, values
 
+    def statics(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, Any, bool], ...]:
+        """The name and value of each static argument of a call, and if it was passed by name."""
+        given = [i for i in self.static_argnums if i < len(args)]
+        return (
+            *((self.signature.name(i), args[i], False) for i in given),
+            *((name, kwargs[name], True) for name in self.static_argnames if name in kwargs),
+        )
+
     def donated(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, ...]:
         """For each dynamic leaf whether it is donated."""
         positional, keyword = self._dynamic(args, kwargs)

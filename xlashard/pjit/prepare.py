@@ -17,6 +17,7 @@ from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.errors import CompileError
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import closed_over_sharding, is_hoisted
+from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
     LoweredProgram,
@@ -185,28 +186,47 @@ class ProgramCache:
                 slot = slots[key] = _Slot()
             return slot
 
-    def lowered(self, jaxpr: Any, order: Order) -> "tuple[Interface, LoweredProgram]":
-        """The module for a jaxpr and an order; made by the first of several threads."""
+    def lowered(
+        self, jaxpr: Any, order: Order, making: Making
+    ) -> "tuple[Interface, LoweredProgram]":
+        """The module for a jaxpr and an order; made by the first of several threads.
+
+        Args:
+            jaxpr: The closed jaxpr.
+            order: What else it depends on.
+            making: Is told if it had to be made.
+        """
         order = order.normal()
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
             if slot.value is None:
-                slot.value = _lower(jaxpr, order)
+                with making.timed("lower"):
+                    slot.value = _lower(jaxpr, order)
             return slot.value
 
-    def prepared(self, jaxpr: Any, order: Order) -> Prepared:
-        """The program for a jaxpr and an order; compiled by the first of several threads."""
+    def prepared(self, jaxpr: Any, order: Order, making: Making) -> Prepared:
+        """The program for a jaxpr and an order; compiled by the first of several threads.
+
+        Args:
+            jaxpr: The closed jaxpr.
+            order: What else it depends on.
+            making: Is told if it had to be made.
+        """
         slot = self._slot(jaxpr, ("said", order))
         with slot.lock:
             if slot.value is None:
-                slot.value = self._compiled(jaxpr, order.normal()).said_as(order.placement)
+                compiled = self._compiled(jaxpr, order.normal(), making)
+                slot.value = compiled.said_as(order.placement)
             return slot.value
 
-    def _compiled(self, jaxpr: Any, order: Order) -> Prepared:
+    def _compiled(self, jaxpr: Any, order: Order, making: Making) -> Prepared:
         slot = self._slot(jaxpr, ("compiled", order))
         with slot.lock:
             if slot.value is None:
-                slot.value = compile_prepared(*self.lowered(jaxpr, order))
+                lowered = self.lowered(jaxpr, order, making)
+                with making.timed("compile"):
+                    slot.value = compile_prepared(*lowered)
+                making.source = slot.value.program.source
             return slot.value
 
     def sizes(self) -> tuple[int, int]:

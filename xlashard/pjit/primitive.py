@@ -18,6 +18,7 @@ from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import constrain, constraint_p, constraints_in
 from xlashard.pjit.prepare import PROGRAMS, make_order
+from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import run_prepared
 from xlashard.sharding import NamedSharding, Sharding, from_jax
@@ -49,7 +50,7 @@ def _impl(
     layouts = follow_layouts(arguments, free[0]), free[1]
     unkept = (False,) * len(args)
     order = make_order(label, resolve(wanted), unkept, layouts=layouts, options=options)
-    prepared = PROGRAMS.prepared(call_jaxpr, order)
+    prepared = PROGRAMS.prepared(call_jaxpr, order, Making())
     return [wrap_result(h) for h in run_prepared(prepared, args)]
 
 

@@ -12,7 +12,7 @@ from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.options import compiler_option_items
-from xlashard.pjit.prepare import PROGRAMS, Interface, Order, compile_prepared, lower_for_platform
+from xlashard.pjit.prepare import Interface, Order, lower_for_platform
 from xlashard.program import LoweredProgram
 
 
@@ -85,7 +85,7 @@ class Traced(Stage, jax.stages.Traced):
         own = compiling.platform_of(order.placement.devices[0])
         platform = _platform(lowering_platforms, own, name)
         if platform == own:
-            interface, program = PROGRAMS.lowered(self.jaxpr, order)
+            interface, program = self._function.lower(self._call, order)
         else:
             interface, program = lower_for_platform(self.jaxpr, order, platform)
         return Lowered(self, order, interface, program, platform)
@@ -162,8 +162,8 @@ class Lowered(Stage, jax.stages.Lowered):
             CompileError: If XLA refuses the module or an option.
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
-        function, placement = self._traced._function, self._order.placement
-        own = compiling.platform_of(placement.devices[0])
+        function, call, order = self._traced._function, self._traced._call, self._order
+        own = compiling.platform_of(order.placement.devices[0])
         if self._platform != own:
             raise ArgumentError(
                 f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
@@ -173,10 +173,10 @@ class Lowered(Stage, jax.stages.Lowered):
         self._program.report_donation(mode, function.name)
         if compiler_options:
             options = compiler_option_items(compiler_options)
-            prepared = compile_prepared(self._interface, self._program, options)
-            prepared = prepared.said_as(placement)
+            module = (self._interface, self._program)
+            prepared = function.compile_anew(call, order, module, options)
         else:
-            prepared = PROGRAMS.prepared(self._traced.jaxpr, self._order)
+            prepared = function.compile(call, order)
         return Compiled(self._face, prepared)
 
 

@@ -12,7 +12,7 @@ from xlashard._jax.lowering import LoweredBody
 from xlashard.errors import CompileError, DonationError, DonationWarning
 from xlashard.program.donation import Donation, unusable_text
 from xlashard.program.emit import write_main
-from xlashard.program.executables import EXECUTABLES, Loaded
+from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan
 from xlashard.program.readback import settled_shardings
@@ -103,7 +103,7 @@ def compile_program(
     plan, body = lowered.plan, lowered.body
     request = _request(lowered, options)
     try:
-        loaded = _loaded(lowered, request)
+        loaded, source = _loaded(lowered, request)
     except RuntimeError as error:
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
@@ -116,17 +116,19 @@ def compile_program(
         committed=committed,
         body=body,
     )
-    return Program(loaded, parts)
+    return Program(loaded, parts, source)
 
 
-def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> Loaded:
+def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> tuple[Loaded, Source]:
     module = lowered.body.module
     loaded = Loaded()
     if lowered.source is not None and _is_told_by_text(lowered):
         key = (lowered.source, compiling.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
-    loaded.load(lambda: compiling.compile_module(module, request))
-    return loaded
+    with compiling.persistent_cache_hits() as hits:
+        if not loaded.load(lambda: compiling.compile_module(module, request)):
+            return loaded, "a program that says the same"
+    return loaded, "the persistent cache" if hits else "the compiler"
 
 
 def _is_told_by_text(lowered: LoweredProgram) -> bool:

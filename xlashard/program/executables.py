@@ -8,10 +8,13 @@ written for that jaxpr says the same, and then nothing is compiled again.
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from xlashard._jax import compiling
 from xlashard._jax.caches import cleared_with_jax
+
+type Source = Literal["the compiler", "the persistent cache", "a program that says the same"]
+"""Where a program got its executable from."""
 
 
 class Loaded:

@@ -7,7 +7,7 @@ from typing import Any
 
 from xlashard._jax import compiling, dispatch
 from xlashard._jax.lowering import LoweredBody
-from xlashard.program.executables import Loaded
+from xlashard.program.executables import Loaded, Source
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import XLACompatibleSharding
 
@@ -43,10 +43,14 @@ class Program:
     Args:
         loaded: PJRT's loaded executable, which other programs may run on too.
         parts: What is known of it.
+        source: Where this program got its executable from.
     """
 
-    def __init__(self, loaded: Loaded, parts: ProgramParts) -> None:
+    def __init__(
+        self, loaded: Loaded, parts: ProgramParts, source: Source = "the compiler"
+    ) -> None:
         self.loaded = loaded
+        self.source = source
         self.executable: compiling.Executable = loaded.executable
         self.parts = parts
 

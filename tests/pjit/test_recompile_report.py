@@ -1,0 +1,303 @@
+"""When a compilation is noted and explained, how that is shown, and that it keeps nothing alive."""
+
+import functools
+import gc
+import io
+import json
+import logging
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from rich.console import Console
+
+from tests.pjit.helpers import f32, fresh, under
+from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
+from xlashard.errors import ArgumentError
+from xlashard.pjit.recompile import ledger
+from xlashard.pjit.recompile.sites import Sites
+from xlashard.program.executables import EXECUTABLES
+
+
+@pytest.fixture(autouse=True)
+def nothing_known_yet(monkeypatch):
+    EXECUTABLES.cache_clear()
+    monkeypatch.setattr(ledger, "SITES", Sites())
+
+
+def new_step():
+    """A function of a tree and a number."""
+
+    def step(state, scale):
+        return {k: v * scale for k, v in state.items()}
+
+    return step
+
+
+def last(f):
+    """The last explanation of a function."""
+    return explain_recompile(f).explanations[-1]
+
+
+def on(mesh, *spec):
+    return NamedSharding(mesh, P(*spec))
+
+
+def test_stages_are_told_apart():
+    f = pjit(fresh())
+    f.eval_shape(f32(4))
+    f.lower(f32(5))
+    f(f32(5))
+    f.lower(f32(6)).compile()
+    f(f32(4))
+    kinds = [(e.kind, e.why, e.nearest) for e in explain_recompile(f).explanations]
+    assert kinds == [
+        ("tracing", "first", None),
+        ("lowering", "differs", 1),
+        ("compilation", "first", None),
+        ("compilation", "differs", 3),
+        ("compilation", "differs", 4),
+    ]
+
+
+def test_stages_of_one_call_are_one_record():
+    f = pjit(fresh())
+    lowered = f.trace(f32(4)).lower()
+    assert last(f).kind == "lowering"
+    lowered.compile()
+    (made,) = explain_recompile(f).explanations
+    assert made.kind == "compilation"
+    assert None not in (made.trace_seconds, made.lower_seconds, made.compile_seconds)
+
+
+def test_transformed_calls_show_what_they_traced():
+    f = pjit(lambda x: x * x)
+    gradient = jax.grad(lambda x: f(x).sum())
+    gradient(f32(4))
+    gradient(f32(4))
+    gradient(f32(5))
+    explained = explain_recompile(f).explanations
+    assert [e.kind for e in explained] == ["tracing", "tracing"]
+    assert str(explained[1].differences[0]) == "x: float32[4] → float32[5] (shape)"
+
+
+def test_a_function_that_is_made_anew():
+    def use(n):
+        f = pjit(lambda x: x + n)
+        f(f32(4))
+        return f
+
+    assert not explain_recompile(use(0)).hints
+    report = explain_recompile(use(1))
+    assert report.explanations[0].why == "made anew"
+    assert report.hints[0].startswith("2 pjit-ed functions were made of this source: write pjit(f)")
+
+
+def test_functions_of_one_source_that_are_asked_for_different_things(mesh):
+    def body(x):
+        return x * 3
+
+    f, g = pjit(body, in_shardings=on(mesh, "x")), pjit(body)
+    f(f32(8))
+    g(f32(8))
+    assert last(f).why == last(g).why == "first"
+    # Another function around it is another source.
+    h = pjit(jax.vmap(body))
+    h(f32(8))
+    assert last(h).why == "first"
+
+
+def test_callables_of_every_kind():
+    class Layer:
+        def __call__(self, x):
+            return x
+
+        def apply(self, x):
+            return x
+
+    layer = Layer()
+    for fun in (
+        layer,
+        layer.apply,
+        functools.partial(Layer.apply, layer),
+        jnp.sin,
+        np.sin.__call__,
+    ):
+        f = pjit(fun)
+        assert not explain_recompile(f).explanations
+    f = pjit(functools.partial(Layer.apply, layer))
+    f(f32(3))
+    assert last(f).why == "first"
+
+
+def test_after_clear_caches_of_jax():
+    f = pjit(fresh())
+    f(f32(4))
+    jax.clear_caches()
+    f(f32(4))
+    made = last(f)
+    assert (made.why, made.nearest, made.differences) == ("cleared", 1, ())
+    assert made.because == "like number 1, after jax.clear_caches()"
+
+
+def test_clear_cache_forgets():
+    f = pjit(fresh())
+    f(f32(4))
+    f(f32(5))
+    f.clear_cache()
+    assert not explain_recompile(f).explanations
+    f(f32(6))
+    assert (last(f).number, last(f).why) == (1, "first")
+
+
+def test_the_number_of_records_has_a_bound():
+    f = pjit(lambda x, n: x, static_argnums=1)
+    for n in range(70):
+        f.eval_shape(f32(2), n)
+    report = explain_recompile(f)
+    assert len(report.explanations) == 64
+    assert report.forgotten == 6
+    assert report.explanations[0].number == 7
+    assert "6 earlier ones no longer remembered" in str(report)
+    assert "had 64 values (6, 7, 8, 9, 10, 11, ...)" in report.hints[0]
+
+
+def test_no_value_of_a_call_is_kept(mesh):
+    class Static:
+        pass
+
+    f = pjit(lambda x, w, s: x + w, static_argnums=2)
+    before = len(jax.live_arrays())
+    x, w = device_put(f32(8), on(mesh, "x")), np.ones(8, np.float32)
+    f(x, w, Static())
+    f.lower(x, w, Static()).compile()(x, w)
+    alive = weakref.ref(w)
+    del x, w
+    gc.collect()
+    assert len(jax.live_arrays()) == before
+    assert alive() is None
+    assert len(explain_recompile(f).explanations) == 2
+
+
+def test_the_persistent_cache_is_named(tmp_path):
+    settings = {
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_compilation_cache_dir": str(tmp_path),
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    f = pjit(lambda x: x * 7 - 3)
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        f(f32(4))
+        f.clear_cache()
+        f(f32(4))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    made = last(f)
+    assert (made.kind, made.executable) == ("compilation", "the persistent cache")
+    assert "executable from the persistent cache" in made.costs
+
+
+def test_as_text_json_and_table():
+    f = pjit(new_step())
+    f({"w": f32(8, 8)}, 1.0)
+    f({"w": f32(8, 9)}, 1.0)
+    report = explain_recompile(f)
+    lines = str(report).splitlines()
+    assert lines[0].startswith("step: 2 compilations, ")
+    assert lines[2].startswith("  compilation 2 of step at test_recompile_report.py:")
+    assert lines[2].endswith("number 1 in state['w']: float32[8,8] → float32[8,9] (shape)")
+    assert lines[3].startswith("  hint: dimension 1 of state['w'] had 2 sizes (8, 9)")
+    plain = json.loads(report.to_json())
+    assert plain == json.loads(json.dumps(report.to_dict()))
+    assert plain["explanations"][1]["differences"] == [
+        {"part": "shape", "path": "state['w']", "before": "float32[8,8]", "after": "float32[8,9]"}
+    ]
+    screen = io.StringIO()
+    Console(width=200, file=screen).print(report)
+    shown = screen.getvalue()
+    assert "state['w']: float32[8,8] → float32[8,9] (shape)" in shown
+    assert "hint: dimension 1 of state['w']" in shown
+
+
+@pytest.mark.parametrize("given", [abs, 3, jax.jit(jnp.sin), None], ids=lambda g: type(g).__name__)
+def test_what_is_no_pjitted_function(given):
+    with pytest.raises(ArgumentError, match="takes a function that pjit made"):
+        explain_recompile(given)
+
+
+def test_functions_with_static_and_donated_arguments_are_explained_too():
+    f = jit(lambda x, n: x * n, static_argnums=1, donate_argnums=0)
+    f(f32(4), 2)
+    assert len(explain_recompile(f).explanations) == 1
+
+
+@pytest.fixture
+def logged(caplog):
+    """What is logged of recompilations."""
+    logger = logging.getLogger("xlashard.recompile")
+    before = logger.level
+    yield caplog
+    logger.setLevel(before)
+
+
+def test_told_as_it_happens(logged):
+    logging.getLogger("xlashard.recompile").setLevel(logging.INFO)
+    f = pjit(new_step())
+    f({"w": f32(8, 8)}, 1.0)
+    assert not logged.records
+    for _ in range(2):
+        f({"w": f32(8, 8)}, 2)
+    (record,) = logged.records
+    # It shows without any handler, for it was asked for.
+    assert record.levelno == logging.WARNING
+    assert "compilation 2 of step at test_recompile_report.py:" in record.message
+    assert "differs from number 1 in scale: float32[] → int32[] (dtype)" in record.message
+    assert "\n  hint: scale is a Python number in some calls" in record.message
+
+
+def test_told_of_transformations_and_stages(logged):
+    logging.getLogger("xlashard.recompile").setLevel(logging.INFO)
+    f = pjit(fresh())
+    for n in (4, 5):
+        jax.grad(lambda x: f(x).sum())(f32(n))
+    assert [r.message.split(" of ")[0] for r in logged.records] == ["tracing 2"]
+    f.lower(f32(6)).compile()
+    f.lower(f32(7)).compile()
+    assert [r.message.split(" of ")[0] for r in logged.records[1:]] == [
+        "compilation 3",
+        "compilation 4",
+    ]
+
+
+def test_not_told_unless_asked(logged):
+    f = pjit(fresh())
+    f(f32(4))
+    f(f32(5))
+    assert not logged.records
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_told_where_jax_is_asked_to_explain(logged):
+    f = pjit(fresh())
+    f(f32(4))
+    under("jax_explain_cache_misses", True, lambda: f(f32(5)))
+    ours = [r for r in logged.records if r.name == "xlashard.recompile"]
+    assert [r.levelno for r in ours] == [logging.WARNING]
+
+
+def test_a_program_of_info_logs_shows_it_among_them(logged):
+    with logged.at_level(logging.INFO):
+        f = pjit(fresh())
+        f(f32(4))
+        f(f32(5))
+    ours = [r for r in logged.records if r.name == "xlashard.recompile"]
+    assert [r.levelno for r in ours] == [logging.INFO]

@@ -1,0 +1,1 @@
+"""What pjit-ed functions compile, and why again: noted at each miss, explained when asked."""
