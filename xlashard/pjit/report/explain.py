@@ -13,7 +13,7 @@ from xlashard.geometry import MeshGrid
 from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.face import Face
 from xlashard.pjit.function import Call, Function
-from xlashard.pjit.prepare import PROGRAMS, Order
+from xlashard.pjit.prepare import Order
 from xlashard.pjit.report.communication import Sources, describe_collectives
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.replication import describe_replications
@@ -85,7 +85,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
                 "jax.ShapeDtypeStructs"
             )
     call = function.trace(args, kwargs)
-    return _of_order(call, function.order(call, function.arguments(call)))
+    return _of_order(function, call, function.order(call, function.arguments(call)))
 
 
 def _of_stage(lowered: Lowered) -> Program:
@@ -95,11 +95,11 @@ def _of_stage(lowered: Lowered) -> Program:
             f"{lowered.fun_name} was lowered for {lowered._platform}, but its devices are of "
             f"{own}: leave lowering_platforms out to look at its program"
         )
-    return _of_order(lowered._traced._call, lowered._order)
+    return _of_order(lowered._traced._function, lowered._traced._call, lowered._order)
 
 
-def _of_order(call: Call, order: Order) -> Program:
-    return Program(Face.of(call), PROGRAMS.prepared(call.traced.jaxpr, order), call)
+def _of_order(function: Function, call: Call, order: Order) -> Program:
+    return Program(Face.of(call), function.compile(call, order), call)
 
 
 def _not_ours(fun: Any) -> str:
