@@ -1,0 +1,9 @@
+"""Random programs, run by pjit over a mesh and by plain `jax.jit` on one device, and compared.
+
+    python -m tests.pjit.random_programs --count 1000 --start 0
+    python -m tests.pjit.random_programs --seed 17 --show
+
+A program is drawn from its seed as frozen data (`description`), written as Python (`text`), and
+what is written is what runs (`running`). One that fails is made smaller before it is shown
+(`shrinking`). Those that failed once are kept as they were written, in `kept/`.
+"""

@@ -1,0 +1,160 @@
+"""Runs random programs from the command line.
+
+A worker process runs them one after the other and says where it is: where XLA ends the process,
+the program is known, and the next worker goes on behind it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tests.conftest  # noqa: F401  gives this process its devices, before JAX is imported
+from tests.pjit.random_programs.checking import Failure, find_failure
+from tests.pjit.random_programs.description import Program
+from tests.pjit.random_programs.environment import jax_sharded
+from tests.pjit.random_programs.generator import draw_program
+from tests.pjit.random_programs.running import make_mesh, read_header, run, under
+from tests.pjit.random_programs.shrinking import shrink
+from tests.pjit.random_programs.text import program_text
+
+PROGRAMS_PER_WORKER = 100
+CRASH = "crash"
+
+
+def main() -> int:
+    """Runs what the command line asks for; 1 if anything failed."""
+    options = _options()
+    if options.worker:
+        return _work(options)
+    seeds = options.seed or range(options.start, options.start + options.count)
+    if options.show:
+        for seed in seeds:
+            print(program_text(draw_program(seed)))
+        return 0
+    chunks = [
+        seeds[i : i + PROGRAMS_PER_WORKER] for i in range(0, len(seeds), PROGRAMS_PER_WORKER)
+    ]
+    kinds: Counter[str] = Counter()
+    with ThreadPoolExecutor(options.processes) as pool:
+        for failures in pool.map(lambda chunk: list(_supervise(chunk, options)), chunks):
+            for seed, failure in failures:
+                kinds[failure.kind] += 1
+                _report(seed, failure, options)
+    print(f"{len(seeds)} programs, {kinds.total()} failed {dict(kinds) or ''}")
+    return 1 if kinds else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.pjit.random_programs", description=__doc__)
+    parser.add_argument("--count", type=int, default=100, help="how many programs")
+    parser.add_argument("--start", type=int, default=0, help="the seed of the first")
+    parser.add_argument("--seed", type=int, action="append", help="this one (several times: these)")
+    parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
+    parser.add_argument("--as-drawn", action="store_true", help="show failing ones as they are")
+    parser.add_argument("--processes", type=int, default=1, help="how many at once")
+    parser.add_argument(
+        "--partitioner", choices=["shardy", "gspmd"], help="instead of the one that is drawn"
+    )
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _say(**said: object) -> None:
+    print(json.dumps(said), flush=True)
+
+
+def _work(options: argparse.Namespace) -> int:
+    """Runs the texts in a file, and says before and after each how it goes."""
+    request = json.loads(Path(options.worker).read_text())
+    for position, text in enumerate(request["texts"]):
+        _say(position=position)
+        if request["library"] == "jax":
+            header = read_header(text)
+            with under(options.partitioner or header.partitioner):
+                run(text, jax_sharded(make_mesh(header)))
+            continue
+        failure = find_failure(text, options.partitioner)
+        if failure is not None:
+            _say(failure=[failure.kind, failure.message, failure.jax], position=position)
+            if request["stop"]:
+                return 0
+    _say(done=True)
+    return 0
+
+
+def _run_worker(
+    texts: Sequence[str], options: argparse.Namespace, *, stop: bool = False, library: str = ""
+) -> tuple[list[tuple[int, Failure]], int | None]:
+    """What failed in a worker, and where it died if it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "request.json")
+        path.write_text(json.dumps({"texts": list(texts), "stop": stop, "library": library}))
+        command = [sys.executable, "-m", __spec__.parent, "--worker", str(path)]
+        if options.partitioner:
+            command += ["--partitioner", options.partitioner]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found, position = [], 0
+    for line in done.stdout.splitlines():
+        said = json.loads(line) if line.startswith("{") else {}
+        position = said.get("position", position)
+        if "failure" in said:
+            found.append((position, Failure(*said["failure"])))
+    if done.returncode == 0:
+        return found, None
+    lines = [line for line in done.stderr.splitlines() if "Check failed" in line or "Error" in line]
+    message = lines[0] if lines else done.stderr[-500:]
+    return [*found, (position, Failure(CRASH, f"the process died: {message}"))], position
+
+
+def _supervise(
+    seeds: Sequence[int], options: argparse.Namespace
+) -> Iterator[tuple[int, Failure]]:
+    """Runs the programs of seeds, with a new worker where one died."""
+    start = 0
+    while start < len(seeds):
+        texts = [program_text(draw_program(seed)) for seed in seeds[start:]]
+        found, died = _run_worker(texts, options)
+        for position, failure in found:
+            yield seeds[start + position], failure
+        if died is None:
+            return
+        start += died + 1
+
+
+def _report(seed: int, failure: Failure, options: argparse.Namespace) -> None:
+    """Prints a failure with its program, made small."""
+    program = draw_program(seed)
+    if not options.as_drawn:
+        program = shrink(program, lambda smaller: _first_failing(smaller, failure, options))
+    text = program_text(program)
+    if failure.kind == CRASH:
+        _, died = _run_worker([text], options, library="jax")
+        failure = Failure(CRASH, failure.message, "right" if died is None else "dies too")
+    print(f"{'-' * 80}\nseed {seed}: {failure}\n\n{text}", flush=True)
+
+
+def _first_failing(
+    programs: Sequence[Program], failure: Failure, options: argparse.Namespace
+) -> int | None:
+    """The first of the programs that fails in the same way."""
+    start = 0
+    while start < len(programs):
+        texts = [program_text(program) for program in programs[start:]]
+        found, died = _run_worker(texts, options, stop=True)
+        if not found:
+            return None
+        position, other = found[-1]
+        if other.kind == failure.kind:
+            return start + position
+        start += position + 1
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Compares what a program gives under pjit with what it gives under JAX on one device."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import xlashard
+from tests.pjit.random_programs.environment import jax_sharded, plain, xlashard_sharded
+from tests.pjit.random_programs.running import Module, make_mesh, read_header, run, under
+
+# What rounding may do in a handful of operations, relative to the largest element.
+TOLERANCE = {"float32": 2e-4, "complex64": 5e-4, "bfloat16": 0.08, "float16": 0.01}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong.
+
+    Attributes:
+        kind: One word for it; a smaller program that fails must fail alike.
+        message: What was found.
+        jax: What JAX gives with the same shardings: "right", "just as wrong", or its error.
+    """
+
+    kind: str
+    message: str
+    jax: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}\n(jax.jit with the same shardings: {self.jax})"
+
+
+class _Wrong(Exception):
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind, message)
+
+
+def find_failure(text: str, partitioner: str | None = None) -> Failure | None:
+    """Runs a program under pjit and on one device, and says where they differ.
+
+    Args:
+        text: The program.
+        partitioner: Instead of the one that it names.
+    """
+    header = read_header(text)
+    mesh = make_mesh(header)
+    with under(partitioner or header.partitioner):
+        try:
+            wanted = run(text, plain())
+        except Exception as error:
+            return Failure("program", f"it does not run on one device: {_first_line(error)}")
+        try:
+            _check(text, mesh, header, wanted)
+        except _Wrong as wrong:
+            return _with_jax(wrong.failure, text, mesh, wanted)
+    return None
+
+
+def _check(text: str, mesh: Any, header: Module, wanted: list[Any]) -> None:
+    ours = xlashard_sharded(mesh, header.manner == "named")
+    try:
+        got = run(text, ours, mesh)
+    except Exception as error:
+        raise _Wrong(f"raises {type(error).__name__}", str(error)[:2000]) from error
+    for each, right in zip(got, wanted, strict=True):
+        _compare(each, right)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
+            _check_shards("result" + jax.tree_util.keystr(path), leaf)
+    if header.call in ("call", "lower"):
+        # What is around the others decides what comes out, and where.
+        _check_class(got)
+        asked = _asked(Module.read(text, ours).options["out_shardings"], got[0], mesh)
+        for each in got:
+            _check_places(each, asked, mesh, _says_devices(header))
+
+
+def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any]) -> Failure:
+    """The failure, with what JAX does."""
+    try:
+        for each, right in zip(run(text, jax_sharded(mesh)), wanted, strict=True):
+            _compare(each, right)
+    except _Wrong as wrong:
+        return Failure(failure.kind, failure.message, f"wrong too, {wrong.failure.message}")
+    except Exception as error:
+        return Failure(failure.kind, failure.message, f"raises {_first_line(error)}")
+    return Failure(failure.kind, failure.message, "right")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _compare(got: Any, wanted: Any) -> None:
+    """Trees, dtypes and values."""
+    trees = jax.tree.structure(got), jax.tree.structure(wanted)
+    if trees[0] != trees[1]:
+        raise _Wrong("tree", f"{trees[0]} instead of {trees[1]}")
+    leaves = zip(
+        jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True
+    )
+    for (path, ours), right in leaves:
+        _compare_leaf("result" + jax.tree_util.keystr(path), ours, right)
+
+
+def _compare_leaf(path: str, got: Any, wanted: Any) -> None:
+    if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+        raise _Wrong("type", f"{path} is {got.aval}, on one device {wanted.aval}")
+    if not _is_key(wanted) and got.weak_type != wanted.weak_type:
+        raise _Wrong("weak type", f"{path}: {got.weak_type} instead of {wanted.weak_type}")
+    got, wanted = _on_host(got), _on_host(wanted)
+    close = _close(got, wanted)
+    if close.all():
+        return
+    first = tuple(int(i) for i in np.argwhere(~close)[0])
+    raise _Wrong(
+        "values",
+        f"{path} {wanted.dtype}{list(wanted.shape)} differs in {(~close).sum()} elements of "
+        f"{close.size}, first at {first}: {got[first]} instead of {wanted[first]}",
+    )
+
+
+def _close(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where two values are equal, but for rounding."""
+    dtype = str(wanted.dtype)
+    if dtype not in TOLERANCE:
+        return np.asarray(got == wanted)
+    wide = np.complex128 if dtype == "complex64" else np.float64
+    got, wanted = got.astype(wide), wanted.astype(wide)
+    finite = wanted[np.isfinite(wanted)]
+    scale = max(1.0, float(np.abs(finite).max(initial=0.0)))
+    return np.isclose(got, wanted, rtol=0, atol=TOLERANCE[dtype] * scale, equal_nan=True)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _on_host(x: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+
+
+def _check_class(got: Any) -> None:
+    for leaf in jax.tree.leaves(got):
+        if not _is_key(leaf) and not isinstance(leaf, xlashard.Array):
+            raise _Wrong("type", f"a result is a {type(leaf).__name__}")
+
+
+def _check_shards(path: str, x: Any) -> None:
+    """The shards have the shape that the sharding says, and put together they are the value."""
+    indices = x.sharding.devices_indices_map(x.shape)
+    if set(indices) != x.sharding.device_set or set(indices) != x.devices():
+        raise _Wrong("devices", f"{path}: {x.sharding} is not on {x.devices()}")
+    value, seen = _on_host(x), np.zeros(x.shape, int)
+    replicas: dict[str, set[int]] = {}
+    shards = xlashard.key_shards(x) if _is_key(x) else x.addressable_shards
+    for shard in shards:
+        if shard.data.shape != x.sharding.shard_shape(x.shape):
+            raise _Wrong(
+                "shards",
+                f"{path}: a shard of {shard.data.shape}, {x.sharding} says "
+                f"{x.sharding.shard_shape(x.shape)} of {x.shape}",
+            )
+        if indices[shard.device] != shard.index:
+            raise _Wrong("shards", f"{path}: {shard.index}, not {indices[shard.device]}")
+        if not np.array_equal(_on_host(shard.data), value[shard.index], equal_nan=_has_nan(value)):
+            raise _Wrong("shards", f"{path}: shard {shard.index} is not that piece of the value")
+        replicas.setdefault(str(shard.index), set()).add(shard.replica_id)
+        seen[shard.index] += 1
+    if not x.size:
+        return  # all its pieces are alike, whichever they are
+    count = len(shards) // len(replicas)
+    if not (seen == count).all():
+        raise _Wrong("shards", f"{path}: pieces do not cover it, {x.sharding}")
+    if any(ids != set(range(len(ids))) or len(ids) != count for ids in replicas.values()):
+        raise _Wrong("shards", f"{path}: replicas {replicas}")
+
+
+def _has_nan(value: np.ndarray) -> bool:
+    return value.dtype.kind in "fcV" and str(value.dtype) != "bool"
+
+
+def _asked(out_shardings: Any, out: Any, mesh: Any) -> list[Any]:
+    """For each result the spec that was asked for, or None."""
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, jax.sharding.Sharding | jax.sharding.PartitionSpec)
+
+    leaves = jax.tree.leaves(
+        jax.tree.broadcast(out_shardings, out, is_leaf=is_leaf), is_leaf=is_leaf
+    )
+    return [_as_spec(leaf) for leaf in leaves]
+
+
+def _as_spec(leaf: Any) -> Any:
+    if leaf is None:
+        return jax.sharding.PartitionSpec()
+    if isinstance(leaf, jax.sharding.Sharding):
+        return leaf.spec
+    return leaf if isinstance(leaf, jax.sharding.PartitionSpec) else None
+
+
+def _says_devices(header: Module) -> bool:
+    """Whether anything but a constraint inside says over which devices the program runs."""
+    return any(spec is not None for spec in header.placed)
+
+
+def _check_places(out: Any, asked: list[Any], mesh: Any, placed: bool) -> None:
+    """Each result lies on the mesh, and as it was asked to."""
+    leaves = jax.tree_util.tree_flatten_with_path(out)[0]
+    for (path, x), spec in zip(leaves, asked, strict=True):
+        name = "result" + jax.tree_util.keystr(path)
+        on_mesh = set(mesh.devices.flat)
+        if (placed or any(s is not None for s in asked)) and x.devices() != on_mesh:
+            raise _Wrong("devices", f"{name} is on {x.devices()}, not on the mesh")
+        if spec is not None:
+            _check_spec(name, x, spec, mesh)
+
+
+def _check_spec(name: str, x: Any, spec: Any, mesh: Any) -> None:
+    open_ = jax.sharding.PartitionSpec.UNCONSTRAINED
+    closed = [i for i in range(x.ndim) if i >= len(spec) or spec[i] is not open_]
+    plain_spec = jax.sharding.PartitionSpec(*(None if s is open_ else s for s in spec))
+    wanted = jax.sharding.NamedSharding(mesh, plain_spec).devices_indices_map(x.shape)
+    for device, index in x.sharding.devices_indices_map(x.shape).items():
+        for i in closed:
+            length = x.shape[i]
+            if index[i].indices(length) != wanted[device][i].indices(length):
+                raise _Wrong(
+                    "places", f"{name} of {x.shape} was to be {spec}, and is {x.sharding}"
+                )
+

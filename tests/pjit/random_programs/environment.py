@@ -1,0 +1,142 @@
+"""The names that a random program uses, for each library that it runs under."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import xlashard
+
+P = jax.sharding.PartitionSpec
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a program takes its functions from.
+
+    Attributes:
+        name: What to call it.
+        pjit: Compiles a function.
+        constrain: Pins a sharding inside.
+        place: Makes a resource of a spec.
+        put: Deals an array out by a spec before the call, or leaves it.
+        spread: `vmap` with its batch dealt out along an axis of the mesh.
+    """
+
+    name: str
+    pjit: Callable[..., Any]
+    constrain: Callable[..., Any]
+    place: Callable[[Any], Any]
+    put: Callable[[Any, Any], Any]
+    spread: Callable[[Callable[..., Any], str], Callable[..., Any]]
+
+
+def plain() -> Library:
+    """JAX on one device: shardings say nothing."""
+    return Library(
+        "jax.jit on one device",
+        lambda fun, **_: jax.jit(fun),
+        lambda x, _: x,
+        lambda spec: spec,
+        lambda x, _: x,
+        lambda fun, _: jax.vmap(fun),
+    )
+
+
+def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
+    """JAX over the mesh."""
+
+    def place(spec: Any) -> Any:
+        return jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
+
+    return Library(
+        "jax.jit with the same shardings",
+        jax.jit,
+        jax.lax.with_sharding_constraint,
+        place,
+        lambda x, spec: x if spec is None else jax.device_put(x, place(spec)),
+        _spread,
+    )
+
+
+def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:
+    """This package over the mesh; `named` writes shardings instead of specs."""
+
+    def place(spec: Any) -> Any:
+        if not named:
+            return spec
+        return xlashard.NamedSharding(mesh, P() if spec is None else spec)
+
+    def put(x: Any, spec: Any) -> Any:
+        return x if spec is None else xlashard.device_put(x, xlashard.NamedSharding(mesh, spec))
+
+    return Library("xlashard", xlashard.pjit, xlashard.with_sharding_constraint, place, put, _spread)
+
+
+def _spread(fun: Callable[..., Any], axis: str) -> Callable[..., Any]:
+    return jax.vmap(fun, spmd_axis_name=axis)
+
+
+def environment(library: Library) -> dict[str, Any]:
+    """The names of a program, with what they stand for in a library."""
+    return {
+        "jax": jax,
+        "jnp": jnp,
+        "lax": lax,
+        "np": np,
+        "P": P,
+        "UNSPECIFIED": xlashard.UNSPECIFIED,
+        "pjit": library.pjit,
+        "constrain": library.constrain,
+        "place": library.place,
+        "numbers": numbers,
+        "keys": keys,
+        "scalar": scalar,
+        "spread": library.spread,
+    }
+
+
+@functools.lru_cache
+def plain_names() -> Mapping[str, Any]:
+    """The names under plain JAX."""
+    return MappingProxyType(environment(plain()))
+
+
+def numbers(shape: tuple[int, ...], dtype: str, start: int = 0) -> np.ndarray:
+    """Different numbers in any order, of at most one in magnitude where they are no integers.
+
+    Every float16 and bfloat16 is exact.
+    """
+    count = np.arange(int(np.prod(shape, dtype=int)), dtype=np.int64).reshape(shape)
+    mixed = (count * 7919 + start * 31 + 17) % 257 - 128
+    if dtype == "bool":
+        return mixed % 2 == 0
+    if dtype == "complex64":
+        return (mixed / 128 + 1j * np.roll(mixed, 1) / 128).astype(np.complex64)
+    if dtype in ("int32", "int8"):
+        return (mixed % 23 - 9).astype(dtype)
+    if dtype == "uint8":
+        return (mixed % 23).astype(dtype)
+    return (mixed / 128).astype(jnp.dtype(dtype))
+
+
+def keys(shape: tuple[int, ...], start: int = 0) -> jax.Array:
+    """Keys for random numbers."""
+    return jax.random.split(jax.random.key(start), shape) if shape else jax.random.key(start)
+
+
+def scalar(*values: Any) -> jax.Array:
+    """One float32 that depends on all elements of all values."""
+    total = jnp.float32(0)
+    for value in values:
+        if jnp.iscomplexobj(value):
+            value = jnp.real(value) + jnp.imag(value)
+        total += jnp.sum(value.astype(jnp.float32)) / max(value.size, 1)
+    return total
+

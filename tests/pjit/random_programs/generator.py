@@ -1,0 +1,134 @@
+"""Draws programs."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+from tests.pjit.random_programs import calling, contracting, elementwise, shaping
+from tests.pjit.random_programs.description import (
+    FLOATS,
+    Argument,
+    Program,
+    Result,
+    Step,
+    Value,
+)
+from tests.pjit.random_programs.dice import Dice
+from tests.pjit.random_programs.pool import Frame, NoFit, Pool
+from tests.pjit.random_programs.running import CALLS, MANNERS, SMOOTH_CALLS
+from tests.pjit.random_programs.specs import draw_spec
+
+MESHES = (
+    (("x", 8),),
+    (("x", 4), ("y", 2)),
+    (("x", 2), ("y", 4)),
+    (("x", 2), ("y", 2), ("z", 2)),
+    (("x", 2), ("y", 2)),
+    (("x", 3), ("y", 2)),
+    (("x", 4), ("y", 1)),
+    (("x", 2),),
+)
+SIZES = (1, 2, 3, 4, 4, 6, 7, 8, 8, 8, 12, 16, 16, 24)
+GROUPS = (elementwise.OPERATIONS, shaping.OPERATIONS, contracting.OPERATIONS, calling.OPERATIONS)
+OPERATIONS = dict(itertools.chain.from_iterable(group.items() for group in GROUPS))
+# Each draw may turn out not to fit.
+ATTEMPTS = 200
+
+
+def grow(pool: Pool, count: int) -> Iterator[Step]:
+    """Draws statements, each of which may use those before."""
+    made = 0
+    for _ in range(ATTEMPTS):
+        if made == count:
+            return
+        name, operation = pool.dice.pick(list(pool.dice.pick(GROUPS).items()))
+        try:
+            step = pool.add(name, operation(pool))
+        except (NoFit, TypeError, ValueError, NotImplementedError, IndexError, ZeroDivisionError):
+            continue  # tracing refuses what shapes or dtypes do not allow
+        made += 1
+        yield step
+
+
+@functools.lru_cache(maxsize=256)
+def draw_program(seed: int) -> Program:
+    """The program of a seed, always the same."""
+    dice = Dice(seed)
+    axes = dice.pick(MESHES)
+    call = dice.pick(CALLS)
+    sizes = tuple(dice.pick(SIZES) for _ in range(3)) + ((0,) if dice.chance(0.08) else ())
+    names = itertools.count()
+    frame = Frame(axes, sizes, grow, names)
+    arguments = tuple(_argument(dice, frame) for _ in range(dice.between(1, 3)))
+    if call in SMOOTH_CALLS:
+        arguments = (_argument(dice, frame, "float32"), *arguments)
+    values = [a.value for a in arguments]
+    pool = Pool(dice, frame, values, smooth=call in SMOOTH_CALLS, forward=call == "jvp")
+    steps = tuple(grow(pool, dice.between(3, 8)))
+    return _finished(dice, seed, axes, call, arguments, steps).pruned()
+
+
+def _argument(dice: Dice, frame: Frame, dtype: str | None = None) -> Argument:
+    name = f"v{next(frame.names)}"
+    dtype = dtype or dice.pick([*FLOATS, "float32", "float32", "float32", *_OTHERS])
+    shape = tuple(dice.pick(frame.sizes) for _ in range(dice.pick([0, 1, 2, 2, 2, 3])))
+    while Value("", shape, dtype).size > 2048:
+        shape = shape[1:]
+    if dtype == "weak":
+        value = Value(name, (), "float32", True, 1.5)
+        return Argument(value, "1.5", "UNSPECIFIED")
+    if dtype == "key":
+        shape = shape[:1] if dice.chance(0.5) else ()
+        text = f"keys({shape}, {dice.below(100)})"
+    else:
+        text = f"numbers({shape}, {dtype!r}, {dice.below(100)})"
+    value = Value(name, shape, dtype, True, 20.0 if dtype in ("int32", "uint8", "int8") else 1.0)
+    spec = draw_spec(dice, shape, frame.axes)
+    way = dice.below(5)
+    resource = f"place({spec})" if way < 2 else "UNSPECIFIED"
+    placed = spec if way in (1, 2) else None
+    donated = dtype != "key" and dice.chance(0.1)
+    return Argument(value, text, resource, placed, donated)
+
+
+_OTHERS = ("int32", "int32", "uint8", "bool", "complex64", "key", "weak")
+
+
+def _finished(
+    dice: Dice,
+    seed: int,
+    axes: tuple[tuple[str, int], ...],
+    call: str,
+    arguments: tuple[Argument, ...],
+    steps: tuple[Step, ...],
+) -> Program:
+    """The program, with what it returns."""
+    made = [t for step in steps for t in step.targets] or [a.value for a in arguments]
+    if call in SMOOTH_CALLS:
+        made = [v for v in made if v.kind == "f"] or [arguments[0].value]
+    chosen = [made[-1], *dice.sample(made[:-1], dice.below(3))]
+    if dice.chance(0.1) and call not in SMOOTH_CALLS:
+        chosen.append(arguments[0].value)
+    results = tuple(Result(v, _result_resource(dice, v, axes)) for v in chosen)
+    prefix = None
+    if dice.chance(0.15):
+        prefix = dice.pick(["place(P())", "UNSPECIFIED", "place(None)"])
+    return Program(
+        seed=seed,
+        axes=axes,
+        backwards=dice.chance(0.15),
+        manner=dice.pick(MANNERS),
+        call=call,
+        partitioner=dice.pick(["shardy", "gspmd"]),
+        arguments=arguments,
+        steps=steps,
+        results=results,
+        container=dice.pick(["tuple", "dict", "nested", "bare"]),
+        prefix=prefix,
+    )
+
+
+def _result_resource(dice: Dice, value: Value, axes: tuple[tuple[str, int], ...]) -> str:
+    if dice.chance(0.4):
+        return "UNSPECIFIED"
+    return f"place({draw_spec(dice, value.shape, axes, opening=0.1)})"

@@ -1,0 +1,205 @@
+"""Runs the text of a program, under any library."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.pjit.random_programs.environment import Library, P, environment, scalar
+
+MANNERS = ("with", "with", "named", "named", "set_mesh")
+"""How a mesh is said: `with mesh:`, in shardings, by `jax.set_mesh`."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """What the text of a program binds, read under one library.
+
+    Attributes:
+        f: The function.
+        axes: Names and sizes of the mesh's axes.
+        backwards: Whether the mesh has its devices in reverse order.
+        manner: One of `MANNERS`.
+        call: One of `CALLS`.
+        partitioner: `shardy` or `gspmd`.
+        arguments: The arguments, on the host.
+        placed: For each the spec by which it is dealt out before, or None.
+        options: Shardings and donation, for pjit.
+    """
+
+    f: Callable[..., Any]
+    axes: Mapping[str, int]
+    backwards: bool
+    manner: str
+    call: str
+    partitioner: str
+    arguments: tuple[Any, ...]
+    placed: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, text: str, library: Library) -> "Module":
+        names = environment(library)
+        exec(compile(text, "<random program>", "exec"), names)
+        options = {key: names[key] for key in ("in_shardings", "out_shardings")}
+        # Without arguments there is nothing for an empty tuple to be a prefix of in old JAX.
+        if not names["arguments"]:
+            del options["in_shardings"]
+        if names["donated"]:
+            options["donate_argnums"] = names["donated"]
+        wanted = ("axes", "backwards", "manner", "call", "partitioner", "arguments", "placed")
+        return cls(names["f"], options=options, **{key: names[key] for key in wanted})
+
+    @property
+    def floats(self) -> tuple[int, ...]:
+        """Positions of the arguments that a derivative may be taken by."""
+        return tuple(
+            i
+            for i, x in enumerate(self.arguments)
+            if isinstance(x, float) or jnp.issubdtype(x.dtype, jnp.floating)
+        )
+
+
+def read_header(text: str) -> Module:
+    """The module for what it says of itself, not to be run."""
+    nothing = Library("nothing", *[lambda *_, **__: None] * 5)
+    return Module.read(text, nothing)
+
+
+def make_mesh(module: Module) -> jax.sharding.Mesh:
+    """The mesh that a program asks for, over the first devices."""
+    sizes = tuple(module.axes.values())
+    devices = jax.devices()[: int(np.prod(sizes))]
+    if module.backwards:
+        devices = devices[::-1]
+    return jax.sharding.Mesh(np.array(devices).reshape(sizes), tuple(module.axes))
+
+
+@contextlib.contextmanager
+def under(partitioner: str) -> Any:
+    """Sets the partitioner for as long as it lasts."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def run(text: str, library: Library, mesh: jax.sharding.Mesh | None = None) -> list[Any]:
+    """What the program gives, each time that it is called.
+
+    Args:
+        text: The program.
+        library: Where its functions come from.
+        mesh: The mesh in force, in the program's manner; None for none.
+    """
+    module = Module.read(text, library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*donat", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*with mesh", category=DeprecationWarning)
+        with _in_force(mesh, module.manner):
+            return CALLS_BY_NAME[module.call](module, library)
+
+
+def _in_force(mesh: jax.sharding.Mesh | None, manner: str) -> Any:
+    if mesh is None or manner == "named":
+        return contextlib.nullcontext()
+    return mesh if manner == "with" else jax.set_mesh(mesh)
+
+
+def _given(module: Module, library: Library) -> list[Any]:
+    """The arguments, dealt out anew: some are donated."""
+    return [library.put(x, spec) for x, spec in zip(module.arguments, module.placed, strict=True)]
+
+
+def _compiled(module: Module, library: Library) -> Any:
+    return library.pjit(module.f, **module.options)
+
+
+def _call(module: Module, library: Library) -> list[Any]:
+    f = _compiled(module, library)
+    return [f(*_given(module, library)) for _ in range(2)]
+
+
+def _lower(module: Module, library: Library) -> list[Any]:
+    compiled = _compiled(module, library).lower(*_given(module, library)).compile()
+    return [compiled(*_given(module, library)) for _ in range(2)]
+
+
+def _jit(module: Module, library: Library) -> list[Any]:
+    return [jax.jit(_compiled(module, library))(*_given(module, library))]
+
+
+def _of_floats(f: Callable[..., Any], module: Module, args: Sequence[Any]) -> Callable[..., Any]:
+    """The function of those arguments that a derivative may be taken by."""
+
+    def of_floats(*floats: Any) -> Any:
+        full = list(args)
+        for i, value in zip(module.floats, floats, strict=True):
+            full[i] = value
+        return f(*full)
+
+    return of_floats
+
+
+def _derive(module: Module, library: Library, around: Callable[..., Any]) -> list[Any]:
+    args = _given(module, library)
+    f = _of_floats(around(_compiled(module, library)), module, args)
+    floats = [args[i] for i in module.floats]
+
+    def loss(*floats: Any) -> jax.Array:
+        return scalar(*(x for x in jax.tree.leaves(f(*floats)) if jnp.isrealobj(x)))
+
+    return [jax.grad(loss, argnums=tuple(range(len(floats))))(*floats)]
+
+
+def _grad(module: Module, library: Library) -> list[Any]:
+    return _derive(module, library, lambda f: f)
+
+
+def _remat(module: Module, library: Library) -> list[Any]:
+    return _derive(module, library, jax.checkpoint)
+
+
+def _jvp(module: Module, library: Library) -> list[Any]:
+    args = _given(module, library)
+    f = _of_floats(_compiled(module, library), module, args)
+    floats = [args[i] for i in module.floats]
+    tangents = [jnp.cos(x).astype(jnp.asarray(x).dtype) for x in floats]
+    return [jax.jvp(f, floats, tangents)]
+
+
+def _vmap(module: Module, library: Library) -> list[Any]:
+    args = [
+        library.put(_two(x), None if spec is None else P(None, *spec))
+        for x, spec in zip(module.arguments, module.placed, strict=True)
+    ]
+    return [jax.vmap(_compiled(module, library))(*args)]
+
+
+def _two(x: Any) -> Any:
+    """Two of them that differ, `[2, ...]`."""
+    if isinstance(x, jax.Array):
+        return jnp.stack([x, x[::-1] if x.ndim else x])
+    return np.stack([x, np.roll(x, 1)])
+
+
+CALLS_BY_NAME: Mapping[str, Callable[[Module, Library], list[Any]]] = {
+    "call": _call,
+    "lower": _lower,
+    "jit": _jit,
+    "grad": _grad,
+    "remat": _remat,
+    "jvp": _jvp,
+    "vmap": _vmap,
+}
+CALLS = ("call",) * 6 + ("lower",) * 2 + ("jit", "grad", "remat", "jvp", "vmap")
+"""How the program is called, as often as each is drawn."""
+SMOOTH_CALLS = ("grad", "remat", "jvp")
+"""Those that take derivatives."""

@@ -1,0 +1,100 @@
+"""Makes a program that fails smaller, as long as it fails alike."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from tests.pjit.random_programs.description import KEY, Program, Step, Value, names_in
+
+MOST_ROUNDS = 60
+
+
+def shrink(program: Program, first_failing: Callable[[Sequence[Program]], int | None]) -> Program:
+    """The smallest program found.
+
+    Args:
+        program: One that fails.
+        first_failing: Says which of some programs is the first that fails in the same way.
+    """
+    for _ in range(MOST_ROUNDS):
+        smaller = list(_smaller(program))
+        found = first_failing(smaller)
+        if found is None:
+            break
+        program = smaller[found]
+    return program
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with less in them, the largest steps first."""
+    for i in range(len(program.results)):
+        kept = program.results[:i] + program.results[i + 1 :]
+        if kept:
+            yield replace(program, results=kept).pruned()
+    for steps in _fewer(program.steps):
+        yield replace(program, steps=steps).pruned()
+    used = {r.value.name for r in program.results}.union(*(s.needs for s in program.steps))
+    for i, argument in enumerate(program.arguments):
+        if argument.value.name not in used:
+            yield replace(program, arguments=_without(program.arguments, i))
+    for name, value in (("prefix", None), ("call", "call"), ("backwards", False)):
+        if getattr(program, name) != value:
+            yield replace(program, **{name: value})
+    for name, value in (("manner", "named"), ("container", "tuple")):
+        if getattr(program, name) != value:
+            yield replace(program, **{name: value})
+    yield from _less_said(program)
+
+
+def _less_said(program: Program) -> Iterator[Program]:
+    """With one sharding, placement or donation less."""
+    silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False}
+    for field in ("arguments", "results"):
+        for i, each in enumerate(getattr(program, field)):
+            for name, value in silent.items():
+                if getattr(each, name, value) != value:
+                    changed = replace(each, **{name: value})
+                    yield replace(program, **{field: _with(getattr(program, field), i, changed)})
+
+
+def _fewer(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+    """Statements of which one became simple, or one inside of its functions."""
+    for i, step in enumerate(steps):
+        if step.operation == "constant":
+            continue
+        for text in _instead(steps[:i], step):
+            simple = replace(step, operation="constant", text=text, blocks=())
+            yield _with(steps, i, simple)
+    for i, step in enumerate(steps):
+        for j, block in enumerate(step.blocks):
+            for fewer in _fewer(block.steps):
+                blocks = _with(step.blocks, j, replace(block, steps=fewer))
+                yield _with(steps, i, replace(step, blocks=blocks))
+
+
+def _instead(before: Sequence[Step], step: Step) -> Iterator[str]:
+    """Expressions for what a statement gives: something that it reads, or a constant."""
+    if len(step.targets) == 1:
+        (target,) = step.targets
+        read = names_in([step.text])
+        for earlier in before:
+            for value in earlier.targets:
+                if value.name in read and (value.shape, value.dtype) == (
+                    target.shape,
+                    target.dtype,
+                ):
+                    yield value.name
+    yield ", ".join(map(_constant, step.targets))
+
+
+def _constant(value: Value) -> str:
+    if value.dtype == KEY:
+        return f"keys({value.shape})"
+    return f"jnp.asarray(numbers({value.shape}, {value.dtype!r}))"
+
+
+def _with[T](things: tuple[T, ...], i: int, thing: T) -> tuple[T, ...]:
+    return (*things[:i], thing, *things[i + 1 :])
+
+
+def _without[T](things: tuple[T, ...], i: int) -> tuple[T, ...]:
+    return (*things[:i], *things[i + 1 :])
