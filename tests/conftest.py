@@ -53,6 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the code gives now into the golden files, instead of comparing",
     )
+    parser.addoption(
+        "--random-programs",
+        type=int,
+        default=100,
+        metavar="N",
+        help="how many random programs pjit is tested with",
+    )
 
 
 @pytest.fixture

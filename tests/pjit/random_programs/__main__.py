@@ -37,9 +37,7 @@ def main() -> int:
         for seed in seeds:
             print(program_text(draw_program(seed)))
         return 0
-    chunks = [
-        seeds[i : i + PROGRAMS_PER_WORKER] for i in range(0, len(seeds), PROGRAMS_PER_WORKER)
-    ]
+    chunks = [seeds[i : i + PROGRAMS_PER_WORKER] for i in range(0, len(seeds), PROGRAMS_PER_WORKER)]
     kinds: Counter[str] = Counter()
     with ThreadPoolExecutor(options.processes) as pool:
         for failures in pool.map(lambda chunk: list(_supervise(chunk, options)), chunks):
@@ -51,7 +49,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.pjit.random_programs", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.pjit.random_programs", description=__doc__
+    )
     parser.add_argument("--count", type=int, default=100, help="how many programs")
     parser.add_argument("--start", type=int, default=0, help="the seed of the first")
     parser.add_argument("--seed", type=int, action="append", help="this one (several times: these)")
@@ -112,9 +112,7 @@ def _run_worker(
     return [*found, (position, Failure(CRASH, f"the process died: {message}"))], position
 
 
-def _supervise(
-    seeds: Sequence[int], options: argparse.Namespace
-) -> Iterator[tuple[int, Failure]]:
+def _supervise(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[tuple[int, Failure]]:
     """Runs the programs of seeds, with a new worker where one died."""
     start = 0
     while start < len(seeds):
@@ -146,7 +144,7 @@ def _first_failing(
     start = 0
     while start < len(programs):
         texts = [program_text(program) for program in programs[start:]]
-        found, died = _run_worker(texts, options, stop=True)
+        found, _ = _run_worker(texts, options, stop=True)
         if not found:
             return None
         position, other = found[-1]

@@ -179,9 +179,7 @@ def _resource(pool: Pool, value: Value) -> str:
 def inner_pjit(pool: Pool) -> Drawn:
     drawn = _called(pool, "{}")
     (block,) = drawn.blocks
-    result = next(
-        t for step in block.steps for t in step.targets if t.name == block.results[0]
-    )
+    result = next(t for step in block.steps for t in step.targets if t.name == block.results[0])
     ins, outs = _resource(pool, block.params[0]), _resource(pool, result)
     call = drawn.text.removeprefix(block.name)
     text = f"pjit({block.name}, in_shardings=({ins},), out_shardings={outs}){call}"

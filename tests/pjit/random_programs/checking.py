@@ -99,9 +99,7 @@ def _compare(got: Any, wanted: Any) -> None:
     trees = jax.tree.structure(got), jax.tree.structure(wanted)
     if trees[0] != trees[1]:
         raise _Wrong("tree", f"{trees[0]} instead of {trees[1]}")
-    leaves = zip(
-        jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True
-    )
+    leaves = zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True)
     for (path, ours), right in leaves:
         _compare_leaf("result" + jax.tree_util.keystr(path), ours, right)
 
@@ -229,7 +227,4 @@ def _check_spec(name: str, x: Any, spec: Any, mesh: Any) -> None:
         for i in closed:
             length = x.shape[i]
             if index[i].indices(length) != wanted[device][i].indices(length):
-                raise _Wrong(
-                    "places", f"{name} of {x.shape} was to be {spec}, and is {x.sharding}"
-                )
-
+                raise _Wrong("places", f"{name} of {x.shape} was to be {spec}, and is {x.sharding}")

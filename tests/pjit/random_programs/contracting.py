@@ -175,9 +175,7 @@ def convolution(pool: Pool) -> Drawn:
     x = pool.pick("f", least=3, full=True)
     window = pool.dice.between(1, 3)
     spatial = x.ndim - 2
-    y = pool.operand(
-        (*[window] * spatial, x.shape[-1], pool.dice.pick(pool.frame.sizes)), x.dtype
-    )
+    y = pool.operand((*[window] * spatial, x.shape[-1], pool.dice.pick(pool.frame.sizes)), x.dtype)
     dims = {1: "('NWC', 'WIO', 'NWC')", 2: "('NHWC', 'HWIO', 'NHWC')"}[spatial]
     steps = tuple(pool.dice.between(1, 2) for _ in range(spatial))
     padding = pool.dice.pick(["VALID", "SAME"])

@@ -165,7 +165,7 @@ def select(pool: Pool) -> Drawn:
 def cast(pool: Pool) -> Drawn:
     """To another dtype, only where the standard says what comes out."""
     x = pool.pick("fib")
-    if x.kind == "f" and not x.exact or pool.dice.chance(0.4):
+    if (x.kind == "f" and not x.exact) or pool.dice.chance(0.4):
         return pool.drawn(f"{x.name}.astype('{pool.dice.pick(FLOATS)}')", x, exact=False)
     if x.kind == "f":
         if x.limit > 100:

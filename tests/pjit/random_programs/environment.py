@@ -76,7 +76,9 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:
     def put(x: Any, spec: Any) -> Any:
         return x if spec is None else xlashard.device_put(x, xlashard.NamedSharding(mesh, spec))
 
-    return Library("xlashard", xlashard.pjit, xlashard.with_sharding_constraint, place, put, _spread)
+    return Library(
+        "xlashard", xlashard.pjit, xlashard.with_sharding_constraint, place, put, _spread
+    )
 
 
 def _spread(fun: Callable[..., Any], axis: str) -> Callable[..., Any]:
@@ -139,4 +141,3 @@ def scalar(*values: Any) -> jax.Array:
             value = jnp.real(value) + jnp.imag(value)
         total += jnp.sum(value.astype(jnp.float32)) / max(value.size, 1)
     return total
-

@@ -29,8 +29,11 @@ MESHES = (
     (("x", 2),),
 )
 SIZES = (1, 2, 3, 4, 4, 6, 7, 8, 8, 8, 12, 16, 16, 24)
-GROUPS = (elementwise.OPERATIONS, shaping.OPERATIONS, contracting.OPERATIONS, calling.OPERATIONS)
-OPERATIONS = dict(itertools.chain.from_iterable(group.items() for group in GROUPS))
+_GROUPS = (elementwise.OPERATIONS, shaping.OPERATIONS, contracting.OPERATIONS)
+_SHARDING = {name: calling.OPERATIONS[name] for name in ("constrain", "inner_pjit", "spread")}
+# As often as one of each is drawn.
+CHOICES = (*_GROUPS, *_GROUPS, calling.OPERATIONS, _SHARDING)
+OPERATIONS = {name: draw for group in CHOICES for name, draw in group.items()}
 # Each draw may turn out not to fit.
 ATTEMPTS = 200
 
@@ -41,7 +44,7 @@ def grow(pool: Pool, count: int) -> Iterator[Step]:
     for _ in range(ATTEMPTS):
         if made == count:
             return
-        name, operation = pool.dice.pick(list(pool.dice.pick(GROUPS).items()))
+        name, operation = pool.dice.pick(list(pool.dice.pick(CHOICES).items()))
         try:
             step = pool.add(name, operation(pool))
         except (NoFit, TypeError, ValueError, NotImplementedError, IndexError, ZeroDivisionError):
@@ -64,7 +67,7 @@ def draw_program(seed: int) -> Program:
         arguments = (_argument(dice, frame, "float32"), *arguments)
     values = [a.value for a in arguments]
     pool = Pool(dice, frame, values, smooth=call in SMOOTH_CALLS, forward=call == "jvp")
-    steps = tuple(grow(pool, dice.between(3, 8)))
+    steps = tuple(grow(pool, dice.between(4, 10)))
     return _finished(dice, seed, axes, call, arguments, steps).pruned()
 
 
@@ -91,7 +94,7 @@ def _argument(dice: Dice, frame: Frame, dtype: str | None = None) -> Argument:
     return Argument(value, text, resource, placed, donated)
 
 
-_OTHERS = ("int32", "int32", "uint8", "bool", "complex64", "key", "weak")
+_OTHERS = ("int32", "int32", "uint8", "bool", "complex64", "key", "key", "weak")
 
 
 def _finished(
@@ -106,7 +109,7 @@ def _finished(
     made = [t for step in steps for t in step.targets] or [a.value for a in arguments]
     if call in SMOOTH_CALLS:
         made = [v for v in made if v.kind == "f"] or [arguments[0].value]
-    chosen = [made[-1], *dice.sample(made[:-1], dice.below(3))]
+    chosen = [made[-1], *dice.sample(made[:-1], dice.below(4))]
     if dice.chance(0.1) and call not in SMOOTH_CALLS:
         chosen.append(arguments[0].value)
     results = tuple(Result(v, _result_resource(dice, v, axes)) for v in chosen)

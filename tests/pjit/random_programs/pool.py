@@ -111,7 +111,7 @@ class Pool:
         if not fitting:
             raise NoFit
         newest = fitting[-3:]
-        return self.dice.pick(newest if self.dice.chance(0.6) else fitting)
+        return self.dice.pick(newest if self.dice.chance(0.75) else fitting)
 
     def operand(self, shape: Sequence[int], dtype: str, *, exact: bool = False) -> Value:
         """A value of that shape and dtype: one at hand, or a constant."""
@@ -206,4 +206,3 @@ def jax_dtype(name: str) -> object:
 def dtype_name(dtype: object) -> str:
     """The name of a dtype."""
     return "key" if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else str(dtype)
-

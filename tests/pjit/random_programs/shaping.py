@@ -165,7 +165,9 @@ def index_rows(pool: Pool) -> Drawn:
     rows, columns = _indices(pool, x.shape[0]), _indices(pool, x.shape[1])
     if pool.dice.chance(0.5):
         return pool.drawn(f"{x.name}[{rows.name} % {x.shape[0]}]", x)
-    texts = [f"{i.name}.reshape(-1)[:3] % {n}" for i, n in zip((rows, columns), x.shape)]
+    texts = [
+        f"{i.name}.reshape(-1)[:3] % {n}" for i, n in zip((rows, columns), x.shape[:2], strict=True)
+    ]
     return pool.drawn(f"{x.name}[{', '.join(texts)}]", x)
 
 

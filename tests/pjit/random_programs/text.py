@@ -73,7 +73,11 @@ def _contained(texts: list[str], container: str) -> str:
     if container == "bare" and len(texts) == 1:
         return texts[0]
     if container == "dict":
-        return "{" + ", ".join(f'"{name}": {t}' for name, t in zip("abcdefgh", texts)) + "}"
+        return (
+            "{"
+            + ", ".join(f'"{name}": {t}' for name, t in zip("abcdefgh", texts, strict=False))
+            + "}"
+        )
     if container == "nested":
         return _tuple([texts[0], '{"rest": [' + ", ".join(texts[1:]) + "]}"])
     return _tuple(texts)
