@@ -27,6 +27,8 @@ class Library:
         place: Makes a resource of a spec.
         put: Deals an array out by a spec before the call, or leaves it.
         spread: `vmap` with its batch dealt out along an axis of the mesh.
+        whole: What is around a transformed program: JAX wants one more `jax.jit` there, or refuses
+            what lies otherwise than its shardings say.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Library:
     place: Callable[[Any], Any]
     put: Callable[[Any, Any], Any]
     spread: Callable[[Callable[..., Any], str], Callable[..., Any]]
+    whole: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fun: fun
 
 
 def plain() -> Library:
@@ -62,6 +65,7 @@ def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
         place,
         lambda x, spec: x if spec is None else jax.device_put(x, place(spec)),
         _spread,
+        jax.jit,
     )
 
 

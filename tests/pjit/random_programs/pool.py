@@ -1,5 +1,6 @@
 """The values at hand where a program goes on, and how an operation chooses among them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,6 +134,11 @@ class Pool:
             raise NoFit
         text = f"numbers({shape}, {dtype!r}, {self.dice.below(100)})"
         return Value(text, shape, dtype, True, 20.0 if dtype in ("int32", "uint8", "int8") else 1.0)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(size for _, size in self.frame.axes)
 
     def axis(self, value: Value) -> int:
         """One of its dimensions."""

@@ -156,7 +156,7 @@ def _derive(module: Module, library: Library, around: Callable[..., Any]) -> lis
     def loss(*floats: Any) -> jax.Array:
         return scalar(*(x for x in jax.tree.leaves(f(*floats)) if jnp.isrealobj(x)))
 
-    return [jax.grad(loss, argnums=tuple(range(len(floats))))(*floats)]
+    return [library.whole(jax.grad(loss, argnums=tuple(range(len(floats)))))(*floats)]
 
 
 def _grad(module: Module, library: Library) -> list[Any]:
@@ -172,7 +172,7 @@ def _jvp(module: Module, library: Library) -> list[Any]:
     f = _of_floats(_compiled(module, library), module, args)
     floats = [args[i] for i in module.floats]
     tangents = [jnp.cos(x).astype(jnp.asarray(x).dtype) for x in floats]
-    return [jax.jvp(f, floats, tangents)]
+    return [library.whole(lambda *each: jax.jvp(f, each, tuple(tangents)))(*floats)]
 
 
 def _vmap(module: Module, library: Library) -> list[Any]:
@@ -180,7 +180,7 @@ def _vmap(module: Module, library: Library) -> list[Any]:
         library.put(_two(x), None if spec is None else P(None, *spec))
         for x, spec in zip(module.arguments, module.placed, strict=True)
     ]
-    return [jax.vmap(_compiled(module, library))(*args)]
+    return [library.whole(jax.vmap(_compiled(module, library)))(*args)]
 
 
 def _two(x: Any) -> Any:

@@ -100,7 +100,10 @@ def dynamic_slice(pool: Pool) -> Drawn:
 def dynamic_update(pool: Pool) -> Drawn:
     x = pool.pick(ANY, least=1, full=True)
     update = pool.operand([pool.dice.between(1, n) for n in x.shape], x.dtype)
-    starts = ", ".join(f"jnp.int32({_start(pool)})" for _ in x.shape)
+    # A start past the end should be moved back; in a dimension that GSPMD has cut it isn't, with
+    # jax.jit as well.
+    room = [n - m + 1 for n, m in zip(x.shape, update.shape, strict=True)]
+    starts = ", ".join(f"jnp.int32({_start(pool)}) % {n}" for n in room)
     return pool.drawn(f"lax.dynamic_update_slice({x.name}, {update.name}, ({starts},))", x, update)
 
 
@@ -138,13 +141,21 @@ def diagonal(pool: Pool) -> Drawn:
 
 
 def _indices(pool: Pool, length: int) -> Value:
-    """Integers to index a dimension with; some may lie outside of it."""
+    """Integers to index a dimension with; some may lie outside of it.
+
+    As many as divide over the mesh: where the partitioner deals the updates of a scatter, or of
+    the gradient of a gather, out unevenly, its padding is added to row 0, with jax.jit as well.
+    """
     if not length:
         raise NoFit
-    whole = [v for v in pool.values if v.dtype == "int32" and 0 < v.ndim <= 2]
+    whole = [
+        v
+        for v in pool.values
+        if v.dtype == "int32" and 0 < v.ndim <= 2 and all(n % pool.devices == 0 for n in v.shape)
+    ]
     if whole and pool.dice.chance(0.6):
         return pool.dice.pick(whole)
-    return pool.constant((pool.dice.pick(pool.frame.sizes),), "int32")
+    return pool.constant((pool.devices * pool.dice.between(1, 2),), "int32")
 
 
 def gather(pool: Pool) -> Drawn:
