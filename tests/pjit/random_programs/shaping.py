@@ -1,6 +1,6 @@
 """Operations that move elements: shapes, slices, gathers and scatters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tests.pjit.random_programs.description import Value
 from tests.pjit.random_programs.elementwise import Operation
@@ -82,34 +82,40 @@ def cut(pool: Pool) -> Drawn:
     return pool.drawn(f"{x.name}[{', '.join(parts)}]", x)
 
 
-def _start(pool: Pool) -> str:
-    """An index: of an integer at hand, or a constant."""
+def _start(pool: Pool, room: int) -> str:
+    """An index below `room`: of an integer at hand, or a constant.
+
+    One past the end should be moved back, but where the partitioner has cut that dimension an
+    update, or the gradient of a slice, is lost, with jax.jit as well.
+    """
     whole = [v for v in pool.values if v.kind == "i" and not v.ndim]
     if whole and pool.dice.chance(0.7):
-        return pool.dice.pick(whole).name
-    return str(pool.dice.below(4))
+        return f"jnp.int32({pool.dice.pick(whole).name}) % {room}"
+    return str(pool.dice.below(room))
+
+
+def _starts(pool: Pool, x: Value, sizes: Sequence[int]) -> str:
+    return ", ".join(_start(pool, n - m + 1) for n, m in zip(x.shape, sizes, strict=True))
 
 
 def dynamic_slice(pool: Pool) -> Drawn:
     x = pool.pick(ANY, least=1, full=True)
     sizes = tuple(pool.dice.between(1, n) for n in x.shape)
-    starts = ", ".join(f"jnp.int32({_start(pool)})" for _ in x.shape)
-    return pool.drawn(f"lax.dynamic_slice({x.name}, ({starts},), {sizes})", x)
+    return pool.drawn(f"lax.dynamic_slice({x.name}, ({_starts(pool, x, sizes)},), {sizes})", x)
 
 
 def dynamic_update(pool: Pool) -> Drawn:
     x = pool.pick(ANY, least=1, full=True)
     update = pool.operand([pool.dice.between(1, n) for n in x.shape], x.dtype)
-    # A start past the end should be moved back; in a dimension that GSPMD has cut it isn't, with
-    # jax.jit as well.
-    room = [n - m + 1 for n, m in zip(x.shape, update.shape, strict=True)]
-    starts = ", ".join(f"jnp.int32({_start(pool)}) % {n}" for n in room)
+    starts = _starts(pool, x, update.shape)
     return pool.drawn(f"lax.dynamic_update_slice({x.name}, {update.name}, ({starts},))", x, update)
 
 
 def dynamic_index(pool: Pool) -> Drawn:
     x = pool.pick(ANY, least=1, full=True)
-    return pool.drawn(f"lax.dynamic_index_in_dim({x.name}, {_start(pool)}, {pool.axis(x)})", x)
+    axis = pool.axis(x)
+    start = _start(pool, x.shape[axis])
+    return pool.drawn(f"lax.dynamic_index_in_dim({x.name}, {start}, {axis})", x)
 
 
 def reverse(pool: Pool) -> Drawn:
