@@ -186,6 +186,31 @@ def inner_pjit(pool: Pool) -> Drawn:
     return replace(drawn, text=text)
 
 
+def twice(pool: Pool) -> Drawn:
+    """One pjit called on two values, which may share what is compiled."""
+    drawn = _called(pool, "pjit({})")
+    (block,) = drawn.blocks
+    param = block.params[0]
+    first = drawn.text.removeprefix(f"pjit({block.name})(").removesuffix(")")
+    other = pool.operand(param.shape, param.dtype)
+    return replace(drawn, text=f"twice(pjit({block.name}), {first}, {other.name})")
+
+
+def close_over(pool: Pool) -> Drawn:
+    """Numbers that lie over the mesh already, and are no argument."""
+    x = pool.pick("fi")
+    spec = draw_spec(pool.dice, x.shape, pool.frame.axes)
+    text = f"{x.name} + table({x.shape}, '{x.dtype}', {spec})"
+    return pool.drawn(text, x, exact=x.kind == "i", limit=x.limit + 1)
+
+
+def by_hand(pool: Pool) -> Drawn:
+    x = pool.pick("f")
+    spec = draw_spec(pool.dice, x.shape, pool.frame.axes, without=pool.taken)
+    text = f"by_hand(lambda x: jnp.sin(x) * 2, {spec})({x.name})"
+    return pool.drawn(text, x, exact=False, limit=2.0)
+
+
 def inner_jit(pool: Pool) -> Drawn:
     return _called(pool, "jax.jit({})")
 
@@ -287,6 +312,9 @@ OPERATIONS: Mapping[str, Operation] = {
         vmap,
         spread,
         inner_pjit,
+        twice,
+        close_over,
+        by_hand,
         inner_jit,
         remat,
         constrain,

@@ -27,6 +27,7 @@ class Library:
         place: Makes a resource of a spec.
         put: Deals an array out by a spec before the call, or leaves it.
         spread: `vmap` with its batch dealt out along an axis of the mesh.
+        by_hand: `shard_map` of a function of each element.
         whole: What is around a transformed program: JAX wants one more `jax.jit` there, or refuses
             what lies otherwise than its shardings say.
     """
@@ -37,6 +38,7 @@ class Library:
     place: Callable[[Any], Any]
     put: Callable[[Any, Any], Any]
     spread: Callable[[Callable[..., Any], str], Callable[..., Any]]
+    by_hand: Callable[[Callable[..., Any], Any], Callable[..., Any]]
     whole: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fun: fun
 
 
@@ -49,6 +51,7 @@ def plain() -> Library:
         lambda spec: spec,
         lambda x, _: x,
         lambda fun, _: jax.vmap(fun),
+        lambda fun, _: fun,
     )
 
 
@@ -65,6 +68,7 @@ def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
         place,
         lambda x, spec: x if spec is None else jax.device_put(x, place(spec)),
         _spread,
+        _by_hand(mesh),
         jax.jit,
     )
 
@@ -81,12 +85,22 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:
         return x if spec is None else xlashard.device_put(x, xlashard.NamedSharding(mesh, spec))
 
     return Library(
-        "xlashard", xlashard.pjit, xlashard.with_sharding_constraint, place, put, _spread
+        "xlashard",
+        xlashard.pjit,
+        xlashard.with_sharding_constraint,
+        place,
+        put,
+        _spread,
+        _by_hand(mesh),
     )
 
 
 def _spread(fun: Callable[..., Any], axis: str) -> Callable[..., Any]:
     return jax.vmap(fun, spmd_axis_name=axis)
+
+
+def _by_hand(mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    return lambda fun, spec: jax.shard_map(fun, mesh=mesh, in_specs=spec, out_specs=spec)
 
 
 def environment(library: Library) -> dict[str, Any]:
@@ -105,6 +119,9 @@ def environment(library: Library) -> dict[str, Any]:
         "keys": keys,
         "scalar": scalar,
         "spread": library.spread,
+        "by_hand": library.by_hand,
+        "table": functools.partial(table, library),
+        "twice": twice,
     }
 
 
@@ -135,6 +152,17 @@ def numbers(shape: tuple[int, ...], dtype: str, start: int = 0) -> np.ndarray:
 def keys(shape: tuple[int, ...], start: int = 0) -> jax.Array:
     """Keys for random numbers."""
     return jax.random.split(jax.random.key(start), shape) if shape else jax.random.key(start)
+
+
+def table(library: Library, shape: tuple[int, ...], dtype: str, spec: Any) -> Any:
+    """Numbers dealt out over the mesh, for a function to close over."""
+    with jax.ensure_compile_time_eval():
+        return library.put(numbers(shape, dtype), spec)
+
+
+def twice(fun: Callable[..., Any], first: Any, second: Any) -> tuple[Any, Any]:
+    """Calls one function two times."""
+    return fun(first), fun(second)
 
 
 def scalar(*values: Any) -> jax.Array:

@@ -67,7 +67,7 @@ class Module:
 
 def read_header(text: str) -> Module:
     """The module for what it says of itself, not to be run."""
-    nothing = Library("nothing", *[lambda *_, **__: None] * 5)
+    nothing = Library("nothing", *[lambda *_, **__: None] * 7)
     return Module.read(text, nothing)
 
 
@@ -125,6 +125,20 @@ def _compiled(module: Module, library: Library) -> Any:
 def _call(module: Module, library: Library) -> list[Any]:
     f = _compiled(module, library)
     return [f(*_given(module, library)) for _ in range(2)]
+
+
+def _anew(module: Module, library: Library) -> list[Any]:
+    """With arguments from the host, dealt out, and on one device: in turn, by one function."""
+    f, given = _compiled(module, library), _given
+    outs = [f(*module.arguments), f(*given(module, library))]
+    # Under jax.set_mesh, jnp.asarray gives arrays that are committed to the mesh.
+    if not module.options.get("donate_argnums") and module.manner != "set_mesh":
+        outs.append(f(*(jnp.asarray(x) if _is_host(x) else x for x in module.arguments)))
+    return [*outs, f(*module.arguments), f(*given(module, library))]
+
+
+def _is_host(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
 
 
 def _lower(module: Module, library: Library) -> list[Any]:
@@ -192,6 +206,7 @@ def _two(x: Any) -> Any:
 
 CALLS_BY_NAME: Mapping[str, Callable[[Module, Library], list[Any]]] = {
     "call": _call,
+    "anew": _anew,
     "lower": _lower,
     "jit": _jit,
     "grad": _grad,
@@ -199,7 +214,7 @@ CALLS_BY_NAME: Mapping[str, Callable[[Module, Library], list[Any]]] = {
     "jvp": _jvp,
     "vmap": _vmap,
 }
-CALLS = ("call",) * 6 + ("lower",) * 2 + ("jit", "grad", "remat", "jvp", "vmap")
+CALLS = ("call",) * 4 + ("anew",) * 3 + ("lower",) * 2 + ("jit", "grad", "remat", "jvp", "vmap")
 """How the program is called, as often as each is drawn."""
 SMOOTH_CALLS = ("grad", "remat", "jvp")
 """Those that take derivatives."""

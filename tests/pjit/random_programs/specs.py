@@ -39,17 +39,10 @@ def draw_spec(
             chosen.append(name)
             tiles *= size
             free = [axis for axis in free if axis[0] != name]
-        if _is_odd(axes):
-            # Any other order ends the process in XLA's partitioner, with jax.jit as well.
-            chosen.sort(key=[name for name, _ in axes].index)
         entries.append(_entry(dice, chosen))
     while entries and entries[-1] == "None" and dice.chance(0.7):
         entries.pop()
     return f"P({', '.join(entries)})"
-
-
-def _is_odd(axes: Sequence[tuple[str, int]]) -> bool:
-    return any(size % 2 and size > 1 for _, size in axes)
 
 
 def _entry(dice: Dice, names: Sequence[str]) -> str:
