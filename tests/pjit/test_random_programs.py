@@ -17,7 +17,7 @@ from tests.pjit.random_programs.checking import find_failure
 from tests.pjit.random_programs.environment import plain, xlashard_sharded
 from tests.pjit.random_programs.generator import OPERATIONS, draw_program
 from tests.pjit.random_programs.running import run
-from tests.pjit.random_programs.shrinking import shrink
+from tests.pjit.random_programs.shrinking import SIMPLE, shrink
 from tests.pjit.random_programs.text import program_text
 
 KEPT = sorted((Path(__file__).parent / "random_programs" / "kept").glob("*.txt"))
@@ -157,7 +157,7 @@ def test_shrinking_keeps_what_fails():
         return next((i for i, p in enumerate(programs) if "fori_loop" in p.operations()), None)
 
     small = shrink(program, first_failing)
-    assert [name for name in small.operations() if name != "constant"] == ["fori_loop"]
+    assert [name for name in small.operations() if name != SIMPLE] == ["fori_loop"]
     assert len(small.results) == 1 and small.call == "call" and small.prefix is None
     assert not any(a.placed or a.donated for a in small.arguments)
     run(program_text(small), plain())

@@ -129,9 +129,9 @@ def switch(pool: Pool) -> Drawn:
     return pool.drawn(text, exact=False, limit=x.limit + 1, blocks=tuple(blocks))
 
 
-def _mapped(pool: Pool, around: str, taken: tuple[str, ...] = ()) -> Drawn:
-    """A function over the rows of a value."""
-    x = pool.pick("fibc", least=1)
+def _mapped(pool: Pool, around: str, taken: tuple[str, ...] = (), tiles: int = 1) -> Drawn:
+    """A function over the rows of a value, of which there is a multiple of `tiles`."""
+    x = pool.pick("fibc", least=1, where=lambda v: v.shape[0] % tiles == 0)
     (row,) = _params(pool, replace(x, shape=x.shape[1:]))
     inside, steps = _grown(pool, [row], taken=(*pool.taken, *taken))
     made = _made(inside, steps, "fibck")
@@ -149,12 +149,15 @@ def vmap(pool: Pool) -> Drawn:
 
 
 def spread(pool: Pool) -> Drawn:
-    """`vmap` with its batch along an axis of the mesh, which is then taken."""
-    free = [name for name, _ in pool.frame.axes if name not in pool.taken]
+    """`vmap` with its batch along an axis of the mesh, which is then taken.
+
+    The batch divides: else `shard_map` inside loses elements, under jax.jit as well.
+    """
+    free = [axis for axis in pool.frame.axes if axis[0] not in pool.taken]
     if not free:
         raise NoFit
-    axis = pool.dice.pick(free)
-    return _mapped(pool, f"spread({{}}, '{axis}')(", (axis,))
+    name, size = pool.dice.pick(free)
+    return _mapped(pool, f"spread({{}}, '{name}')(", (name,), size)
 
 
 def _called(pool: Pool, around: str, *, decorator: str = "") -> Drawn:

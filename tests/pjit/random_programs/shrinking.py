@@ -6,6 +6,8 @@ from dataclasses import replace
 from tests.pjit.random_programs.description import KEY, Program, Step, Value, names_in
 
 MOST_ROUNDS = 60
+SIMPLE = "constant"
+CALLS_ONE = ("inner_jit", "inner_pjit", "remat")
 
 
 def shrink(program: Program, first_failing: Callable[[Sequence[Program]], int | None]) -> Program:
@@ -59,16 +61,27 @@ def _less_said(program: Program) -> Iterator[Program]:
 def _fewer(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
     """Statements of which one became simple, or one inside of its functions."""
     for i, step in enumerate(steps):
-        if step.operation == "constant":
+        if step.operation == SIMPLE:
             continue
         for text in _instead(steps[:i], step):
-            simple = replace(step, operation="constant", text=text, blocks=())
+            simple = replace(step, operation=SIMPLE, text=text, blocks=())
             yield _with(steps, i, simple)
+        if step.operation in CALLS_ONE:
+            yield (*steps[:i], *_inlined(step), *steps[i + 1 :])
     for i, step in enumerate(steps):
         for j, block in enumerate(step.blocks):
             for fewer in _fewer(block.steps):
                 blocks = _with(step.blocks, j, replace(block, steps=fewer))
                 yield _with(steps, i, replace(step, blocks=blocks))
+
+
+def _inlined(step: Step) -> Iterator[Step]:
+    """The statements of the function that a step calls on one value."""
+    (block,) = step.blocks
+    given = step.text[step.text.rindex("(") + 1 : -1]
+    yield Step(SIMPLE, block.params, given)
+    yield from block.steps
+    yield Step(SIMPLE, step.targets, block.results[0])
 
 
 def _instead(before: Sequence[Step], step: Step) -> Iterator[str]:

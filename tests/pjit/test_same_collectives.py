@@ -1,0 +1,93 @@
+"""What devices say to each other is the same under pjit as under jax.jit with the same shardings.
+
+Twice over: as this package reads a compiled program, and by a crude count in its text.
+"""
+
+import re
+from collections import Counter
+
+import jax
+import pytest
+
+import xlashard
+from tests.pjit.helpers import make_mesh
+from tests.pjit.named_programs import PROGRAMS, Library
+from xlashard import UNSPECIFIED, P
+from xlashard.program.collectives import read_collectives
+
+JAX = Library(jax.jit, jax.lax.with_sharding_constraint, jax.sharding.NamedSharding)
+OURS = Library(xlashard.pjit, xlashard.with_sharding_constraint, xlashard.NamedSharding)
+
+CRUDE = re.compile(
+    r"^ *(?:ROOT )?%\S+ = (?P<result>.*?) "
+    r"(?P<kind>all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(",
+    re.MULTILINE,
+)
+ELEMENTS = re.compile(r"\b(pred|[subf]+\d+|c\d+)\[([\d,]*)\]")
+
+
+def compiled_text(library, program, mesh):
+    """Optimised HLO of a program, with its shardings written in a library's words."""
+
+    def named(specs):
+        return jax.tree.map(
+            lambda spec: library.named(mesh, spec) if isinstance(spec, P) else spec,
+            specs,
+            is_leaf=lambda x: isinstance(x, P) or x is UNSPECIFIED,
+        )
+
+    f = library.jit(
+        program.make(library, mesh),
+        in_shardings=named(program.in_specs),
+        out_shardings=named(program.out_specs),
+    )
+    return f.lower(*program.shapes).compile().as_text()
+
+
+def read(text):
+    """Kinds, bytes, groups and runs of the collectives, counted."""
+    return Counter(
+        (c.kind, c.operand_bytes, c.result_bytes, str(c.groups), c.times)
+        for c in read_collectives(text)
+    )
+
+
+def crude(text):
+    """Kinds and the shapes behind the equals sign, counted."""
+    return Counter(
+        (found["kind"], tuple(ELEMENTS.findall(found["result"]))) for found in CRUDE.finditer(text)
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_collectives_are_those_of_jax(name, mesh, partitioner):
+    program = PROGRAMS[name]
+    mesh = make_mesh((4, 2), ("data", "model"))
+    ours, theirs = (compiled_text(library, program, mesh) for library in (OURS, JAX))
+    assert read(ours) == read(theirs)
+    assert crude(ours) == crude(theirs)
+    # Both ways of reading see the same, and something where there is something to see.
+    kinds = Counter(c.kind for c in read_collectives(ours))
+    assert kinds == Counter(kind for kind, _ in crude(ours).elements())
+    assert bool(kinds) != program.silent
+
+
+def test_each_kind_of_collective_occurs(partitioner):
+    mesh = make_mesh((4, 2), ("data", "model"))
+    names = (
+        "matmul, row-parallel",
+        "convolution over cut pictures",
+        "experts, tokens sent to them and back",
+        "matmul, fsdp gradient",
+    )
+    texts = [compiled_text(OURS, PROGRAMS[name], mesh) for name in names]
+    kinds = {c.kind for text in texts for c in read_collectives(text)}
+    assert kinds >= {"all-reduce", "all-gather", "all-to-all", "collective-permute"}
+
+
+def test_another_sharding_is_seen():
+    """The comparison tells programs apart that differ in one spec."""
+    mesh = make_mesh((4, 2), ("data", "model"))
+    row, column = (PROGRAMS[f"matmul, {name}-parallel"] for name in ("row", "column"))
+    texts = [compiled_text(OURS, program, mesh) for program in (row, column)]
+    assert read(texts[0]) != read(texts[1]) and crude(texts[0]) != crude(texts[1])
