@@ -44,7 +44,9 @@ def test_the_same_as_on_one_device(seeds):
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_failed_once(path, partitioner):
-    assert find_failure(path.read_text(), partitioner) is None
+    """They give what they give on one device, or else what XLA makes of them for jax.jit too."""
+    failure = find_failure(path.read_text(), partitioner)
+    assert failure is None or failure.is_of_jax, failure
 
 
 class TestDrawing:

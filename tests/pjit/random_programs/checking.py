@@ -27,12 +27,17 @@ class Failure:
     Attributes:
         kind: One word for it; a smaller program that fails must fail alike.
         message: What was found.
-        jax: What JAX gives with the same shardings: "right", "just as wrong", or its error.
+        jax: What JAX gives with the same shardings: "right", "wrong too, ...", or its error.
     """
 
     kind: str
     message: str
     jax: str = ""
+
+    @property
+    def is_of_jax(self) -> bool:
+        """Whether jax.jit fails as well."""
+        return self.jax.startswith(("wrong too", "raises"))
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}\n(jax.jit with the same shardings: {self.jax})"
