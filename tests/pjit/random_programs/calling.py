@@ -224,10 +224,15 @@ def remat(pool: Pool) -> Drawn:
 
 
 def constrain(pool: Pool) -> Drawn:
-    """Pins a sharding; dimensions may be left open, or not divide evenly."""
+    """Pins a sharding; dimensions may be left open and, outside of functions, not divide evenly.
+
+    In the body of a loop XLA's partitioner adds up the padding of uneven tiles too, with jax.jit
+    as well.
+    """
     x = pool.pick("fibck")
+    even = pool.depth > 0
     spec = draw_spec(
-        pool.dice, x.shape, pool.frame.axes, without=pool.taken, even=False, opening=0.2
+        pool.dice, x.shape, pool.frame.axes, without=pool.taken, even=even, opening=0.2
     )
     return pool.drawn(f"constrain({x.name}, place({spec}))", x)
 

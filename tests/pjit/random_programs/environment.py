@@ -61,9 +61,17 @@ def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
     def place(spec: Any) -> Any:
         return jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
 
+    def jit(fun: Callable[..., Any], **options: Any) -> Any:
+        # JAX takes no open dimension in a result's sharding.
+        options["out_shardings"] = jax.tree.map(
+            lambda x: xlashard.UNSPECIFIED if _is_open(x) else x,
+            options.get("out_shardings", xlashard.UNSPECIFIED),
+        )
+        return jax.jit(fun, **options)
+
     return Library(
         "jax.jit with the same shardings",
-        jax.jit,
+        jit,
         jax.lax.with_sharding_constraint,
         place,
         lambda x, spec: x if spec is None else jax.device_put(x, place(spec)),
@@ -71,6 +79,10 @@ def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
         _by_hand(mesh),
         jax.jit,
     )
+
+
+def _is_open(x: Any) -> bool:
+    return isinstance(x, jax.sharding.NamedSharding) and P.UNCONSTRAINED in x.spec
 
 
 def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:

@@ -105,6 +105,9 @@ def dynamic_slice(pool: Pool) -> Drawn:
 
 
 def dynamic_update(pool: Pool) -> Drawn:
+    if pool.taken:
+        # Its batch along an axis of the mesh ends the process in the oldest JAX, with jax.jit too.
+        raise NoFit
     x = pool.pick(ANY, least=1, full=True)
     update = pool.operand([pool.dice.between(1, n) for n in x.shape], x.dtype)
     starts = _starts(pool, x, update.shape)

@@ -1,6 +1,6 @@
 """Specs drawn for a shape on a mesh."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.pjit.random_programs.dice import Dice
 
@@ -15,6 +15,7 @@ def draw_spec(
     without: Sequence[str] = (),
     even: bool = True,
     opening: float = 0.0,
+    opens: Callable[[int], bool] = lambda length: True,
 ) -> str:
     """The text of a spec that fits.
 
@@ -25,11 +26,12 @@ def draw_spec(
         without: Axes that it may not use.
         even: Whether each dimension must divide.
         opening: How often a dimension is left to the partitioner.
+        opens: Whether one of a length may be.
     """
     free = [axis for axis in axes if axis[0] not in without]
     entries = []
     for length in shape:
-        if dice.chance(opening):
+        if dice.chance(opening) and opens(length):
             entries.append(UNCONSTRAINED)
             continue
         chosen, tiles = [], 1
