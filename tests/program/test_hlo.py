@@ -8,6 +8,7 @@ from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
 from xlashard.program import CollectiveTotal, read_collectives, summarize
 from xlashard.program.collectives import along_text
+from xlashard.program.hlo import read_aliases
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 
@@ -127,3 +128,40 @@ def test_totals_add_up_what_runs_alike_and_put_most_bytes_first():
         CollectiveTotal("all-reduce", "4 groups of 2 devices", 1, 1, 256, 256, 256, 256),
         CollectiveTotal("all-reduce", "y", 2, 2, 48, 48, 48, 72),
     )
+
+
+def test_only_the_data_of_a_ragged_all_to_all_counts():
+    types = ["f32[8,4]{1,0}", "f32[16,4]{1,0}", *["s32[8]{0}"] * 4]
+    operands = ", ".join(f"%p{i}" for i in range(6))
+    groups = "replica_groups={{0,1,2,3,4,5,6,7}}"
+    line = f"ROOT %r = f32[16,4]{{1,0}} ragged-all-to-all({operands}), {groups}"
+    (found,) = read_collectives(one(line, types=types))
+    assert (found.kind, found.operand_bytes, found.result_bytes) == ("ragged-all-to-all", 128, 256)
+
+
+def test_an_operation_without_lines_is_told_by_the_next_that_has_some():
+    where = 'metadata={op_name="f/dot" source_file="model.py" source_line=3}'
+    lines = [
+        "%g = f32[4]{0} all-gather(%p0), replica_groups=[2,4]<=[8]",
+        "  %c = f32[4]{0} copy(%g)",
+        "  %other = f32[4]{0} negate(%p0), " + where.replace("dot", "neg"),
+        "  ROOT %d = f32[4]{0} add(%other, %c), " + where,
+    ]
+    (found,) = read_collectives(one("\n".join(lines)))
+    assert (found.op_name, found.frames, found.needed_by) == ("", (), "f/dot")
+    assert [(f.file, f.line) for f in found.needed_by_frames] == [("model.py", 3)]
+    (unused,) = read_collectives(one("ROOT " + lines[0]))
+    assert (unused.needed_by, unused.needed_by_frames) == ("", ())
+
+
+def test_results_in_the_place_of_arguments_are_read_from_the_header():
+    header = (
+        "HloModule m, is_scheduled=true, input_output_alias={ {0}: (2, {}, may-alias), "
+        "{3}: (0, {}, must-alias) }, entry_computation_layout={(f32[4]{0})->f32[4]{0}}"
+    )
+    assert read_aliases(header + "\n\nENTRY %e {\n}\n") == {2: 0, 0: 3}
+    alone = "HloModule m, input_output_alias={ {}: (1, {}, may-alias) }"
+    assert read_aliases(alone) == {1: 0}
+    # Arguments that travel as one tuple.
+    assert read_aliases(alone.replace("(1, {}", "(0, {7}")) == {7: 0}
+    assert read_aliases("HloModule m") == read_aliases("") == {}

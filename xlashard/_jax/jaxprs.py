@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, literals, source_info_util
+from jax._src import core, literals
 from jax._src.interpreters import partial_eval as pe
 
 type Jaxpr = Any
@@ -98,17 +98,3 @@ def boundary(
 def has_effects(jaxpr: Jaxpr) -> bool:
     """True if running the jaxpr does more than give results."""
     return bool(jaxpr.effects)
-
-
-def nested(jaxpr: Jaxpr) -> list[Jaxpr]:
-    """A jaxpr and all jaxprs inside it: bodies of loops, branches, calls."""
-    found = [jaxpr]
-    for inner in core.subjaxprs(jaxpr):
-        found.extend(nested(inner))
-    return found
-
-
-def source_line(eqn: Any) -> tuple[str, int] | None:
-    """File and line of the user's code that made an equation, or None where it is not known."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return None if frame is None else (frame.file_name, frame.start_line)

@@ -1,6 +1,7 @@
 """What a compiled program sends between its devices, from its optimised HLO."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -41,7 +42,8 @@ class Collective:
         name: The instruction's name; that of its start, where it is asynchronous.
         computation: The computation that it stands in.
         operands: The types of what each device puts in.
-        results: The types of what each device gets out.
+        results: The types of what each device gets out. Of a ragged-all-to-all, whose sizes are
+            data, both are the most that there is room for.
         groups: The groups of devices that talk to each other, or for a permutation the pairs.
         times: How often it runs in one execution of the program: the product of the trip counts
             of the loops around it, with 1 for a loop of which the text tells none.
@@ -276,6 +278,9 @@ def _collective(
     run: Run,
 ) -> Collective:
     operands = _operand_types(computation, instruction)
+    if kind == "ragged-all-to-all":
+        # The others are the buffer of the result, and offsets and sizes.
+        operands = operands[:1]
     results = _result_types(computation, instruction, operands)
     caller = run.caller if run.caller is not None and run.caller.opcode == "fusion" else None
     if caller is not None and kind == "all-reduce" and _is_scatter(caller):
@@ -309,13 +314,15 @@ def _told_user(
 ) -> Instruction | None:
     """The nearest instruction that uses a value, over others if need be, and that has lines."""
     reached = {instruction.name}
-    # Instructions stand after what they use, so one pass meets them in the order of distance.
-    for other in computation.instructions.values():
-        if other.name in reached or not reached.intersection(other.operand_names):
-            continue
-        if module.frames(other):
-            return other
-        reached.add(other.name)
+    waiting = deque(reached)
+    while waiting:
+        for user in computation.users.get(waiting.popleft(), ()):
+            if user.name in reached:
+                continue
+            if module.frames(user):
+                return user
+            reached.add(user.name)
+            waiting.append(user.name)
     return None
 
 
@@ -334,9 +341,9 @@ def _result_types(
 ) -> list[ArrayType]:
     if not instruction.opcode.endswith("-start"):
         return array_types(instruction.type)
-    for other in computation.instructions.values():
-        if other.opcode.endswith("-done") and instruction.name in other.operand_names:
-            return array_types(other.type)
+    for user in computation.users.get(instruction.name, ()):
+        if user.opcode.endswith("-done"):
+            return array_types(user.type)
     # Its own type begins with the operands and may end with numbers for the runtime's own use.
     types = array_types(instruction.type)
     return types[len(operands) : 2 * len(operands)] or types

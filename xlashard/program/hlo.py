@@ -113,6 +113,15 @@ class Computation:
         """The instruction whose value is the computation's."""
         return next((i for i in self.instructions.values() if i.is_root), None)
 
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that use each value, in their order."""
+        users: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for name in dict.fromkeys(instruction.operand_names):
+                users.setdefault(name, []).append(instruction)
+        return users
+
 
 @dataclass(frozen=True)
 class HloText:

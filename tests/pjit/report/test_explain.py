@@ -225,3 +225,32 @@ def test_tokens_of_effects_are_no_values():
     assert [(v.path, v.used) for v in report.inputs] == [("unused", False), ("x", True)]
     assert [(d.path, d.result) for d in report.donations] == [("x", "result[1]")]
     assert [v.path for v in report.outputs] == ["result[0]", "result[1]"]
+
+
+def test_totals_are_by_kind_and_axes(mesh):
+    def f(x, w):
+        return (x @ w).sum(), w * 2
+
+    ins = named(mesh, "x"), named(mesh, None, "x")
+    outs = named(mesh), named(mesh)
+    report = explain(pjit(f, in_shardings=ins, out_shardings=outs), f32(64, 8), f32(8, 16))
+    totals = {(t.kind, t.along): (t.count, t.result_bytes) for t in report.totals}
+    assert totals[("all-gather", "x")][1] % (8 * 16 * 4) == 0
+    assert totals[("all-reduce", "x")] == (1, 4)
+    assert sum(t.sent_bytes for t in report.totals) == sum(c.sent_bytes for c in report.collectives)
+    assert sum(t.count for t in report.totals) == sum(c.count for c in report.collectives)
+
+
+def test_programs_from_stablehlo_are_explained_too(mesh):
+    module = """
+        func.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+          %y = stablehlo.add %x, %x : tensor<8x4xf32>
+          return %y : tensor<8x4xf32>
+        }"""
+    program = xlashard.compile_stablehlo(
+        module, in_shardings=named(mesh, "x"), out_shardings=named(mesh), name="double"
+    )
+    report = explain(program)
+    assert (report.name, [c.kind for c in report.collectives]) == ("double", ["all-gather"])
+    assert [v.spec for v in (*report.inputs, *report.outputs)] == ["P('x')", "P()"]
+    assert "double  8 devices" in str(report)

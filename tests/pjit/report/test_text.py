@@ -164,6 +164,15 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_shortened_paths_can_still_be_told_apart():
+    deep = [f"state['optimizer'][1][0].{m}['layers'][{i}]['down']" for m in "mn" for i in (1, 2)]
+    found = report(inputs=tuple(map(value, deep)))
+    for width in (80, 100, 140):
+        table = printed(found, width).split("Arguments")[1].split("Results")[0]
+        for mark in (".m[", ".n[", "[1]['down']", "[2]['down']"):
+            assert re.sub(r"\s", "", table).count(mark) == 2
+
+
 def test_who_decided_is_a_column_only_where_it_differs():
     text = printed(report())
     assert "decided by" in text.split("Results")[0]
@@ -236,6 +245,7 @@ def test_files_are_named_from_the_working_folder(tmp_path, monkeypatch):
         ("f/dot_general", "dot_general"),
         ("f/transpose(jvp(bd,df->bf))/transpose", "bd,df->bf, backward"),
         ("f/while/body/(bd,df->bf/dot_general:add)", "bd,df->bf and 1 more"),
+        ("f/(transpose(jvp())/dot_general:jvp()/reduce_sum)", "dot_general and 1 more, backward"),
         ("", ""),
     ],
 )

@@ -1,20 +1,20 @@
 """Constraints that close a dimension which something before them had cut, found in a jaxpr."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.jaxprs import Literal, nested, source_line
+from xlashard._jax.dataflow import Line, Origin, Scope, origins, source_line
 from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
-type Line = tuple[str, int]
-"""File and line."""
+_CONSTRAINT = "sharding_constraint"
+"""The name of the primitive of constraints, of ours and of JAX's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Closing:
-    """A constraint on a value that was cut along an axis, whole in that dimension from then on.
+    """A constraint that leaves dimensions whole which were cut where the value comes from.
 
     Attributes:
         sharding: What the constraint says.
@@ -35,118 +35,93 @@ class Closing:
     arguments: frozenset[str]
 
 
-# Operations through which a cut of a dimension goes as it is, by JAX's names.
-_NAMES = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
-    ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg
-    nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor
-"""
-_ELEMENTWISE = frozenset(_NAMES.split())
-
-
 def find_closings(jaxpr: Any, arguments: Mapping[str, Sharding | None]) -> list[Closing]:
     """Finds them, in a jaxpr and all jaxprs inside it.
 
-    From each constraint it goes back over elementwise operations, to other constraints and to the
-    arguments of the program. What lies behind any other operation is not known.
+    From each dimension that a constraint closes it goes back over operations that keep the
+    dimension, to other constraints and to the arguments of the program. What lies behind any other
+    operation is not known.
 
     Args:
         jaxpr: The closed jaxpr of a program.
         arguments: How its arguments are dealt out, by path, in order.
     """
-    found: list[Closing] = []
-    for inner in nested(jaxpr):
-        outer = dict(zip(jaxpr.invars, arguments, strict=True)) if inner is jaxpr else {}
-        makers = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
-        for eqn in inner.eqns:
-            sharding = _constraint(eqn)
+    top = Scope.of(jaxpr)
+    paths = dict(zip(jaxpr.invars, arguments, strict=True))
+    found: dict[object, tuple[Any, NamedSharding, list[_Cut]]] = {}
+    for scope in top.all():
+        for eqn in scope.jaxpr.eqns:
+            sharding = _said(eqn)
             if sharding is not None:
-                cuts = list(_cuts(eqn.invars[0], makers, outer, arguments))
-                found += _closings(eqn, sharding, cuts)
-    return found
+                # A gradient has the constraint again, at the same line.
+                key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
+                cuts = found.setdefault(key, (eqn, sharding, []))[2]
+                cuts += _cuts(scope, eqn, sharding, paths, arguments)
+    return [_closing(*closing) for closing in found.values() if closing[2]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """How a value was dealt out, at a place that leads to a constraint.
+    """A dimension that a constraint closes, and that was cut where it comes from.
 
     Attributes:
-        sharding: How.
-        lines: Its own line and those on the way.
-        argument: Its path, for an argument.
+        dim: The dimension of the constrained value.
+        axes: What had cut it.
+        lines: The lines on the way.
+        argument: The path of the argument that it comes from, or empty.
     """
 
-    sharding: NamedSharding
+    dim: int
+    axes: frozenset[str]
     lines: frozenset[Line]
-    argument: str = ""
+    argument: str
 
 
-def _constraint(eqn: Any) -> NamedSharding | None:
-    """What a constraint of ours or of JAX says; None for other equations."""
-    if eqn.primitive.name != "sharding_constraint":
+def _said(eqn: Any) -> NamedSharding | None:
+    """What a constraint says of axes; None for other equations."""
+    if eqn.primitive.name != _CONSTRAINT:
         return None
     sharding = from_jax(eqn.params["sharding"])
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _cuts(
-    variable: Any,
-    makers: Mapping[Any, Any],
-    outer: Mapping[Any, str],
+    scope: Scope,
+    eqn: Any,
+    sharding: NamedSharding,
+    paths: Mapping[Any, str],
     arguments: Mapping[str, Sharding | None],
 ) -> Iterator[_Cut]:
-    """The known shardings from which elementwise operations lead to a variable."""
-    waiting: list[tuple[Any, frozenset[Line]]] = [(variable, frozenset())]
-    seen: set[Any] = set()
-    while waiting:
-        value, lines = waiting.pop()
-        if isinstance(value, Literal) or value in seen or value.aval.shape != variable.aval.shape:
+    value = eqn.invars[0]
+    used = frozenset(sharding.normal_spec.axes)
+    for dim, cut in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
+        if cut != ():
             continue
-        seen.add(value)
-        if value in outer:
-            path = outer[value]
-            sharding = arguments[path]
-            if isinstance(sharding, NamedSharding):
-                yield _Cut(sharding, lines, path)
-        elif (eqn := makers.get(value)) is not None:
-            lines |= _lines(eqn)
-            sharding = _constraint(eqn)
-            if sharding is not None:
-                yield _Cut(sharding, lines)
-            elif eqn.primitive.name in _ELEMENTWISE:
-                waiting += [(operand, lines) for operand in eqn.invars]
+        for origin in origins(scope, value, dim, _CONSTRAINT):
+            path = paths.get(origin.variable, "") if origin.eqn is None else ""
+            before = _said(origin.eqn) if origin.eqn is not None else arguments.get(path)
+            axes = _axes(before, origin, sharding) - used
+            if axes:
+                yield _Cut(dim, axes, origin.lines, path)
 
 
-def _lines(eqn: Any) -> frozenset[Line]:
+def _axes(before: Sharding | None, origin: Origin, sharding: NamedSharding) -> frozenset[str]:
+    """The axes that cut the dimension of an origin."""
+    if not isinstance(before, NamedSharding) or before.mesh != sharding.mesh:
+        return frozenset()
+    cut = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
+    return frozenset(cut or ())
+
+
+def _closing(eqn: Any, sharding: NamedSharding, cuts: list[_Cut]) -> Closing:
     line = source_line(eqn)
-    return frozenset() if line is None else frozenset([line])
-
-
-def _closings(eqn: Any, sharding: NamedSharding, cuts: Sequence[_Cut]) -> Iterator[Closing]:
-    aval = eqn.outvars[0].aval
-    closed = {i for i, cut in enumerate(sharding.normal_spec.for_rank(aval.ndim)) if cut == ()}
-    dims: set[int] = set()
-    axes: set[str] = set()
-    relevant: list[_Cut] = []
-    for cut in cuts:
-        before = cut.sharding.normal_spec.for_rank(aval.ndim)
-        lost = {d: set(before[d] or ()) - set(sharding.normal_spec.axes) for d in closed}
-        lost = {d: names for d, names in lost.items() if names}
-        if lost and cut.sharding.mesh == sharding.mesh:
-            relevant.append(cut)
-            dims.update(lost)
-            axes.update(*lost.values())
-    if not relevant:
-        return
-    line = source_line(eqn)
-    yield Closing(
+    own: frozenset[Line] = frozenset() if line is None else frozenset([line])
+    return Closing(
         sharding=sharding,
-        aval=aval,
-        dims=tuple(sorted(dims)),
-        axes=frozenset(axes),
+        aval=eqn.outvars[0].aval,
+        dims=tuple(sorted({cut.dim for cut in cuts})),
+        axes=frozenset().union(*(cut.axes for cut in cuts)),
         frames=() if line is None else (Frame(*line),),
-        lines=_lines(eqn).union(*(cut.lines for cut in relevant)),
-        arguments=frozenset(cut.argument for cut in relevant if cut.argument),
+        lines=own.union(*(cut.lines for cut in cuts)),
+        arguments=frozenset(cut.argument for cut in cuts if cut.argument),
     )

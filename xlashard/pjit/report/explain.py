@@ -10,7 +10,7 @@ from xlashard._jax.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.compiled import Compiled
+from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face
 from xlashard.pjit.function import Call, Function
 from xlashard.pjit.prepare import Order
@@ -38,7 +38,8 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     arguments afterwards finds it. Nothing runs, and nothing is donated.
 
     Args:
-        fun: A function made by `xlashard.pjit`; or one of its stages, which need no arguments.
+        fun: A function made by `xlashard.pjit`; or one of its stages, or a program made by
+            `compile_stablehlo`, which need no arguments.
         *args: Arguments of a call; a `jax.ShapeDtypeStruct` does for an array.
         **kwargs: Keyword arguments of the call.
 
@@ -62,13 +63,13 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
 
 def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    if isinstance(fun, Traced | Lowered | Compiled) and (args or kwargs):
+    if isinstance(fun, Traced | Lowered | Executable) and (args or kwargs):
         raise ArgumentError(
             f"a {type(fun).__name__} has its arguments already, but explain was given more: write "
             "xlashard.explain(stage), or give the pjit-ed function and arguments"
         )
     match fun:
-        case Compiled():
+        case Executable():
             return Program(fun._face, fun._prepared)
         case Traced():
             return _of_stage(fun.lower())

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from xlashard.program.collectives import CollectiveKind
+
 type Decided = Literal["caller", "argument", "given", "default", "partitioner", "function"]
 """Who decided where a value lies: the caller's resource; the committed argument itself; one of the
 two, of which a compiled stage doesn't know which; the rule for scalars and for single devices; the
@@ -92,7 +94,7 @@ class CollectiveReport:
         needed_by_source: The line of that.
     """
 
-    kind: str
+    kind: CollectiveKind
     along: str
     axes: tuple[str, ...] | None
     count: int

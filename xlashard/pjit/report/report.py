@@ -5,14 +5,17 @@ import json
 import shutil
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.parts import ReportFields
+from xlashard.pjit.report.parts import CollectiveReport, ReportFields
 from xlashard.pjit.report.text import ReportText
+from xlashard.program import CollectiveTotal
+from xlashard.program.collectives import CollectiveKind
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -36,6 +39,15 @@ class ProgramReport(ReportFields):
         donations: Arguments that were donated, and those that could be.
         replications: Values that are held more often than anyone said.
     """
+
+    @property
+    def totals(self) -> tuple[CollectiveTotal, ...]:
+        """Its collectives by kind and mesh axes, those first that send most bytes."""
+        alike: dict[tuple[CollectiveKind, str], list[CollectiveReport]] = {}
+        for report in self.collectives:
+            alike.setdefault((report.kind, report.along), []).append(report)
+        totals = [_total(*key, found) for key, found in alike.items()]
+        return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
 
     def print(self, *, all: bool = False, console: Console | None = None) -> None:
         """Prints it.
@@ -93,6 +105,19 @@ class ProgramReport(ReportFields):
                 f"format {FORMAT}: write it again with xlashard.explain(f, ...).to_json()"
             )
         return _decoded(cls, found)
+
+
+def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) -> CollectiveTotal:
+    return CollectiveTotal(
+        kind=kind,
+        along=along,
+        count=sum(c.count for c in found),
+        times=sum(c.times for c in found),
+        operand_bytes=sum(c.operand_bytes for c in found),
+        result_bytes=sum(c.result_bytes for c in found),
+        payload_bytes=sum(c.payload_bytes for c in found),
+        sent_bytes=sum(c.sent_bytes for c in found),
+    )
 
 
 def _decoded(kind: Any, value: Any) -> Any:

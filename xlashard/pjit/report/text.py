@@ -20,6 +20,7 @@ from xlashard.pjit.report.words import (
     decided,
     line_text,
     operation_text,
+    sharding_text,
     short_path,
     short_type,
     types_text,
@@ -84,9 +85,18 @@ class _Page:
         return f"and {len(left)} more, {in_bytes(sum(map(nbytes, left)))}: report.print(all=True)"
 
     def path(self, path: str) -> Text:
-        """A path as the room allows."""
-        text = path if self._full else short_path(path, max(24, self.width // 2 - 12))
-        return Text(text, style="green")
+        """A path as the room of half a line allows."""
+        most = max(24, self.width // 2 - 12)
+        return Text(path if self._full else short_path(path, most), style="green")
+
+    def paths(self, paths: Sequence[str], columns: Sequence[Sequence[str]]) -> list[Text] | None:
+        """Paths beside other columns, or None if they could not be told apart in that room."""
+        taken = sum(max(map(len, column)) + 2 for column in columns)
+        room = max(20, self.width - taken - 4)
+        short = paths if self._full else [short_path(path, room) for path in paths]
+        if len(set(short)) < len(set(paths)):
+            return None
+        return [Text(path, style="green") for path in short]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
@@ -241,25 +251,37 @@ def _values(title: str, values: Sequence[ValueReport], page: _Page) -> Renderabl
         return None
     largest = page.biggest_first(values, lambda v: v.device_bytes)
     words = {decided(v) for v in values}
-    columns = {
-        ">each device": lambda v: in_bytes(v.device_bytes) if v.used else "–",
-        ">whole": lambda v: in_bytes(v.nbytes),
-        "path": lambda v: page.path(v.path),
-        "type": short_type,
-        "sharding": lambda v: v.spec if v.used else Text("not used", style="dim"),
-        "decided by": lambda v: Text(decided(v), style="dim"),
-    }
-    if page.width < _WIDE:
-        del columns[">whole"]
-    if len(words) == 1:
-        del columns["decided by"]
     total, held = sum(v.nbytes for v in values), sum(v.device_bytes for v in values)
     note = f"{len(values)}: {in_bytes(total)}, {in_bytes(held)} on each device"
     if len(words) == 1 and (word := words.pop()):
         note += f"; shardings by {word}"
-    rows = [[show(value) for show in columns.values()] for value in page.rows(largest)]
     rest = page.rest(largest, lambda v: v.device_bytes)
-    return _section(title, note, _table(tuple(columns), rows), rest)
+    shown = page.rows(largest)
+    columns = {
+        ">each device": [in_bytes(v.device_bytes) if v.used else "–" for v in shown],
+        ">whole": [in_bytes(v.nbytes) for v in shown],
+        "type": [short_type(v) for v in shown],
+        "sharding × copies": [sharding_text(v) for v in shown],
+    }
+    if words:
+        columns["decided by"] = [decided(v) for v in shown]
+    return _section(title, note, _value_table([v.path for v in shown], columns, page), rest)
+
+
+def _value_table(
+    paths: Sequence[str], columns: dict[str, list[str]], page: _Page
+) -> RenderableType:
+    """A table of values; what says least gives way to paths that tell them apart."""
+    headed = [[name, *column] for name, column in columns.items()]
+    shown = page.paths(paths, headed) if page.width >= _WIDE else None
+    if shown is None:
+        columns = {name: column for name, column in columns.items() if name != ">whole"}
+        headed = [[name, *column] for name, column in columns.items()]
+        shown = page.paths(paths, headed)
+    numbers = [name for name in columns if name.startswith(">")]
+    order = [*numbers, "path", *(name for name in columns if name not in numbers)]
+    whole = {**columns, "path": shown or [Text(path, style="green") for path in paths]}
+    return _table(order, list(zip(*(whole[name] for name in order), strict=True)))
 
 
 def _donations(found: Sequence[DonationReport], page: _Page) -> RenderableType | None:

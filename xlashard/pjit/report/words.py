@@ -6,13 +6,16 @@ from pathlib import Path
 
 from xlashard.pjit.report.parts import CollectiveReport, SourceLine, ValueReport
 
+_LONGEST_FILE = 28
+"""Of longer paths of files the last two parts are shown, in letters."""
+
 
 def line_text(source: SourceLine) -> str:
     """`model.py:12`, with as much of the path as lies under the working folder."""
     path = Path(source.file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    elif len(path.parts) > 2:
+    if len(path.parts) > 2 and (path.is_absolute() or len(str(path)) > _LONGEST_FILE):
         path = Path(*path.parts[-2:])
     return f"{path}:{source.line}"
 
@@ -26,13 +29,23 @@ def operation_text(op_name: str) -> str:
         >>> operation_text("step/jvp()/(reduce_sum:dot_general:dot_general)")
         'reduce_sum and 2 more'
     """
-    several = re.search(r"\((\w[^()]*:[^()]*)\)$", op_name)
-    if several:
-        first, *others = several[1].split(":")
-        text = f"{_last(first)} and {len(others)} more"
-    else:
-        text = _last(op_name)
-    return f"{text}, backward" if "transpose(jvp" in op_name else text
+    backward = ", backward" if "transpose(jvp" in op_name else ""
+    start = _group(op_name)
+    if start is None:
+        return _last(op_name) + backward
+    first, *others = op_name[start + 1 : -1].split(":")
+    return f"{_last(first)} and {len(others)} more{backward}"
+
+
+def _group(op_name: str) -> int | None:
+    """Where a last part `(a:b:c)` begins, in which XLA lists what it made one operation of."""
+    depth = 0
+    for place in reversed(range(len(op_name))):
+        depth += {")": 1, "(": -1}.get(op_name[place], 0)
+        if depth == 0:
+            is_part = op_name[place] == "(" and op_name[:place].endswith("/")
+            return place if is_part and ":" in op_name[place:] else None
+    return None
 
 
 def _last(op_name: str) -> str:
@@ -82,6 +95,13 @@ def short_path(path: str, most: int) -> str:
             break
         kept = step + kept
     return f"{first}…{kept}" if kept else path
+
+
+def sharding_text(value: ValueReport) -> str:
+    """How a value is dealt out, and on how many devices each part is: `P('data') ×4`."""
+    if not value.used:
+        return "not used"
+    return f"{value.spec} ×{value.copies}" if value.copies > 1 else value.spec
 
 
 _DECIDED = {
