@@ -72,6 +72,31 @@ def from_function(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], name:
     return jax.make_jaxpr(named)(*avals)
 
 
+def surround(
+    jaxpr: Jaxpr, primitive: core.Primitive, ins: Sequence[Any], outs: Sequence[Any]
+) -> Jaxpr:
+    """Applies a primitive of one value to arguments and results of a closed jaxpr.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        primitive: The primitive.
+        ins: For each argument the primitive's parameters; None leaves the argument as it is.
+        outs: For each result the same.
+    """
+    invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
+    first, last = [], []
+    for i, params in enumerate(ins):
+        if params is not None:
+            inner, invars[i] = invars[i], core.Var(invars[i].aval)
+            first.append(core.new_jaxpr_eqn([invars[i]], [inner], primitive, params, set()))
+    for i, params in enumerate(outs):
+        if params is not None:
+            inner, outvars[i] = outvars[i], core.Var(outvars[i].aval)
+            last.append(core.new_jaxpr_eqn([inner], [outvars[i]], primitive, params, set()))
+    eqns = [*first, *jaxpr.eqns, *last]
+    return jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns)
+
+
 def boundary(
     jaxpr: Jaxpr, primitive: core.Primitive, parameter: str
 ) -> tuple[list[Any], list[Any]]:

@@ -1,23 +1,27 @@
 """Making primitives of our own, with the rules by which JAX transforms them."""
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax._src import core
+from jax._src import checkify, core
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.interpreters import partial_eval as pe
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
 from jax._src.lax.eval_jaxpr import register_call_primitive_rules
 
+from xlashard._jax.residuals import register_linearization
 from xlashard._jax.shardings import Device, JaxGSPMDSharding, device_list
 
 Primitive = core.Primitive
 AxisData = Any
 
 
-def call_primitive(name: str, impl: Callable[..., Sequence[Any]]) -> Primitive:
+def call_primitive(
+    name: str, impl: Callable[..., Sequence[Any]], is_placing: Callable[[Any], bool]
+) -> Primitive:
     """A primitive that calls a jaxpr (its parameter `call_jaxpr`), differentiable, batchable, ...
 
     JAX's rules for such primitives transform the jaxpr inside and bind the same primitive again,
@@ -26,12 +30,48 @@ def call_primitive(name: str, impl: Callable[..., Sequence[Any]]) -> Primitive:
     Args:
         name: Its name in jaxprs.
         impl: Runs it on concrete values: `impl(*args, call_jaxpr=..., **params)`.
+        is_placing: Of an equation inside the body, whether it only says where its value belongs.
+
+    Further parameters: `label`, the name of what is called, and whatever else `impl` takes.
     """
     primitive = Primitive(name)
     # The call keeps a function of its own in the module, so that equal bodies are emitted once.
     register_call_primitive_rules(primitive, name=name, inline_jax_late=False)
     primitive.def_impl(impl)
+    register_linearization(primitive, is_placing)
+    checkify.error_checks[primitive] = partial(_check_call, primitive)
+    core.pp_eqn_rules[primitive] = _print_call
     return primitive
+
+
+def _check_call(
+    primitive: Primitive,
+    context: Any,
+    error: Any,
+    enabled_errors: Any,
+    *args: Any,
+    call_jaxpr: Any,
+    **params: Any,
+) -> tuple[Any, list[Any]]:
+    """A call under checkify: the errors found so far go in with the arguments."""
+    found, error_tree = jax.tree.flatten(error)
+    values = [*found, *args]
+    checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(
+        context, call_jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
+    )
+    out = primitive.bind(*values, call_jaxpr=checked, **params)
+    return jax.tree.unflatten(out_tree, out)
+
+
+def _print_call(eqn: Any, context: Any, settings: Any) -> Any:
+    """As JAX prints its own calls: the name, the body, and options where there are any."""
+    body = eqn.params["call_jaxpr"]
+    if body not in context.shared_jaxprs:
+        context.suggest_same_var_names(body.invars, eqn.invars)
+        context.suggest_same_var_names(body.outvars, eqn.outvars)
+    said = {k: v for k, v in eqn.params.items() if v != ()}
+    said = {"name": said.pop("label"), "jaxpr": said.pop("call_jaxpr"), **said}
+    return core._pp_eqn(eqn.replace(params=said), context, settings, params=list(said))
 
 
 def identity_primitive(
@@ -52,12 +92,35 @@ def identity_primitive(
     primitive.def_impl(impl)
     primitive.def_abstract_eval(lambda aval, **_: aval)
     core.pp_eqn_rules[primitive] = _print_without_witness
-    # Before JAX 0.12 a witness in several equations is printed once, on top of the jaxpr.
-    getattr(core, "pp_subjaxprs_rules", {})[primitive] = lambda _: ()
     ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
     return primitive
+
+
+def never_save(primitive: Primitive) -> None:
+    """Lets remat apply a primitive of one value again, whatever its policy would save.
+
+    So the value that the primitive was applied to is what is kept.
+    """
+    pe.partial_eval_jaxpr_custom_rules[primitive] = _apply_again
+
+
+def _apply_again(
+    saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any
+) -> tuple[Any, ...]:
+    missing = [] if all(instantiated) else list(eqn.invars)
+    known = None if any(unknown) else eqn
+    return known, eqn, list(unknown), [True], missing
+
+
+class _Witness(tuple[Any, ...]):
+    """A jaxpr, seen each time as another object: one that stands twice would be printed."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (jaxpr.replace() for jaxpr in super().__iter__())
 
 
 @lru_cache(maxsize=1024)
@@ -69,7 +132,8 @@ def device_witness(devices: tuple[Device, ...]) -> Any:
     this jaxpr tells them, and nothing of it is ever run.
     """
     everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
-    return jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, everywhere))(0.0)
+    constrain = partial(jax.lax.with_sharding_constraint, shardings=everywhere)
+    return _Witness([jax.make_jaxpr(constrain)(0.0)])
 
 
 def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:

@@ -13,10 +13,13 @@ from xlashard._jax import lowering, tracing
 from xlashard._jax.jaxprs import as_function, from_function
 from xlashard._jax.primitives import (
     AxisData,
+    Primitive,
     device_witness,
     identity_primitive,
+    never_save,
     spmd_axis_names,
 )
+from xlashard._jax.shardings import default_memory_kind
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit import advice
@@ -112,7 +115,12 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
 
 def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
     """Binds the constraint to one value."""
-    return constraint_p.bind(value, sharding=sharding, witness=device_witness(sharding.devices))
+    return constraint_p.bind(value, **constraint_params(sharding))
+
+
+def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
+    """The parameters of an equation that constrains a value."""
+    return {"sharding": sharding, "witness": device_witness(sharding.devices)}
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
@@ -138,6 +146,7 @@ def _identity(sharding: XLACompatibleSharding, shape: tuple[int, ...], dtype: An
 
 
 def _batch(
+    primitive: Primitive,
     axis_data: AxisData,
     values: Sequence[Any],
     dims: Sequence[int | None],
@@ -147,10 +156,10 @@ def _batch(
 ) -> tuple[Any, int | None]:
     (x,), (dim,) = values, dims
     if dim is None:
-        return constrain(x, sharding), None
+        return primitive.bind(x, sharding=sharding, witness=witness), None
     ndim = tracing.abstractify(x).ndim
     batched = _with_batch_dim(sharding, dim, ndim, spmd_axis_names(axis_data))
-    return constrain(x, batched), dim
+    return primitive.bind(x, **constraint_params(batched)), dim
 
 
 def _with_batch_dim(
@@ -205,15 +214,36 @@ def _is_all_manual(sharding: XLACompatibleSharding, manual: frozenset[str]) -> b
     return manual.issuperset(sharding.mesh.axis_names)
 
 
-constraint_p = identity_primitive("sharding_constraint", _impl, _batch, _lower)
+def _constraint(name: str) -> Primitive:
+    def batch(*args: Any, **params: Any) -> tuple[Any, int | None]:
+        return _batch(primitive, *args, **params)
+
+    primitive = identity_primitive(name, _impl, batch, _lower)
+    return primitive
+
+
+constraint_p = _constraint("sharding_constraint")
 """Pins the sharding of a value; parameters `sharding`, of this package, and `witness`, which tells
 JAX of its devices."""
+
+boundary_p = _constraint("boundary_sharding")
+"""Pins the sharding of an argument or result of a pjit-ed function, at the ends of its body."""
+never_save(boundary_p)
+
+
+def only_places(eqn: Any) -> bool:
+    """Whether an equation is one of a body's boundary and leaves its value in the same memory."""
+    if eqn.primitive is not boundary_p:
+        return False
+    sharding = eqn.params["sharding"]
+    kind = sharding.memory_kind
+    return kind is None or kind == default_memory_kind(sharding.devices[0])
 
 
 def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:
     """The shardings of all constraints of ours inside a jaxpr, each once."""
     found: dict[XLACompatibleSharding, None] = {}
     for eqn in tracing.equations(jaxpr):
-        if eqn.primitive is constraint_p:
+        if eqn.primitive in (constraint_p, boundary_p):
             found[eqn.params["sharding"]] = None
     return list(found)

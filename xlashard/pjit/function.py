@@ -314,7 +314,7 @@ class Function:
         placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
         ins = tuple(map(self._pinned, call.in_shardings, placement.in_shardings))
         outs = tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
-        body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs, traced.name)
+        body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]
         if options.inline:
             results = as_function(body)(*values)

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from xlashard._jax import tracing
-from xlashard._jax.jaxprs import as_function, boundary, from_function, hoist
+from xlashard._jax.jaxprs import boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
-from xlashard.pjit.constraint import constrain, constraint_p, constraints_in
+from xlashard.pjit.constraint import (
+    boundary_p,
+    constraint_params,
+    constraints_in,
+    only_places,
+)
 from xlashard.pjit.prepare import PROGRAMS, make_order
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
@@ -30,7 +35,7 @@ def _impl(
     """Runs a piece of a transformed call as a program."""
     paths = [f"argument {i} of {label}" for i in range(len(args))]
     arguments = describe_arguments(args, paths, call_jaxpr.in_avals)
-    ins, outs = boundary(call_jaxpr, constraint_p, "sharding")
+    ins, outs = boundary(call_jaxpr, boundary_p, "sharding")
     in_shardings = tuple(
         None if argument.committed else _closed(sharding, argument.aval)
         for sharding, argument in zip(ins, arguments, strict=True)
@@ -67,7 +72,7 @@ def _closed(sharding: Any, aval: Any) -> Any:
     return sharding
 
 
-pjit_p = call_primitive("pjit", _impl)
+pjit_p = call_primitive("pjit", _impl, only_places)
 """A call of a pjit-ed function; parameters `call_jaxpr`, `label`, the function's name, and
 `options` of the compiler."""
 
@@ -83,7 +88,7 @@ _constrained_lock = threading.Lock()
 
 
 def constrained_body(
-    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], name: str
+    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any]
 ) -> tuple[Any, tuple[Any, ...]]:
     """The jaxpr with constraints on its first and last values; made once per shardings.
 
@@ -91,7 +96,6 @@ def constrained_body(
         jaxpr: The closed jaxpr.
         ins: For each argument a sharding or None.
         outs: For each result a sharding or None.
-        name: The function's name.
 
     Returns:
         The body, and the closed-over arrays that it takes in front of its arguments.
@@ -105,17 +109,12 @@ def constrained_body(
     if made is not None:
         return made
     hoisted, closed = hoist(jaxpr, chosen)
-    inner, free = as_function(hoisted), (None,) * len(closed)
-
-    def body(*args: Any) -> list[Any]:
-        results = inner(*map(_constrain, args, (*free, *ins)))
-        return list(map(_constrain, results, outs))
-
-    made = from_function(body, hoisted.in_avals, name), tuple(closed)
+    first = [*(None,) * len(closed), *map(_params, ins)]
+    made = surround(hoisted, boundary_p, first, list(map(_params, outs))), tuple(closed)
     with _constrained_lock:
         # Whoever came first: programs are kept by the identity of their jaxpr.
         return _constrained.setdefault(jaxpr, {}).setdefault(key, made)
 
 
-def _constrain(value: Any, sharding: Any) -> Any:
-    return value if sharding is None else constrain(value, sharding)
+def _params(sharding: Any) -> dict[str, Any] | None:
+    return None if sharding is None else constraint_params(sharding)

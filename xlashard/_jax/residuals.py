@@ -1,0 +1,217 @@
+"""Linearization of a call, without copies among what it hands to its backward part.
+
+JAX's rule for call primitives returns every value that the backward part needs as a result of the
+forward one, also where the caller holds it already: an argument that the call only places, or a
+result that it only constrains. Here such a value is taken from there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jax._src import ad_util, core
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
+from jax._src.tree_util import tree_leaves
+from jax._src.util import weakref_lru_cache
+
+type Jaxpr = Any
+
+# Since JAX 0.12 the backward part of a `vjp` is marked as such.
+_backward_of: Callable[[core.Primitive], core.Primitive] = getattr(
+    ad, "vjp_node", lambda primitive: primitive
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Where a value of the forward part is found.
+
+    Attributes:
+        position: Among what the forward program gives, or among the arguments.
+        is_argument: Whether it is one of the arguments.
+        placing: The equation that the backward part must apply to it first, or None.
+    """
+
+    position: int
+    is_argument: bool = False
+    placing: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Linearized:
+    """A jaxpr in two parts.
+
+    Attributes:
+        forward: Gives what `sources` name.
+        backward: Takes residuals, tangents and structured residuals.
+        sources: Of the results, residuals and structured residuals.
+        count: How many of those there are of each kind.
+        structure: The avals of the structured residuals, in their tree.
+        handed_on: For each residual the argument that it is, known already to JAX; else None.
+        nonzero: For each result whether it has a tangent.
+    """
+
+    forward: Jaxpr
+    backward: Jaxpr
+    sources: tuple[_Source, ...]
+    count: tuple[int, int, int]
+    structure: Any
+    handed_on: tuple[int | None, ...]
+    nonzero: tuple[bool, ...]
+
+
+def register_linearization(
+    primitive: core.Primitive, is_placing: Callable[[Any], bool]
+) -> None:
+    """Sets how calls of a primitive (with the parameter `call_jaxpr`) are linearized.
+
+    Args:
+        primitive: The primitive.
+        is_placing: Of an equation inside the body, whether it only says where its value belongs.
+    """
+    ad.primitive_linearizations[primitive] = partial(_linearize, primitive, is_placing)
+
+
+def _linearize(
+    primitive: core.Primitive,
+    is_placing: Callable[[Any], bool],
+    is_vjp: bool,
+    nonzero: Sequence[bool],
+    *primals: Any,
+    call_jaxpr: Jaxpr,
+    **params: Any,
+) -> tuple[Any, ...]:
+    stays = tuple(map(_stays_where_it_is, primals))
+    parts = _parts(call_jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
+    given = primitive.bind(*primals, call_jaxpr=parts.forward, **params)
+    found = [primals[s.position] if s.is_argument else given[s.position] for s in parts.sources]
+    results, residuals, structured = _split(found, parts.count)
+    arguments = [*call_jaxpr.consts, *primals]
+    rest = iter(residuals)
+    residuals = [next(rest) if i is None else arguments[i] for i in parts.handed_on]
+
+    def tangent(residuals: Sequence[Any], structured: Any, *tangents: Any) -> list[Any]:
+        taken = [ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz]
+        backward = _backward_of(primitive) if is_vjp else primitive
+        out = backward.bind(
+            *residuals, *taken, *tree_leaves(structured), call_jaxpr=parts.backward, **params
+        )
+        return list(_with_zeros(out, parts.nonzero, call_jaxpr.out_avals))
+
+    return results, parts.nonzero, residuals, parts.structure.update(structured).unflatten(), tangent
+
+
+def _stays_where_it_is(primal: Any) -> bool:
+    """Whether a placed argument may stand for itself: others are better kept as they were placed."""
+    return isinstance(primal, core.Tracer) or bool(getattr(primal, "committed", False))
+
+
+def _with_zeros(
+    tangents: Sequence[Any], nonzero: Sequence[bool], avals: Sequence[Any]
+) -> Iterator[Any]:
+    rest = iter(tangents)
+    for aval, nz in zip(avals, nonzero, strict=True):
+        yield next(rest) if nz else ad_util.Zero(aval.to_tangent_aval())
+
+
+def _split(values: Sequence[Any], count: Sequence[int]) -> list[list[Any]]:
+    parts, at = [], 0
+    for n in count:
+        parts.append(list(values[at : at + n]))
+        at += n
+    return parts
+
+
+@weakref_lru_cache
+def _parts(
+    jaxpr: Jaxpr,
+    nonzero: tuple[bool, ...],
+    is_vjp: bool,
+    stays: tuple[bool, ...],
+    is_placing: Callable[[Any], bool],
+) -> _Linearized:
+    forward, out_tree, nonzero_out, handed_on, backward = ad.linearize_jaxpr(
+        jaxpr, nonzero, is_vjp=is_vjp
+    )
+    results, residuals, structured = out_tree.unpack()
+    count = len(results), len(residuals), len(structured)
+    sources = _sources(forward, count[0], stays, is_placing)
+    own = [i for i, s in enumerate(sources) if not s.is_argument and s.position == i]
+    position = {i: k for k, i in enumerate(own)}
+    settled = tuple(
+        s if s.is_argument else _Source(position[s.position], placing=s.placing) for s in sources
+    )
+    # Where the backward part takes each residual: first those, then tangents, then structured ones.
+    taken = [i for i, at in enumerate(handed_on) if at is None]
+    last = len(backward.invars) - count[2]
+    binders = [*taken, *range(last, last + count[2])]
+    placings = {
+        at: s.placing
+        for at, s in zip(binders, settled[count[0] :], strict=True)
+        if s.placing is not None
+    }
+    return _Linearized(
+        forward=pe.prune_jaxpr_outputs(forward, [i in position for i in range(len(sources))]),
+        backward=_placing_first(backward, placings),
+        sources=settled,
+        count=count,
+        structure=structured,
+        handed_on=tuple(handed_on),
+        nonzero=tuple(nonzero_out),
+    )
+
+
+def _sources(
+    jaxpr: Jaxpr, results: int, stays: Sequence[bool], is_placing: Callable[[Any], bool]
+) -> list[_Source]:
+    """Where each result of the forward part is found; the position is that of its first like."""
+    arguments = {v: i for i, v in enumerate(jaxpr.invars)}
+    placed: dict[Any, _Source] = {}
+    known: dict[Any, int] = {}
+    made = {}
+    for eqn in jaxpr.eqns:
+        if is_placing(eqn):
+            (value,), (target,) = eqn.invars, eqn.outvars
+            made[target] = value
+            if (i := _lookup(arguments, value)) is not None and stays[i]:
+                placed[target] = _Source(i, is_argument=True, placing=eqn)
+    sources = []
+    for i, value in enumerate(jaxpr.outvars):
+        if i < results:
+            at = _lookup(arguments, value)
+            forwarded = at is not None and stays[at]
+            sources.append(_Source(at, is_argument=True) if forwarded else _Source(i))
+            for same in (value, made.get(value) if _is_var(value) else None):
+                if _is_var(same) and not forwarded:
+                    known.setdefault(same, i)
+            continue
+        at = _lookup(arguments, value)
+        if at is not None:
+            sources.append(_Source(at, is_argument=True))
+        elif (source := _lookup(placed, value)) is not None:
+            sources.append(source)
+        else:
+            sources.append(_Source(known.setdefault(value, i) if _is_var(value) else i))
+    return sources
+
+
+def _is_var(atom: Any) -> bool:
+    return atom is not None and not isinstance(atom, core.Literal)
+
+
+def _lookup(table: dict[Any, Any], atom: Any) -> Any:
+    return table.get(atom) if _is_var(atom) else None
+
+
+def _placing_first(jaxpr: Jaxpr, placings: dict[int, Any]) -> Jaxpr:
+    """The jaxpr that applies equations of one value to some of its arguments before all else."""
+    if not placings:
+        return jaxpr
+    invars, first = list(jaxpr.invars), []
+    for at, eqn in placings.items():
+        inner = invars[at]
+        invars[at] = core.Var(inner.aval)
+        first.append(eqn.replace(invars=[invars[at]], outvars=[inner]))
+    return jaxpr.replace(invars=invars, eqns=[*first, *jaxpr.eqns])
