@@ -62,9 +62,7 @@ class _Linearized:
     nonzero: tuple[bool, ...]
 
 
-def register_linearization(
-    primitive: core.Primitive, is_placing: Callable[[Any], bool]
-) -> None:
+def register_linearization(primitive: core.Primitive, is_placing: Callable[[Any], bool]) -> None:
     """Sets how calls of a primitive (with the parameter `call_jaxpr`) are linearized.
 
     Args:
@@ -100,7 +98,13 @@ def _linearize(
         )
         return list(_with_zeros(out, parts.nonzero, call_jaxpr.out_avals))
 
-    return results, parts.nonzero, residuals, parts.structure.update(structured).unflatten(), tangent
+    return (
+        results,
+        parts.nonzero,
+        residuals,
+        parts.structure.update(structured).unflatten(),
+        tangent,
+    )
 
 
 def _stays_where_it_is(primal: Any) -> bool:

@@ -122,9 +122,13 @@ def _in_default_registry(tree: TreeDef) -> TreeDef:
 
 
 def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    """Lets the traced function see a mesh, as `jax.set_mesh` would."""
+    """Lets the traced function see a mesh, as `jax.set_mesh` would.
+
+    Where JAX says already which axes there are, and which of them `shard_map` deals out by hand,
+    that stays.
+    """
     stack = ExitStack()
-    if mesh is not None:
+    if mesh is not None and mesh_lib.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
         stack.enter_context(mesh_lib.use_abstract_mesh(mesh.abstract_mesh))
     return stack
@@ -166,6 +170,27 @@ def stand_in(value: Any) -> Any:
     if mesh.empty or not mesh.are_all_axes_auto or aval.memory_space != core.MemorySpace.Device:
         return value
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
+    """For each dimension of a value the explicit mesh axes that its type cuts it along.
+
+    Empty where its type says nothing of a mesh, or only of automatic axes.
+    """
+    sharding = aval.sharding
+    explicit = set(sharding.mesh.explicit_axes)
+    if not explicit:
+        return ()
+    return tuple(
+        tuple(a for a in _as_tuple(entry) if a in explicit)
+        for entry in (*sharding.spec, *(None,) * (aval.ndim - len(sharding.spec)))
+    )
+
+
+def _as_tuple(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
 def physical_aval(aval: Any) -> Any:

@@ -22,6 +22,7 @@ from xlashard._jax.primitives import (
 from xlashard._jax.shardings import default_memory_kind
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
+from xlashard.geometry import Spec
 from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.resources import (
@@ -93,7 +94,8 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
             "P())"
         )
     if said is not None:
-        leaf = constrain(leaf, _fitting(said, tracing.abstractify(leaf), path))
+        sharding = _fitting(said, tracing.abstractify(leaf), path)
+        leaf = constrain(leaf, _on_type(sharding, leaf, path))
     if resource.layout is not None:
         leaf = wrap_result(with_layout_constraint(leaf, resource.layout))
     return leaf
@@ -111,6 +113,39 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
             path=path,
         ) from None
     return sharding
+
+
+def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompatibleSharding:
+    """The sharding together with what the type of a traced value says on explicit axes.
+
+    Raises:
+        ResourceError: If the two disagree, with what changes the type.
+    """
+    if not isinstance(value, tracing.Tracer) or not isinstance(sharding, NamedSharding):
+        return sharding
+    aval = tracing.abstractify(value)
+    typed = tracing.typed_axes(aval)
+    if not typed:
+        return sharding
+    explicit = set(sharding.mesh.explicit_axes)
+    implied = AxisType.Auto in sharding.mesh.axis_types
+    dims: list[tuple[str, ...] | None] = []
+    said = sharding.normal_spec.for_rank(aval.ndim)
+    for dim, (asked, cut) in enumerate(zip(said, typed, strict=True)):
+        named = tuple(axis for axis in asked or () if axis in explicit)
+        if named == cut or asked is None:
+            dims.append(asked)
+        elif not named and implied:
+            dims.append((*cut, *asked))
+        else:
+            raise ResourceError(
+                f"the sharding of {path} is {sharding.spec}, but the type of {path}, "
+                f"{lowering.dtype_name(aval)}, cuts dimension {dim} along {cut or 'no axis'}: "
+                "a constraint changes no type, and these axes are explicit; write "
+                f"jax.sharding.reshard({path}, {sharding.spec})",
+                path=path,
+            )
+    return sharding.with_spec(partition_spec(Spec(tuple(dims))))
 
 
 def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
