@@ -151,7 +151,7 @@ def test_inner_annotations_stand_in_the_outer_module(mesh, partitioner):
 def test_an_inner_function_is_emitted_once(mesh):
     f = sharded(mesh)
     text = pjit(lambda w, x: f(w, f(w, x)[:, :4]) + f(w, x)).lower(W, X).as_text()
-    assert text.count("func.func private @pjit") == 1
+    assert text.count("func.func private @layer") == 1
 
 
 def test_inline_leaves_no_function(mesh):

@@ -35,13 +35,27 @@ def call_primitive(
     Further parameters: `label`, the name of what is called, and whatever else `impl` takes.
     """
     primitive = Primitive(name)
-    # The call keeps a function of its own in the module, so that equal bodies are emitted once.
-    register_call_primitive_rules(primitive, name=name, inline_jax_late=False)
+    register_call_primitive_rules(primitive)
     primitive.def_impl(impl)
+    mlir.register_lowering(primitive, _lower_call, cacheable=False)
     register_linearization(primitive, is_placing)
     checkify.error_checks[primitive] = partial(_check_call, primitive)
     core.pp_eqn_rules[primitive] = _print_call
     return primitive
+
+
+def _lower_call(
+    ctx: Any, *args: Any, call_jaxpr: Any, label: str, **_: Any
+) -> Sequence[Any]:
+    """The call keeps a function of its own in the module, so that equal bodies are emitted once.
+
+    Module, profiles and HLO name it by what is called.
+    """
+    names = ctx.name_stack.extend(f"{ctx.primitive.name}({label})")
+    with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
+        return mlir.core_call_lowering(
+            ctx, *args, name=label, call_jaxpr=call_jaxpr, inline_jax_late=False
+        )
 
 
 def _check_call(

@@ -6,7 +6,7 @@ result that it only constrains. Here such a value is taken from there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ def _linearize(
 
 
 def _stays_where_it_is(primal: Any) -> bool:
-    """Whether a placed argument may stand for itself: others are better kept as they were placed."""
+    """Whether an argument may stand for what is placed; others are kept as they were placed."""
     return isinstance(primal, core.Tracer) or bool(getattr(primal, "committed", False))
 
 
@@ -144,9 +144,7 @@ def _parts(
     sources = _sources(forward, count[0], stays, is_placing)
     own = [i for i, s in enumerate(sources) if not s.is_argument and s.position == i]
     position = {i: k for k, i in enumerate(own)}
-    settled = tuple(
-        s if s.is_argument else _Source(position[s.position], placing=s.placing) for s in sources
-    )
+    settled = tuple(s if s.is_argument else _Source(position[s.position]) for s in sources)
     # Where the backward part takes each residual: first those, then tangents, then structured ones.
     taken = [i for i, at in enumerate(handed_on) if at is None]
     last = len(backward.invars) - count[2]
@@ -170,43 +168,24 @@ def _parts(
 def _sources(
     jaxpr: Jaxpr, results: int, stays: Sequence[bool], is_placing: Callable[[Any], bool]
 ) -> list[_Source]:
-    """Where each result of the forward part is found; the position is that of its first like."""
-    arguments = {v: i for i, v in enumerate(jaxpr.invars)}
-    placed: dict[Any, _Source] = {}
-    known: dict[Any, int] = {}
-    made = {}
-    for eqn in jaxpr.eqns:
-        if is_placing(eqn):
-            (value,), (target,) = eqn.invars, eqn.outvars
-            made[target] = value
-            if (i := _lookup(arguments, value)) is not None and stays[i]:
-                placed[target] = _Source(i, is_argument=True, placing=eqn)
+    """Where each value that a forward part gives is found; `position` as before any is dropped."""
+    held = {id(v): _Source(i, is_argument=True) for i, v in enumerate(jaxpr.invars)}
+    staying = {key: source for key, source in held.items() if stays[source.position]}
+    unplaced: dict[int, Any] = {}
+    for eqn in filter(is_placing, jaxpr.eqns):
+        (value,), (target,) = eqn.invars, eqn.outvars
+        unplaced[id(target)] = value
+        if id(value) in staying:
+            held[id(target)] = replace(staying[id(value)], placing=eqn)
     sources = []
     for i, value in enumerate(jaxpr.outvars):
-        if i < results:
-            at = _lookup(arguments, value)
-            forwarded = at is not None and stays[at]
-            sources.append(_Source(at, is_argument=True) if forwarded else _Source(i))
-            for same in (value, made.get(value) if _is_var(value) else None):
-                if _is_var(same) and not forwarded:
-                    known.setdefault(same, i)
-            continue
-        at = _lookup(arguments, value)
-        if at is not None:
-            sources.append(_Source(at, is_argument=True))
-        elif (source := _lookup(placed, value)) is not None:
-            sources.append(source)
-        else:
-            sources.append(_Source(known.setdefault(value, i) if _is_var(value) else i))
+        # A result is placed as it says; a residual may be whatever has its value.
+        source = (staying if i < results else held).get(id(value)) or _Source(i)
+        sources.append(source)
+        if not source.is_argument:
+            held.setdefault(id(value), source)
+            held.setdefault(id(unplaced.get(id(value), value)), source)
     return sources
-
-
-def _is_var(atom: Any) -> bool:
-    return atom is not None and not isinstance(atom, core.Literal)
-
-
-def _lookup(table: dict[Any, Any], atom: Any) -> Any:
-    return table.get(atom) if _is_var(atom) else None
 
 
 def _placing_first(jaxpr: Jaxpr, placings: dict[int, Any]) -> Jaxpr:
