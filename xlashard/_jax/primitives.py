@@ -44,9 +44,7 @@ def call_primitive(
     return primitive
 
 
-def _lower_call(
-    ctx: Any, *args: Any, call_jaxpr: Any, label: str, **_: Any
-) -> Sequence[Any]:
+def _lower_call(ctx: Any, *args: Any, call_jaxpr: Any, label: str, **_: Any) -> Sequence[Any]:
     """The call keeps a function of its own in the module, so that equal bodies are emitted once.
 
     Module, profiles and HLO name it by what is called.

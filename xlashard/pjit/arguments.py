@@ -9,6 +9,7 @@ import numpy as np
 
 from xlashard._jax.compiling import special_layout, special_struct_layout
 from xlashard._jax.lowering import dtype_name
+from xlashard._jax.refs import buffer_of, is_ref
 from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
 from xlashard.array import Array
 from xlashard.array.takers import how_deleted
@@ -40,8 +41,10 @@ class Argument:
 
 
 def bare(value: Any) -> Any:
-    """The handle of an Array; anything else as it is."""
-    return value._handle if isinstance(value, Array) else value
+    """The handle of an Array, or of what a reference holds; anything else as it is."""
+    if isinstance(value, Array):
+        return value._handle
+    return buffer_of(value) if is_ref(value) else value
 
 
 def describe_arguments(

@@ -79,6 +79,11 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
             f"positional and {kwargs_tree.num_leaves} keyword arguments; compile it with the state "
             "as a positional argument"
         )
+    if prepared.stateful:
+        raise ArgumentError(
+            f"{name} can't be bound: it takes references (jax.new_ref), which keep their state "
+            "themselves; call the compiled function, or pass arrays and return the new ones"
+        )
     state_tree = parts[argnum]
     start = sum(p.num_leaves for p in parts[:argnum])
     state = range(start, start + state_tree.num_leaves)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.jaxprs import is_host_array
+from xlashard._jax.refs import is_ref
 from xlashard.pjit.arguments import bare
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
@@ -14,7 +15,12 @@ _LARGEST_CONSTANT = 1 << 16
 
 
 def is_hoisted(value: Any) -> bool:
-    """Whether a closed-over value becomes an argument: if it is large, or on several devices."""
+    """Whether a closed-over value becomes an argument.
+
+    It does if it is large, on several devices, or a reference.
+    """
+    if is_ref(value):
+        return True
     if is_host_array(value):
         return value.nbytes > _LARGEST_CONSTANT
     if not isinstance(value, jax.Array) or value.ndim == 0:
@@ -26,15 +32,21 @@ def is_hoisted(value: Any) -> bool:
 
 def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
     """How a closed-over array is dealt out over several devices; None where it is not."""
-    if not isinstance(value, jax.Array):
+    handle = bare(value)
+    if not isinstance(handle, jax.Array):
         return None
-    sharding = from_jax(bare(value).sharding)
+    sharding = from_jax(handle.sharding)
     if not isinstance(sharding, XLACompatibleSharding) or sharding.num_devices == 1:
         return None
     return sharding
 
 
 def closed_over_places(jaxpr: Any) -> tuple[Sharding, ...]:
-    """Where the arrays are that a jaxpr closes over and that are bound to several devices."""
-    bound = (v for v in jaxpr.consts if isinstance(v, jax.Array) and bare(v).committed)
-    return tuple(s for s in map(closed_over_sharding, bound) if s is not None)
+    """Where the arrays are that a jaxpr closes over and that are bound to several devices.
+
+    What a reference holds stays where it is, also on one device.
+    """
+    held = [from_jax(bare(c).sharding) for c in jaxpr.consts if is_ref(c)]
+    bound = (c for c in jaxpr.consts if isinstance(c, jax.Array) and bare(c).committed)
+    found = [s for s in map(closed_over_sharding, bound) if s is not None]
+    return tuple(found + held)

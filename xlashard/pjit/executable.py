@@ -44,7 +44,7 @@ class Executable:
     @property
     def output_shardings(self) -> Any:
         """The shardings of the result, as its tree."""
-        return self._face.out_tree.unflatten(self._prepared.program.parts.out_shardings)
+        return self._of_results(self._prepared.program.parts.out_shardings)
 
     @property
     def input_formats(self) -> Any:
@@ -61,14 +61,20 @@ class Executable:
         """Layouts and shardings of the result, as its tree of `Format`."""
         program = self._prepared.program
         formats = _formats(program.full_layouts[1], program.parts.out_shardings)
-        return self._face.out_tree.unflatten(formats)
+        return self._of_results(formats)
 
     @property
     def out_info(self) -> Any:
         """Shapes, dtypes, layouts and shardings of the result, as its tree."""
         program, face = self._prepared.program, self._face
         places = _formats(program.full_layouts[1], program.out_twins)
-        return face.out_tree.unflatten(list(map(struct, face.out_avals, places)))
+        structs = [struct(*pair) for pair in zip(face.out_avals, places, strict=False)]
+        return self._of_results(structs)
+
+    def _of_results(self, values: Sequence[Any]) -> Any:
+        """What is known of all that the program gives, on the tree of the result."""
+        tree = self._face.out_tree
+        return tree.unflatten(values[: tree.num_leaves])
 
     def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
         """What is known of the arguments that the program takes, on the tree of all."""

@@ -8,6 +8,7 @@ import jax
 
 from xlashard._jax import compiling, context, tracing
 from xlashard._jax.jaxprs import as_function
+from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import Device
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
@@ -312,7 +313,12 @@ class Function:
         traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
         placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
-        ins = tuple(map(self._pinned, call.in_shardings, placement.in_shardings))
+        ins = tuple(
+            None if is_reference(aval) else self._pinned(*pair)
+            for aval, *pair in zip(
+                traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
+            )
+        )
         outs = tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]

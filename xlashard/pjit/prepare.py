@@ -12,6 +12,7 @@ from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.context import trace_context
 from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
+from xlashard._jax.refs import is_ref, is_reference, without_references
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.errors import CompileError
@@ -50,12 +51,17 @@ class Interface:
         out_avals: The abstract values of the results.
         consts: The hoisted values.
         kept: For each hoisted value and each argument, whether it is in use.
+        written: Positions among hoisted values and arguments of the references whose new values
+            are the last results.
+        stateful: Whether there are references among hoisted values and arguments.
     """
 
     in_avals: tuple[Any, ...]
     out_avals: tuple[Any, ...]
     consts: tuple[Any, ...]
     kept: tuple[bool, ...]
+    written: tuple[int, ...]
+    stateful: bool
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,19 @@ class Prepared:
     Attributes:
         program: The compiled program.
         lowered: Its module; None for a program that was loaded from a file.
-        consts: Handles of the hoisted values, placed.
+        consts: Handles of the hoisted values, placed; references as they are.
         kept: For each argument, whether the program takes it.
+        written: For each of the last results the reference that is to hold it: one that the
+            function closes over, or the position of an argument.
+        stateful: Whether it takes references, which jaxlib's dispatcher does not know.
     """
 
     program: Program
     lowered: LoweredProgram | None
     consts: tuple[Any, ...]
     kept: tuple[bool, ...]
+    written: tuple[Any, ...] = ()
+    stateful: bool = False
 
     @property
     def bitvec(self) -> list[bool]:
@@ -110,6 +121,7 @@ class Prepared:
         """The same program, whose values bear the shardings in a placement's own writing."""
         parts = self.program.parts
         taken = [None] * len(self.consts) + list(compress(placement.in_shardings, self.kept))
+        given = [*placement.out_shardings, *(None,) * len(self.written)]
         mesh = placement.mesh
         parts = replace(
             parts,
@@ -117,8 +129,7 @@ class Prepared:
                 _said_as(*pair, mesh) for pair in zip(taken, parts.in_shardings, strict=True)
             ),
             out_shardings=tuple(
-                _said_as(*pair, mesh)
-                for pair in zip(placement.out_shardings, parts.out_shardings, strict=True)
+                _said_as(*pair, mesh) for pair in zip(given, parts.out_shardings, strict=True)
             ),
             committed=placement.committed,
         )
@@ -249,16 +260,15 @@ PROGRAMS = cleared_with_jax(ProgramCache())
 
 
 def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
-    """Hoists closed-over arrays out of a jaxpr and drops what is not used."""
+    """Hoists closed-over arrays out of a jaxpr, frees it of state, and drops what is not used."""
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
-    if keep_unused:
-        return hoisted, _interface(hoisted, consts, (True,) * len(hoisted.in_avals))
-    smaller, kept = drop_unused(hoisted)
-    return smaller, _interface(smaller, consts, kept)
-
-
-def _interface(jaxpr: Any, consts: Sequence[Any], kept: tuple[bool, ...]) -> Interface:
-    return Interface(tuple(jaxpr.in_avals), tuple(jaxpr.out_avals), tuple(consts), kept)
+    stateful = any(map(is_reference, hoisted.in_avals))
+    ready, written = without_references(hoisted)
+    kept = (True,) * len(ready.in_avals)
+    if not keep_unused:
+        ready, kept = drop_unused(ready)
+    ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
+    return ready, Interface(ins, outs, tuple(consts), kept, written, stateful)
 
 
 def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
@@ -273,9 +283,15 @@ def _lower(
     placement = order.placement
     multi = len(placement.devices) > 1
     const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
-    ins = _keep([*const_shardings, *placement.in_shardings], interface.kept)
-    donated = _keep([False] * len(interface.consts) + list(order.donated), interface.kept)
-    in_layouts = _keep([None] * len(interface.consts) + list(order.layouts[0]), interface.kept)
+    all_ins = [*const_shardings, *placement.in_shardings]
+    all_layouts = [*(None,) * len(interface.consts), *order.layouts[0]]
+    all_donated = [*(False,) * len(interface.consts), *order.donated]
+    for i in interface.written:
+        # A reference is written in place, where it is known to stay in its place.
+        all_donated[i] = not multi or all_ins[i] is not None
+    ins, in_layouts = _keep(all_ins, interface.kept), _keep(all_layouts, interface.kept)
+    outs = [*placement.out_shardings, *(all_ins[i] for i in interface.written)]
+    out_layouts = [*order.layouts[1], *(all_layouts[i] for i in interface.written)]
     debug = ready.debug_info
     arg_names = debug.safe_arg_names(len(interface.in_avals))
     result_names = debug.safe_result_paths(len(interface.out_avals))
@@ -284,22 +300,14 @@ def _lower(
         name=f"pjit_{order.name}",
         devices=placement.devices,
         args=tuple(map(_value, interface.in_avals, ins, in_layouts, arg_names)),
-        results=tuple(
-            map(
-                _value,
-                interface.out_avals,
-                placement.out_shardings,
-                order.layouts[1],
-                result_names,
-            )
-        ),
-        donated=tuple(donated),
+        results=tuple(map(_value, interface.out_avals, outs, out_layouts, result_names)),
+        donated=tuple(_keep(all_donated, interface.kept)),
         partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
         options=order.options,
         mesh=placement.mesh,
         context=order.context,
     )
-    known = [s for s in (*ins, *placement.out_shardings) if s is not None]
+    known = [s for s in (*ins, *outs) if s is not None]
     target = LoweringTarget(
         platform=platform or compiling.platform_of(device),
         client=compiling.client_of(device) if platform is None else None,
@@ -351,6 +359,14 @@ def compile_prepared(
         committed=True,
         options=options,
     )
-    used = _keep(interface.consts, interface.kept[: len(interface.consts)])
-    consts = tuple(program.place([bare(value) for value in used]))
-    return Prepared(program, lowered, consts, interface.kept[len(interface.consts) :])
+    count = len(interface.consts)
+    used = _keep(interface.consts, interface.kept[:count])
+    placed = program.place([bare(value) for value in used])
+    return Prepared(
+        program=program,
+        lowered=lowered,
+        consts=tuple(c if is_ref(c) else p for c, p in zip(used, placed, strict=True)),
+        kept=interface.kept[count:],
+        written=tuple(interface.consts[i] if i < count else i - count for i in interface.written),
+        stateful=interface.stateful,
+    )

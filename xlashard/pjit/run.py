@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling, dispatch
+from xlashard._jax import compiling, dispatch, refs
 from xlashard._jax.transfer import split
 from xlashard.array import Array
 from xlashard.array.handles import is_handle
@@ -27,7 +27,13 @@ def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
         The handles of the results.
     """
     taken = (bare(value) for value in compress(values, prepared.kept))
-    return prepared.program([*prepared.consts, *taken])
+    handles = prepared.program([*map(bare, prepared.consts), *taken])
+    if not prepared.written:
+        return handles
+    results = len(handles) - len(prepared.written)
+    for ref, handle in zip(prepared.written, handles[results:], strict=True):
+        refs.write(values[ref] if isinstance(ref, int) else ref, handle)
+    return handles[:results]
 
 
 def mark_donated(
@@ -91,7 +97,7 @@ def are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
 def fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
-    if program.parts.body.has_effects or compiling.checks_results():
+    if prepared.stateful or program.parts.body.has_effects or compiling.checks_results():
         return None
     if not all(map(is_handle, handles)):
         return None
