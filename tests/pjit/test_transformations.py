@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32, spec_of
-from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard import NamedSharding, P, pjit
 from xlashard.errors import ResourceError
 
 
@@ -115,114 +115,6 @@ def test_specs_and_the_mesh_in_force(mesh):
     assert_same(dw, jax.grad(loss(layer))(W, X))
 
 
-@pytest.mark.parametrize("inside", ["pjit", "with_sharding_constraint"])
-def test_a_program_of_jax_runs_on_the_devices_named_inside(mesh, inside, partitioner):
-    named = NamedSharding(mesh, P("x"))
-    if inside == "pjit":
-        f = pjit(lambda x: x * 2, in_shardings=named, out_shardings=named)
-    else:
-
-        def f(x):
-            return with_sharding_constraint(x * 2, named)
-
-    out = jax.jit(lambda x: f(x) + 1)(f32(8, 2))
-    assert out.sharding.is_equivalent_to(named, 2)
-    text = jax.jit(f).lower(f32(8, 2)).as_text()
-    assert "mhlo.num_partitions = 8" in text
-    np.testing.assert_array_equal(out, f32(8, 2) * 2 + 1)
-
-
-def test_a_single_device_named_inside():
-    device = jax.devices()[3]
-    out = jax.jit(pjit(lambda x: x * 2, device=device))(f32(4))
-    assert out.devices() == {device}
-    assert jax.grad(lambda x: pjit(jnp.sin, device=device)(x).sum())(f32(4)).devices() == {device}
-
-
-def test_inner_annotations_stand_in_the_outer_module(mesh, partitioner):
-    f = sharded(mesh)
-    outer = pjit(lambda w, x: f(w, x).sum())
-    text = outer.lower(W, X).as_text()
-    sign = "sdy.sharding_constraint" if partitioner == "shardy" else "@Sharding"
-    assert text.count(sign) == 3
-    assert_same(outer(W, X), layer(W, X).sum())
-
-
-def test_an_inner_function_is_emitted_once(mesh):
-    f = sharded(mesh)
-    text = pjit(lambda w, x: f(w, f(w, x)[:, :4]) + f(w, x)).lower(W, X).as_text()
-    assert text.count("func.func private @layer") == 1
-
-
-def test_inline_leaves_no_function(mesh):
-    named = NamedSharding(mesh, P("x"))
-    f = pjit(jnp.sin, inline=True, in_shardings=named)
-    text = pjit(lambda x: f(x)).lower(f32(8)).as_text()
-    assert "func.func private" not in text
-    jaxpr = jax.make_jaxpr(f)(f32(8))
-    assert "pjit" not in str(jaxpr)
-
-
-def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
-    jaxpr = jax.make_jaxpr(sharded(mesh))(W, X)
-    (equation,) = jaxpr.eqns
-    assert equation.primitive.name == "pjit"
-    text = str(jaxpr)
-    assert "P('x', 'y')" in text and "P(None, 'y')" in text
-    assert "witness" not in text and "layer" in text
-    if jax.__version_info__ >= (0, 12):
-        f = sharded(mesh)
-        again = str(jax.make_jaxpr(lambda w, x: f(w, x) * f(w, x + 1))(W, X))
-        assert "witness" not in again and "GSPMDSharding" not in again
-
-
-def test_jit_inside(mesh):
-    @jax.jit
-    def inner(x):
-        return jnp.sin(x) @ x.T
-
-    f = pjit(lambda x: inner(x) + inner(x * 2), out_shardings=NamedSharding(mesh, P("x", "y")))
-    out = f(X)
-    assert spec_of(out) == ("x", "y")
-    assert_same(out, inner(X) + inner(X * 2))
-
-
-def test_custom_rules_inside(mesh):
-    @jax.custom_vjp
-    def clipped(x):
-        return x * 3
-
-    clipped.defvjp(lambda x: (x * 3, x), lambda x, ct: (jnp.clip(ct, -1, 1) * x,))
-
-    @jax.custom_jvp
-    def other(x):
-        return x**2
-
-    other.defjvp(lambda p, t: (p[0] ** 2, 7 * t[0]))
-    named = NamedSharding(mesh, P("x"))
-    f = pjit(lambda x: clipped(x) + other(x), in_shardings=named)
-    g = jax.grad(lambda x: f(x).sum())
-    np.testing.assert_allclose(g(f32(8)), f32(8) + 7, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(g)(f32(8)), f32(8) + 7, rtol=1e-6)
-
-
-def test_vmap_leaves_its_axis_to_the_partitioner(mesh):
-    f = pjit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P("x")))
-    out = jax.vmap(f)(f32(6, 8))
-    assert_same(out, f32(6, 8) * 2)
-    assert out.sharding.shard_shape(out.shape)[1] == 2
-
-
-def test_spmd_axis_name(mesh):
-    f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))
-    text = jax.jit(jax.vmap(f, spmd_axis_name="y")).lower(f32(2, 8)).as_text()
-    assert '[{"y"}, {"x"}]' in text or "devices=[2,4]" in text
-    out = jax.vmap(f, spmd_axis_name="y")(f32(2, 8))
-    assert_same(out, f32(2, 8) * 2)
-    with pytest.raises(ResourceError, match="spmd_axis_name.*'x'"):
-        jax.vmap(f, spmd_axis_name="x")(f32(4, 8))
-
-
 def test_dead_results_and_their_arguments_are_dropped(mesh):
     f = pjit(lambda x, y: (jnp.sin(x), jnp.cos(y)), in_shardings=NamedSharding(mesh, P("x")))
     text = jax.jit(lambda x, y: f(x, y)[0]).lower(f32(8), f32(8)).as_text()
@@ -248,20 +140,6 @@ def test_closed_over_tracers(mesh):
     np.testing.assert_allclose(jax.grad(outer, 1)(f32(8), 2.0), f32(8).sum())
     np.testing.assert_allclose(jax.jit(outer)(f32(8), 2.0), 2 * f32(8).sum())
     np.testing.assert_allclose(jax.vmap(outer, (None, 0))(f32(8), f32(3)), f32(3) * f32(8).sum())
-
-
-def test_static_and_donated_arguments_inside(mesh):
-    f = pjit(lambda x, n: x**n, static_argnums=1, donate_argnums=0)
-    x = jnp.asarray(f32(4))
-    np.testing.assert_allclose(jax.grad(lambda x: f(x, 3).sum())(x), 3 * f32(4) ** 2, rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(lambda x: f(x, 2) + x)(x), f32(4) ** 2 + f32(4))
-    assert not x.is_deleted()
-
-
-def test_compiler_options_reach_the_pieces(mesh):
-    f = pjit(jnp.sin, compiler_options={"xla_nonsense": True})
-    with pytest.raises(Exception, match="xla_nonsense"):
-        jax.grad(lambda x: f(x).sum())(f32(4))
 
 
 def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
@@ -296,42 +174,6 @@ def test_less_common_uses(mesh):
     assert_same(outer(given), x * 2)
     local = jax.shard_map(pjit(jnp.sin), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     assert_same(jax.jit(local)(x), jnp.sin(x))
-
-
-def test_lowering_for_another_platform(mesh):
-    f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(mesh, P("x"))) * 2)
-    shape = jax.ShapeDtypeStruct((8,), np.float32)
-    exported = jax.export.export(jax.jit(f), platforms=["tpu"])(shape)
-    assert exported.nr_devices == 8
-    assert '[{"x"}]' in exported.mlir_module() or "devices=[4,2]" in exported.mlir_module()
-
-
-def test_explicit_axes(partitioner):
-    mesh = jax.make_mesh((4, 2), ("x", "y"))
-    named = NamedSharding(mesh, P("x", "y"))
-    f = pjit(lambda x: jnp.sin(x) * 2, in_shardings=named, out_shardings=named)
-    x = jax.device_put(f32(8, 4), named.twin(()))
-    plain = jax.jit(f.__wrapped__)
-    with jax.set_mesh(mesh):
-        for how in (
-            lambda f: jax.jit(f),
-            lambda f: jax.grad(lambda x: f(x).sum()),
-            lambda f: jax.jit(jax.grad(lambda x: f(x).sum())),
-            lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
-            lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
-            lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0]),
-        ):
-            assert_same(how(f)(x), how(plain)(x))
-            assert how(f)(x).sharding.spec[-2:] == ("x", "y")
-
-
-def test_wrappers_of_jax_have_methods_of_their_own(mesh):
-    f = sharded(mesh)
-    for wrapped in (jax.jit(f), jax.jit(jax.vmap(f, (None, None), axis_size=2))):
-        assert isinstance(wrapped.lower(W, X), jax.stages.Lowered)
-    copied = functools.wraps(f)(lambda w, x: x)
-    assert copied.__wrapped__ is f
-    assert not hasattr(copied, "lower")
 
 
 def test_values_and_types_of_results(mesh):

@@ -13,7 +13,13 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.eval_jaxpr import register_call_primitive_rules
 
 from xlashard._jax.residuals import register_linearization
-from xlashard._jax.shardings import Device, JaxGSPMDSharding, device_list
+from xlashard._jax.shardings import (
+    Device,
+    JaxGSPMDSharding,
+    JaxNamedSharding,
+    Mesh,
+    device_list,
+)
 
 Primitive = core.Primitive
 AxisData = Any
@@ -136,14 +142,18 @@ class _Witness(tuple[Any, ...]):
 
 
 @lru_cache(maxsize=1024)
-def device_witness(devices: tuple[Device, ...]) -> Any:
-    """A jaxpr that names devices in JAX's own words.
+def place_witness(devices: tuple[Device, ...], mesh: Mesh | None) -> Any:
+    """A jaxpr that names devices, and their mesh if there is one, in JAX's own words.
 
-    JAX's own compiled functions learn which devices their program is for from the primitives that
-    they know, in whatever jaxpr those stand. As a parameter of an equation of ours (`witness`)
-    this jaxpr tells them, and nothing of it is ever run.
+    JAX's own compiled functions learn which devices their program is for, and on which mesh to say
+    their results, from the primitives that they know, in whatever jaxpr those stand. As a parameter
+    of an equation of ours (`witness`) this jaxpr tells them, and nothing of it is ever run.
     """
-    everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
+    if mesh is None or not mesh.are_all_axes_auto:
+        # Explicit axes are part of types, where JAX finds them.
+        everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
+    else:
+        everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
     constrain = partial(jax.lax.with_sharding_constraint, shardings=everywhere)
     return _Witness([jax.make_jaxpr(constrain)(0.0)])
 

@@ -14,9 +14,9 @@ from xlashard._jax.jaxprs import as_function, from_function
 from xlashard._jax.primitives import (
     AxisData,
     Primitive,
-    device_witness,
     identity_primitive,
     never_save,
+    place_witness,
     spmd_axis_names,
 )
 from xlashard._jax.shardings import default_memory_kind
@@ -155,7 +155,9 @@ def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
 
 def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
     """The parameters of an equation that constrains a value."""
-    return {"sharding": sharding, "witness": device_witness(sharding.devices)}
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    witness = place_witness(sharding.devices, mesh if isinstance(mesh, Mesh) else None)
+    return {"sharding": sharding, "witness": witness}
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:

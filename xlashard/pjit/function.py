@@ -314,8 +314,8 @@ class Function:
         free = (None,) * len(traced.consts)
         placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
         ins = tuple(
-            None if is_reference(aval) else self._pinned(*pair)
-            for aval, *pair in zip(
+            None if is_reference(aval) else self._pinned(said, sharding)
+            for aval, said, sharding in zip(
                 traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
