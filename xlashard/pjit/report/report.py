@@ -66,7 +66,7 @@ class ProgramReport(ReportFields):
         console = Console(file=io.StringIO(), width=width, color_system=None)
         with console.capture() as shown:
             console.print(ReportText(self, full=False))
-        return shown.get().rstrip("\n")
+        return "\n".join(line.rstrip() for line in shown.get().rstrip().splitlines())
 
     def __repr__(self) -> str:
         counts = (

@@ -1,0 +1,26 @@
+"""The page about reports shows what its program prints."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.documents import program, read_blocks
+
+PAGE = Path(__file__).parents[3] / "docs" / "explain.md"
+
+
+def stable(text, partitioner):
+    """Without what differs from one processor to the next."""
+    lines = text.replace(partitioner, "PARTITIONER").splitlines()
+    return [line for line in lines if not line.startswith(("  holds", "  computes"))]
+
+
+@pytest.mark.slow
+def test_the_picture_on_the_page_is_what_its_program_prints(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = PAGE.read_text()
+    (shown,) = ("\n".join(b.code) for b in read_blocks(text) if b.info == "text")
+    names = {"__name__": "__main__"}
+    exec(compile(program(text), "docs/explain.md", "exec"), names)
+    report = names["report"]
+    assert stable(str(report), report.place.partitioner) == stable(shown, "shardy")
