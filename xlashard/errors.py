@@ -215,6 +215,10 @@ class CompileError(XlashardError, RuntimeError):
     """A program that the compiler refuses, or says too little of."""
 
 
+class SavedProgramError(XlashardError, ValueError):
+    """A compiled program that can't be saved, or a saved one that can't be loaded here."""
+
+
 class NonFiniteError(XlashardError, FloatingPointError):
     """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them."""
 

@@ -10,7 +10,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api_util, compiler, config, core, dispatch, sharding_impls, xla_bridge
+from jax._src import (
+    api_util,
+    compilation_cache,
+    compiler,
+    config,
+    core,
+    dispatch,
+    sharding_impls,
+    xla_bridge,
+)
 from jax._src.interpreters import pxla
 from jax._src.layout import AutoLayout, Layout
 
@@ -111,6 +120,32 @@ def note_event(event: str, **_: Any) -> None:
         found.append(event)
 
 
+def may_lack_code(request: CompileRequest) -> bool:
+    """True if the executable of a request may be one that can't be written to bytes.
+
+    The CPU client keeps a program's machine code only where it compiled it; what came out of JAX's
+    persistent cache is written without it, and then fails where it runs.
+    """
+    client = client_of(request.devices[0])
+    return client.platform == "cpu" and compilation_cache.is_cache_used(client)
+
+
+def compile_anew(module: modules.Module, request: CompileRequest) -> Executable:
+    """Compiles, whatever JAX's persistent cache holds.
+
+    Raises:
+        RuntimeError: With the compiler's text, if it refuses the module or an option.
+    """
+    devices = request.devices
+    return compiler.backend_compile_and_load(
+        client_of(devices[0]),
+        module,
+        device_list(devices),
+        _compile_options(module, request),
+        list(request.host_callbacks),
+    )
+
+
 def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
     """A digest of all that the compiler is given, but for where the operations come from.
 
@@ -126,7 +161,18 @@ def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
     return digest.digest()
 
 
-def _device_grid(devices: tuple[Device, ...]) -> np.ndarray:
+def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:
+    """Options of the compiler for one replica over devices."""
+    return compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=_device_grid(devices),
+        backend=client,
+        **how,
+    )
+
+
+def _device_grid(devices: Sequence[Device]) -> np.ndarray:
     grid = np.empty((1, len(devices)), dtype=object)
     grid[0, :] = devices
     return grid
@@ -135,13 +181,11 @@ def _device_grid(devices: tuple[Device, ...]) -> np.ndarray:
 def _compile_options(module: modules.Module, request: CompileRequest) -> Any:
     devices = request.devices
     client = client_of(devices[0])
-    compile_options = compiler.get_compile_options(
-        num_replicas=1,
-        num_partitions=len(devices),
-        device_assignment=_device_grid(devices),
+    compile_options = assigned(
+        devices,
+        client,
         env_options_overrides=dict(request.options),
         detailed_logging=compiler.use_detailed_logging(module),
-        backend=client,
     )
     build = compile_options.executable_build_options
     build.use_shardy_partitioner = request.shardy

@@ -11,6 +11,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir, passmanager
 
 from xlashard._jax import modules
+from xlashard._jax.callbacks import callback_names
 from xlashard._jax.shardings import (
     AbstractMesh,
     Device,
@@ -33,6 +34,7 @@ class LoweredBody:
         has_effects: True if the program must be run with tokens.
         keepalives: Python objects that the module points to.
         host_callbacks: Callbacks that the compiler is handed.
+        callbacks: The names of the Python functions that the program calls.
     """
 
     module: Any
@@ -41,6 +43,7 @@ class LoweredBody:
     has_effects: bool
     keepalives: tuple[Any, ...]
     host_callbacks: tuple[Any, ...]
+    callbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def lower_body(
         has_effects=bool(ordered or unordered or context.host_callbacks),
         keepalives=tuple(context.keepalives),
         host_callbacks=tuple(context.host_callbacks),
+        callbacks=callback_names(jaxpr) if context.keepalives or context.host_callbacks else (),
     )
 
 

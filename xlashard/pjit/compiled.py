@@ -1,14 +1,18 @@
 """The last stage of a pjit-ed function: compiled."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import jax
 
+from xlashard._jax.shardings import Device
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.saving import load
 from xlashard.pjit.step import BoundStep, bind_step
+from xlashard.sharding import Mesh
 
 
 class Compiled(Executable, Stage, jax.stages.Compiled):
@@ -24,6 +28,42 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program, as calling it does."""
         return self(*args, **kwargs)
+
+    @classmethod
+    def deserialize(
+        cls,
+        data: bytes,
+        *,
+        devices: Sequence[Device] | Mesh | None = None,
+        in_tree: Any = None,
+        out_tree: Any = None,
+    ) -> Self:
+        """The program of the bytes that `serialize` gave.
+
+        Load only what you trust: it holds machine code. Nothing else in it is run or imported.
+
+        Args:
+            data: The bytes.
+            devices: The devices to run on, in the program's order or as a mesh; those of the same
+                numbers as where it was compiled if not given.
+            in_tree: The tree of `((args, ...), {name: arg, ...})`, needed where a node among them
+                has a static part that no file can hold.
+            out_tree: The tree of the result, likewise.
+
+        Raises:
+            ArgumentError: If an argument is of the wrong kind.
+            SavedProgramError: If the bytes are damaged or no saved program, were made by another
+                version or for other devices, or do not say their trees.
+
+        Example:
+            >>> import numpy as np
+            >>> from xlashard import pjit
+            >>> x = np.arange(3, dtype=np.float32)
+            >>> data = pjit(lambda x: {"twice": x * 2}).lower(x).compile().serialize()
+            >>> Compiled.deserialize(data)(x)
+            {'twice': Array([0., 2., 4.], dtype=float32)}
+        """
+        return cls(*load(cls.__name__, data, devices, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
         face = self._face

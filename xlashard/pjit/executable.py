@@ -23,6 +23,7 @@ from xlashard.pjit.run import (
     mark_donated,
     run_prepared,
 )
+from xlashard.pjit.saving import save
 
 
 class Executable:
@@ -116,6 +117,18 @@ class Executable:
     def runtime_executable(self) -> Any:
         """PJRT's loaded executable."""
         return self._prepared.program.executable
+
+    def serialize(self) -> bytes:
+        """The program as bytes, to be loaded by `deserialize` in another process.
+
+        They hold all that it needs: what it closes over, trees, shardings and donation. Only an
+        equal runtime takes them: the same versions of JAX and jaxlib, and devices of the same kind
+        in the same arrangement.
+
+        Raises:
+            SavedProgramError: If the program calls Python functions, which can't travel.
+        """
+        return save(type(self).__name__, self._face, self._prepared)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program.

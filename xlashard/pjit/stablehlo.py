@@ -1,7 +1,7 @@
 """Programs from StableHLO modules that no function of JAX made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from xlashard.pjit.face import Face, struct
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.saving import load
 from xlashard.pjit.stablehlo_plan import Said, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
 from xlashard.sharding import Mesh, XLACompatibleSharding
@@ -107,6 +108,25 @@ class StableHLOProgram(Executable):
             paths=tuple(f"args[{i}]" for i in range(len(donated))),
             donated=donated,
         )
+
+    @classmethod
+    def deserialize(cls, data: bytes, *, devices: Sequence[Device] | Mesh | None = None) -> Self:
+        """The program of the bytes that `serialize` gave.
+
+        Load only what you trust: it holds machine code. Nothing else in it is run or imported.
+
+        Args:
+            data: The bytes.
+            devices: The devices to run on, in the program's order or as a mesh; those of the same
+                numbers as where it was compiled if not given.
+
+        Raises:
+            ArgumentError: If an argument is of the wrong kind.
+            SavedProgramError: If the bytes are damaged or no saved program, or were made by another
+                version or for other devices.
+        """
+        face, prepared = load(cls.__name__, data, devices, (None, None))
+        return cls(prepared, face.donated)
 
     def __repr__(self) -> str:
         takes, gives = (

@@ -125,10 +125,7 @@ def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> tuple
     if lowered.source is not None and _is_told_by_text(lowered):
         key = (lowered.source, compiling.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
-    with compiling.persistent_cache_hits() as hits:
-        if not loaded.load(lambda: compiling.compile_module(module, request)):
-            return loaded, "a program that says the same"
-    return loaded, "the persistent cache" if hits else "the compiler"
+    return loaded, loaded.compile(module, request)
 
 
 def _is_told_by_text(lowered: LoweredProgram) -> bool:

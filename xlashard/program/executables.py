@@ -8,9 +8,10 @@ written for that jaxpr says the same, and then nothing is compiled again.
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
-from xlashard._jax import compiling
+from xlashard._jax import compiling, executables
 from xlashard._jax.caches import cleared_with_jax
 
 type Source = Literal["the compiler", "the persistent cache", "a program that says the same"]
@@ -18,12 +19,21 @@ type Source = Literal["the compiler", "the persistent cache", "a program that sa
 
 
 class Loaded:
-    """A loaded executable. It is kept while a program runs on it."""
+    """A loaded executable. It is kept while a program runs on it.
 
-    __slots__ = ("__weakref__", "_lock", "executable")
+    Args:
+        executable: The executable; None until `load` makes it.
+        code: The bytes that it comes from, where it was not compiled here.
+    """
 
-    def __init__(self, executable: compiling.Executable | None = None) -> None:
+    __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable")
+
+    def __init__(
+        self, executable: compiling.Executable | None = None, *, code: bytes | None = None
+    ) -> None:
         self.executable: Any = executable
+        self._code = code
+        self._again: Callable[[], compiling.Executable] | None = None
         self._lock = threading.Lock()
 
     def load(self, make: Callable[[], compiling.Executable]) -> bool:
@@ -36,6 +46,33 @@ class Loaded:
                 return False
             self.executable = make()
             return True
+
+    def compile(self, module: Any, request: compiling.CompileRequest) -> Source:
+        """Compiles a module unless that is done, and says where the executable came from."""
+        source: Source = "a program that says the same"
+
+        def make() -> compiling.Executable:
+            nonlocal source
+            with compiling.persistent_cache_hits() as hits:
+                executable = compiling.compile_module(module, request)
+            source = "the persistent cache" if hits else "the compiler"
+            if hits and compiling.forgets_code(request):
+                self._again = partial(compiling.compile_anew, module, request)
+            return executable
+
+        self.load(make)
+        return source
+
+    def to_bytes(self) -> bytes:
+        """What PJRT needs to load it again.
+
+        Raises:
+            RuntimeError: If the platform's plugin can't give it.
+        """
+        if self._code is not None:
+            return self._code
+        executable = self.executable if self._again is None else self._again()
+        return executables.to_bytes(executable)
 
 
 class Executables:

@@ -1,0 +1,344 @@
+"""Compiled programs as bytes: they live again elsewhere, or say why they don't."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pjit.helpers import f32, make_mesh
+from tests.pjit.saved import cases
+from xlashard import (
+    Compiled,
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    StableHLOProgram,
+    compile_stablehlo,
+    device_put,
+    pjit,
+)
+from xlashard.errors import ArgumentError, DeletedError, SavedProgramError
+from xlashard.program import container
+from xlashard.program.environment import Environment, differences
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """What all programs say, here and in a fresh process that loads them from files."""
+    folder = tmp_path_factory.mktemp("saved")
+    here = {}
+    for name, make in cases.CASES.items():
+        compiled, args, kwargs = make()
+        (folder / f"{name}.program").write_bytes(compiled.serialize())
+        leaves = [np.asarray(cases.data(jnp.asarray(x))) for x in jax.tree.leaves((args, kwargs))]
+        np.savez(folder / f"{name}.npz", *leaves)
+        args, kwargs = jax.tree.map(on_host, (args, kwargs))
+        here[name] = cases.facts(compiled, args, kwargs)
+    command = [sys.executable, "-m", "tests.pjit.saved.load", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ, timeout=240)
+    return {name: (here[name], json.loads((folder / f"{name}.json").read_text())) for name in here}
+
+
+def on_host(leaf):
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended):
+        return leaf
+    return np.asarray(leaf)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_fresh_process_runs_what_was_saved(elsewhere, name):
+    here, there = elsewhere[name]
+    for loaded in there:
+        assert here == loaded
+
+
+@functools.cache
+def saved_sum():
+    """A small program, compiled when a test first asks; no fixture, which failures would print."""
+    f = pjit(lambda x, y: x + y, donate_argnums=0)
+    return f.lower(f32(4), f32(4)).compile().serialize()
+
+
+def test_a_loaded_program_is_called_like_any_other():
+    program = Compiled.deserialize(saved_sum())
+    assert isinstance(program, Compiled) and isinstance(program, jax.stages.Compiled)
+    x = device_put(f32(4))
+    np.testing.assert_array_equal(program(x, f32(4)), f32(4) * 2)
+    with pytest.raises(DeletedError, match="donated to <lambda>, as x"):
+        program(x, f32(4))
+    with pytest.raises(ArgumentError, match=r"compiled for x as float32\[4\], .* float32\[3\]"):
+        program(f32(3), f32(4))
+    with pytest.raises(ArgumentError, match="structure"):
+        program(f32(4))
+    with pytest.raises(ArgumentError, match=r"without its StableHLO module: as_text\('hlo'\)"):
+        program.as_text("stablehlo")
+
+
+def test_a_loaded_step_is_bound():
+    def step(state, x):
+        return {"n": state["n"] + 1, "w": state["w"] * x}, state["n"]
+
+    state = {"n": np.int32(0), "w": np.ones(3, np.float32)}
+    compiled = pjit(step, donate_argnums=0).lower(state, np.float32(2)).compile()
+    bound = Compiled.deserialize(compiled.serialize()).bind(state)
+    counts = [int(bound(np.float32(2))) for _ in range(3)]
+    assert counts == [0, 1, 2]
+    np.testing.assert_array_equal(bound.state["w"], [8, 8, 8])
+
+
+def test_other_devices_of_an_equal_arrangement():
+    def place(devices):
+        return make_mesh((2, 2), ("x", "y"), devices)
+
+    first, last = jax.devices()[:4], jax.devices()[4:]
+    f = pjit(lambda x: (x.T, x.sum()), in_shardings=NamedSharding(place(first), P("x", "y")))
+    data = f.lower(f32(4, 8)).compile().serialize()
+    for devices in (last, place(last), last[::-1]):
+        program = Compiled.deserialize(data, devices=devices)
+        mesh = place(getattr(devices, "devices", np.array(devices)).reshape(-1))
+        transposed, total = program(f32(4, 8))
+        np.testing.assert_array_equal(transposed, f32(4, 8).T)
+        assert float(total) == f32(4, 8).sum()
+        assert program.input_shardings[0][0] == NamedSharding(mesh, P("x", "y"))
+        assert transposed.devices() == set(last)
+    with pytest.raises(SavedProgramError, match="for 4 devices, and 8 were given"):
+        Compiled.deserialize(data, devices=jax.devices())
+    with pytest.raises(ArgumentError, match="devices must be a Mesh or"):
+        Compiled.deserialize(data, devices=[0, 1, 2, 3])
+
+
+def test_a_module_of_its_own():
+    text = """func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+      %y = stablehlo.add %x, %x : tensor<4xf32>
+      return %y, %x : tensor<4xf32>, tensor<4xf32>
+    }"""
+    program = compile_stablehlo(text, donate_argnums=0, name="twice")
+    loaded = StableHLOProgram.deserialize(program.serialize())
+    assert repr(loaded) == repr(program) and loaded.donate_argnums == (0,)
+    np.testing.assert_array_equal(loaded(f32(4))[0], f32(4) * 2)
+    with pytest.raises(SavedProgramError, match=r"write StableHLOProgram.deserialize\(data\)"):
+        Compiled.deserialize(program.serialize())
+
+
+def shout(x):
+    return np.asarray(x) + 1
+
+
+CALLS = {
+    "pure": lambda x: jax.pure_callback(shout, jax.ShapeDtypeStruct((3,), np.float32), x),
+    "io": lambda x: jax.experimental.io_callback(
+        shout, jax.ShapeDtypeStruct((3,), np.float32), x, ordered=True
+    ),
+    "debug": lambda x: (jax.debug.callback(shout, x), x + 1)[1],
+    "inside": lambda x: jax.lax.scan(lambda c, y: (c, CALLS["pure"](x)), 0.0, x)[1],
+}
+
+
+@pytest.mark.parametrize("function", CALLS.values(), ids=CALLS)
+def test_programs_that_call_python_stay_where_they_are(function):
+    compiled = pjit(function).lower(f32(3)).compile()
+    with pytest.raises(SavedProgramError, match=r"calls the Python function shout, which"):
+        compiled.serialize()
+
+
+def test_programs_that_print_stay_where_they_are():
+    def f(x):
+        jax.debug.print("x is {}", x)
+        return x
+
+    with pytest.raises(SavedProgramError, match=r"jax.debug.print\('x is \{\}'\)"):
+        pjit(f).lower(f32(3)).compile().serialize()
+
+
+def edited(data, edit):
+    """The file with another header, under a checksum that fits."""
+    contents = container.unpack(data)
+    edit(contents.header["program"]["environment"])
+    return container.pack(contents.header, contents.sections)
+
+
+def on_device(**facts):
+    return lambda e: e["devices"][0].update(facts)
+
+
+OTHERS = {
+    "jaxlib": (
+        lambda e: e.update(jaxlib="0.4.1"),
+        r"made with jaxlib 0\.4\.1, this is jaxlib 0\.1",
+    ),
+    "jax": (lambda e: e.update(jax="0.4.2"), r"made with jax 0\.4\.2, this is jax 0\.1"),
+    "platform": (lambda e: e.update(platform="tpu"), r"made for tpu, and this process has cpu"),
+    "runtime": (lambda e: e.update(runtime="cpu 7"), r"made for the runtime cpu 7, this is cpu"),
+    "processor": (lambda e: e.update(machine="vax"), r"made for the processor vax, this is"),
+    "features": (
+        lambda e: e["features"].append("avx9000"),
+        r"made for a processor with avx9000, which this one lacks",
+    ),
+    "processes": (lambda e: e.update(processes=4), r"made for 4 processes, these are 1"),
+    "kind": (on_device(kind="TPU v9"), r"device 0 was made for a TPU v9, this is a cpu"),
+    "process": (on_device(process=3), r"device 0 belonged to process 3, this one to process 0"),
+    "core": (on_device(core=1), r"device 0 was at \(\) in the torus, core 1"),
+    "number": (
+        on_device(id=77),
+        r"1 cpu devices, of which this process, having 8, lacks number 77: .*devices=jax.devices",
+    ),
+    "count": (
+        lambda e: e.update(devices=[{**e["devices"][0], "id": i} for i in range(9)]),
+        r"made for 9 cpu devices, of which this process, having 8, lacks number 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "text"), OTHERS.values(), ids=OTHERS)
+def test_a_program_made_for_something_else_is_refused(edit, text):
+    with pytest.raises(SavedProgramError, match=text):
+        Compiled.deserialize(edited(saved_sum(), edit))
+
+
+def test_a_torus_may_move_and_not_be_bent():
+    def environment(*coords):
+        here = Environment.of(jax.devices()[: len(coords)])
+        placed = [replace(d, coords=c) for d, c in zip(here.devices, coords, strict=True)]
+        return replace(here, devices=tuple(placed))
+
+    row, moved, bent = (
+        environment((0, 0), (1, 0)),
+        environment((4, 2), (5, 2)),
+        environment((0, 0), (0, 1)),
+    )
+    assert differences(row, moved) == []
+    (said,) = differences(row, bent)
+    assert "device 1 was at (1, 0) in the torus" in said and "here they are at (0, 1)" in said
+
+
+def test_flags_are_written_down_and_not_compared():
+    environment = container.unpack(saved_sum()).header["program"]["environment"]
+    assert dict(environment["flags"]).get("XLA_FLAGS") == os.environ.get("XLA_FLAGS")
+    Compiled.deserialize(edited(saved_sum(), lambda e: e.update(flags=[["XLA_FLAGS", "--other"]])))
+
+
+def test_sixty_four_bits():
+    with jax.enable_x64(True):
+        data = pjit(lambda x: x + 1).lower(np.ones(2)).compile().serialize()
+        np.testing.assert_array_equal(Compiled.deserialize(data)(np.ones(2)), [2.0, 2.0])
+    with pytest.raises(SavedProgramError, match=r"has float64 values.*jax_enable_x64', True"):
+        Compiled.deserialize(data)
+
+
+DAMAGE = {
+    "empty": (lambda d: b"", "is no saved program: it begins with b''"),
+    "text": (lambda d: b"HloModule", "is no saved program: it begins with b'HloModul'"),
+    "pickle": (lambda d: b"\x80\x04\x95" + d, "is no saved program"),
+    "cut in its start": (lambda d: d[:20], "cut off after 20 bytes"),
+    "cut": (lambda d: d[:-7], r"cut off: [\d,]+ of its [\d,]+ bytes are there"),
+    "longer": (lambda d: d + b"\0", "is damaged"),
+    "a bit": (lambda d: d[:500] + bytes([d[500] ^ 1]) + d[501:], "is damaged"),
+    "of the future": (lambda d: d[:8] + b"\x02" + d[9:], "of format 2, and this .* format 1"),
+}
+
+
+@pytest.mark.parametrize(("harm", "text"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_told(harm, text):
+    with pytest.raises(SavedProgramError, match=text):
+        Compiled.deserialize(harm(saved_sum()))
+
+
+def test_what_is_no_bytes():
+    with pytest.raises(ArgumentError, match=r"is bytes, not str: .*read_bytes\(\)"):
+        Compiled.deserialize("model.bin")
+    np.testing.assert_array_equal(
+        Compiled.deserialize(bytearray(saved_sum()))(f32(4), f32(4)), f32(4) * 2
+    )
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_no_damage_reaches_the_runtime(data):
+    whole = saved_sum()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    how = data.draw(st.sampled_from(["flip", "cut", "insert", "swap"]))
+    harmed = {
+        "flip": lambda: whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :],
+        "cut": lambda: whole[:at],
+        "insert": lambda: whole[:at] + b"\xff" + whole[at:],
+        "swap": lambda: whole[at:] + whole[:at] + b"\0",
+    }[how]()
+    with pytest.raises(SavedProgramError):
+        Compiled.deserialize(harmed)
+
+
+def places(said, path=()):
+    """The path of every value in a header."""
+    yield path
+    if isinstance(said, dict | list):
+        for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
+            yield from places(inner, (*path, key))
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_wrong_header_is_an_error_or_changes_nothing(data):
+    contents = container.unpack(saved_sum())
+    path = data.draw(st.sampled_from([p for p in places(contents.header) if p]))
+    *parents, last = path
+    holder = contents.header
+    for key in parents:
+        holder = holder[key]
+    if data.draw(st.booleans()):
+        del holder[last]
+    else:
+        holder[last] = data.draw(st.sampled_from([None, -1, 10**30, "no", [], {}, True, [[]], "*"]))
+    try:
+        Compiled.deserialize(container.pack(contents.header, contents.sections))
+    except SavedProgramError as error:
+        assert str(error)
+
+
+def test_constants_spread_over_devices_come_back(mesh):
+    table = device_put(np.arange(20_000, dtype=np.float32), NamedSharding(mesh, P("x")))
+    compiled = pjit(lambda i: table[i]).lower(np.int32(7)).compile()
+    loaded = Compiled.deserialize(compiled.serialize())
+    assert float(loaded(np.int32(19_999))) == 19_999.0
+
+
+def test_two_loads_are_two_programs():
+    programs = [Compiled.deserialize(saved_sum()) for _ in range(2)]
+    results = [program(f32(4), f32(4) * i) for i, program in enumerate(programs)]
+    np.testing.assert_array_equal(results[1], f32(4) * 2)
+    np.testing.assert_array_equal(results[0], f32(4))
+    assert programs[0].input_shardings[0][0] == SingleDeviceSharding(jax.devices()[0])
+
+
+@pytest.mark.slow
+def test_what_came_from_the_persistent_cache_is_saved_whole(tmp_path):
+    program = """
+import jax, numpy as np, sys
+from pathlib import Path
+from xlashard import Compiled, pjit
+jax.config.update("jax_compilation_cache_dir", sys.argv[1] + "/cache")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+x = np.arange(4, dtype=np.float32)
+compiled = pjit(lambda x: (x * 2 + 1).sum()).lower(x).compile()
+data = compiled.serialize()
+assert float(Compiled.deserialize(data)(x)) == 16.0
+print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
+"""
+    for _ in range(2):
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -1,0 +1,231 @@
+"""Pytree structures as JSON: what comes back, and what has to be given."""
+
+import collections
+import dataclasses
+import enum
+import functools
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pjit.helpers import f32
+from tests.pjit.saved.cases import Layer, Pair
+from xlashard import Compiled, P, pjit
+from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.pjit.trees import fits, tree_from_json, tree_to_json, unknown_nodes
+
+structure = jax.tree.structure
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Sentinel:
+    """The class of one object that stands for none."""
+
+
+MISSING = Sentinel()
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["step", "params"],
+    meta_fields=["apply_fn", "optimizer"],
+)
+@dataclasses.dataclass
+class TrainState:
+    """As flax has it: functions that may be closures stand next to the arrays."""
+
+    step: int
+    params: dict
+    apply_fn: object
+    optimizer: object
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    """A node with any static data."""
+
+    def __init__(self, value, data):
+        self.value, self.data = value, data
+
+    def tree_flatten(self):
+        return (self.value,), self.data
+
+    @classmethod
+    def tree_unflatten(cls, data, children):
+        return cls(*children, data)
+
+
+def there_and_back(tree):
+    said = json.loads(json.dumps(tree_to_json(tree)))
+    assert unknown_nodes(said) == []
+    return tree_from_json(said)
+
+
+TREES = {
+    "a leaf": 0,
+    "nothing": None,
+    "containers": [(), (1, [2, {}]), {"b": 1, "a": (None, 2)}],
+    "keys": {3: 0, 1: 0},
+    "pairs of keys": {("a", 1): 0, ("a", 2): 0},
+    "ordered": collections.OrderedDict(b=1, a=2),
+    "default": collections.defaultdict(list, a=1),
+    "a namedtuple": Pair(1, {"x": 2}),
+    "a dataclass": Layer(1, 2),
+    "a partial": jax.tree_util.Partial(jnp.sin, 1, x=2),
+    "optax": optax.adamw(1e-3).init({"w": jnp.ones(2)}),
+    "static data": Box(
+        0,
+        (
+            *(True, 1.5, float("inf"), 2 - 1j, b"\0\xff", "text", None, -(10**30)),
+            [1, {"a": (2,)}, frozenset({3})],
+            *(
+                MISSING,
+                Color.RED,
+                np.dtype("float32"),
+                P("x", None, ("y", "z")),
+                jax.nn.relu,
+                dict,
+                f32,
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("value", TREES.values(), ids=TREES)
+def test_trees_come_back(value):
+    assert there_and_back(structure(value)) == structure(value)
+
+
+nested = st.recursive(
+    st.none() | st.just(0),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.dictionaries(st.integers(), inner, max_size=3)
+        | st.tuples(inner, inner).map(lambda pair: Pair(*pair))
+        | st.tuples(inner, inner).map(lambda pair: Layer(*pair))
+    ),
+    max_leaves=12,
+)
+
+
+@given(nested)
+def test_all_trees_come_back(value):
+    tree = structure(value)
+    assert there_and_back(tree) == tree
+    assert fits(tree_to_json(tree), tree_to_json(tree))
+
+
+@given(nested, nested)
+def test_only_an_equal_tree_fits(one, other):
+    said, given = tree_to_json(structure(one)), tree_to_json(structure(other))
+    assert fits(said, given) == (structure(one) == structure(other))
+
+
+def test_nothing_is_imported_to_read_a_tree(monkeypatch):
+    said = tree_to_json(structure(Pair(1, 2)))
+    monkeypatch.delitem(sys.modules, Pair.__module__)
+    with pytest.raises(
+        SavedProgramError, match=r"Pair of tests.pjit.saved.cases, which is not imported here: .*"
+    ):
+        tree_from_json(said)
+    assert Pair.__module__ not in sys.modules
+
+
+def test_reading_calls_nothing(monkeypatch):
+    trap = types.ModuleType("trap")
+    trap.__getattr__ = lambda name: pytest.fail(f"{name} was asked for")
+    monkeypatch.setitem(sys.modules, "trap", trap)
+    with pytest.raises(SavedProgramError, match="Thing of trap, which is not there any more"):
+        tree_from_json({"class": "trap:Thing", "data": None, "children": []})
+    for place in ("os:system", "builtins:int"):
+        with pytest.raises(SavedProgramError, match=rf"class {place} .* is no such node here"):
+            tree_from_json({"class": place, "data": None, "children": ["*"]})
+
+
+def test_a_class_that_has_changed(monkeypatch):
+    said = tree_to_json(structure(Pair(1, 2)))
+    wider = collections.namedtuple("Pair", ["first", "second", "third"])
+    monkeypatch.setattr("tests.pjit.saved.cases.Pair", wider)
+    with pytest.raises(SavedProgramError, match="Pair with 2 children, which is no such node"):
+        tree_from_json(said)
+
+
+def unwritable():
+    """Nodes whose static part is a closure, a bound method, an object of its own."""
+    here = object()
+    return {
+        "closure": jax.tree_util.Partial(lambda x: x + len("here"), 1),
+        "object": Box(1, here),
+        "hidden class": functools.reduce(lambda x, _: Box(x, here), range(3), 1),
+    }
+
+
+@pytest.mark.parametrize("name", unwritable())
+def test_what_no_file_can_hold_is_said_to_be_unknown(name):
+    value = unwritable()[name]
+    said = tree_to_json(structure({"a": value}))
+    assert unknown_nodes(said)
+    assert fits(said, tree_to_json(structure({"a": value})))
+    assert not fits(said, tree_to_json(structure({"b": value})))
+    assert not fits(said, tree_to_json(structure({"a": 1})))
+
+
+def train():
+    state = TrainState(0, {"w": f32(3, 2)}, lambda p, x: x @ p["w"], optax.sgd(0.1))
+
+    def update(state, x, *, scale):
+        def loss(params):
+            return state.apply_fn(params, x).sum() * scale
+
+        grads, rest = jax.grad(loss)(state.params), state.optimizer.init(state.params)
+        updates, _ = state.optimizer.update(grads, rest)
+        params = optax.apply_updates(state.params, updates)
+        return dataclasses.replace(state, step=state.step + 1, params=params), scale
+
+    return pjit(update, donate_argnums=0), state
+
+
+def test_trees_with_functions_in_them_are_given():
+    f, state = train()
+    data = f.lower(state, f32(4, 3), scale=2.0).compile().serialize()
+    with pytest.raises(SavedProgramError) as caught:
+        Compiled.deserialize(data)
+    advice = str(caught.value)
+    assert "tests.pjit.test_trees.TrainState" in advice
+    ins = "in_tree=jax.tree.structure(((state, x), {'scale': scale}))"
+    assert f"deserialize(data, {ins}, out_tree=jax.tree.structure(result))" in advice
+    scale, x = 2.0, f32(4, 3)
+    program = Compiled.deserialize(
+        data,
+        in_tree=jax.tree.structure(((state, x), {"scale": scale})),
+        out_tree=jax.tree.structure((state, 0)),
+    )
+    new, _ = program(state, x, scale=scale)
+    wanted, _ = f(state, x, scale=scale)
+    assert isinstance(new, TrainState) and new.apply_fn is state.apply_fn
+    np.testing.assert_array_equal(new.params["w"], wanted.params["w"])
+
+
+def test_trees_that_are_not_what_was_saved():
+    f, state = train()
+    data = f.lower(state, f32(4, 3), scale=2.0).compile().serialize()
+    with pytest.raises(SavedProgramError, match="in_tree is .*, which is not the structure of"):
+        Compiled.deserialize(data, in_tree=structure(((state,), {})), out_tree=structure(0))
+    with pytest.raises(SavedProgramError, match="out_tree is .* must be that of the result"):
+        Compiled.deserialize(data, out_tree=structure(0))
+    with pytest.raises(ArgumentError, match=r"in_tree must be a PyTreeDef, not tuple: .*structure"):
+        Compiled.deserialize(data, in_tree=((state, f32(4, 3)), {}))

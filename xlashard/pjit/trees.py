@@ -1,0 +1,219 @@
+"""Pytree structures as JSON, and back.
+
+Containers of Python are written by what they are. A node of any other class (a namedtuple, a
+registered dataclass, a module of a neural network library) is written by the place of its class and
+by its static data, as long as these are plain values, or classes and functions that stand in a
+module. Reading imports nothing and calls nothing: a class is looked up among the modules that are
+imported already. A node whose static data can't be written so (a closure, a bound method) is
+written as unknown; who reads it must give the tree.
+"""
+
+import base64
+import collections
+import enum
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.executables import make_node
+from xlashard.errors import SavedProgramError
+from xlashard.sharding import PartitionSpec
+
+type TreeDef = Any
+type Json = Any
+
+_LEAF = jax.tree_util.tree_structure(0)
+_NONE = jax.tree_util.tree_structure(None)
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
+_KEYED: dict[str, type] = {"dict": dict, "OrderedDict": collections.OrderedDict}
+
+
+class UnwritableError(Exception):
+    """A value of a static part that no file can hold."""
+
+
+def tree_to_json(tree: TreeDef) -> Json:
+    """A tree as JSON."""
+    if jax.tree_util.treedef_is_leaf(tree) and tree == _LEAF:
+        return "*"
+    if tree == _NONE:
+        return None
+    kind, data = tree.node_data()
+    children = [tree_to_json(child) for child in tree.children()]
+    for name, known in _SEQUENCES.items():
+        if kind is known:
+            return {name: children}
+    try:
+        for name, known in _KEYED.items():
+            if kind is known:
+                return {name: children, "keys": [_write(key) for key in data]}
+        node = {"class": _write_place(kind), "data": _write(data), "children": children}
+        if make_node(kind, _read(node["data"]), tree.children()) == tree:
+            return node
+    except UnwritableError:
+        pass
+    return {"unknown": f"{kind.__module__}.{kind.__qualname__}", "children": children}
+
+
+def tree_from_json(said: Json) -> TreeDef:
+    """The tree of such JSON.
+
+    Raises:
+        SavedProgramError: If a class is not to be found, or is no node.
+        ValueError: Or another error of reading, if the JSON is not of this kind.
+    """
+    if said == "*":
+        return _LEAF
+    if said is None:
+        return _NONE
+    for name, kind in _SEQUENCES.items():
+        if name in said:
+            return make_node(kind, None, [tree_from_json(child) for child in said[name]])
+    for name, kind in _KEYED.items():
+        if name in said:
+            keys = [_read(key) for key in said["keys"]]
+            children = [tree_from_json(child) for child in said[name]]
+            if len(keys) != len(children) or len(set(keys)) != len(keys):
+                raise ValueError(f"{len(children)} entries for the keys {keys}")
+            return make_node(kind, tuple(keys) if kind is not dict else keys, children)
+    kind = _find(said["class"])
+    children = [tree_from_json(child) for child in said["children"]]
+    fields = getattr(kind, "_fields", None)
+    if not isinstance(kind, type) or (fields is not None and len(fields) != len(children)):
+        raise SavedProgramError(_changed_text(said["class"], len(children)))
+    try:
+        return make_node(kind, _read(said["data"]), children)
+    except RuntimeError:
+        raise SavedProgramError(_changed_text(said["class"], len(children))) from None
+
+
+def _changed_text(place: str, count: int) -> str:
+    return (
+        f"the saved program's trees have a node of the class {place} with {count} children, which "
+        "is no such node here: register it as it was where the program was saved, or give "
+        "deserialize() the trees, in_tree= and out_tree="
+    )
+
+
+def unknown_nodes(said: Json) -> list[str]:
+    """The classes of nodes that were written as unknown."""
+    if not isinstance(said, dict):
+        return []
+    found = [said["unknown"]] if "unknown" in said else []
+    for name in (*_SEQUENCES, *_KEYED, "children"):
+        for child in said.get(name, ()):
+            found += unknown_nodes(child)
+    return list(dict.fromkeys(found))
+
+
+def fits(said: Json, tree: Json) -> bool:
+    """Whether a tree that somebody gave, as JSON, is the one that was saved."""
+    if not isinstance(said, dict) or not isinstance(tree, dict):
+        return said == tree
+    if "unknown" in said:
+        if said["unknown"] != tree.get("unknown", str(tree.get("class")).replace(":", ".")):
+            return False
+        return _all_fit(said["children"], tree["children"])
+    if said.keys() != tree.keys():
+        return False
+    return all(
+        _all_fit(value, tree[name])
+        if name in (*_SEQUENCES, *_KEYED, "children")
+        else value == tree[name]
+        for name, value in said.items()
+    )
+
+
+def _all_fit(said: Sequence[Json], trees: Sequence[Json]) -> bool:
+    return len(said) == len(trees) and all(map(fits, said, trees))
+
+
+def _write_place(value: Any) -> str:
+    """Where a class, a function or the one object of its kind stands, as `module:name`."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if name is None and module in sys.modules:
+        known = vars(sys.modules[module]).items()
+        name = next((name for name, other in known if other is value), None)
+    place = f"{module}:{name}"
+    try:
+        found = _find(place)
+    except SavedProgramError:
+        raise UnwritableError(place) from None
+    if found is not value:
+        raise UnwritableError(place)
+    return place
+
+
+def _find(place: str) -> Any:
+    """What stands at a place, without importing or calling anything."""
+    module, _, name = place.partition(":")
+    if module not in sys.modules:
+        raise SavedProgramError(
+            f"the saved program's trees have {name} of {module}, which is not imported here: write "
+            f"import {module.partition('.')[0]} before deserialize(), or give it the trees, "
+            "in_tree= and out_tree="
+        )
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        if found is None:
+            raise SavedProgramError(
+                f"the saved program's trees have {name} of {module}, which is not there any more: "
+                "give deserialize() the trees, in_tree= and out_tree="
+            )
+    return found
+
+
+def _write(value: Any) -> Json:
+    """A plain value, or the place of a class or function."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"float": value.hex()}
+    if type(value) is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_write(item) for item in value]}
+    if type(value) is dict:
+        return {"dict": [[_write(k), _write(v)] for k, v in value.items()]}
+    if type(value) is frozenset:
+        return {"frozenset": sorted(map(_write, value), key=repr)}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, enum.Enum):
+        return {"enum": _write_place(type(value)), "name": value.name}
+    if isinstance(value, PartitionSpec) and not (value.unreduced or value.reduced):
+        return {"spec": [_write(entry) for entry in value]}
+    return {"place": _write_place(value)}
+
+
+def _read(said: Json) -> Any:
+    if not isinstance(said, Mapping):
+        return said
+    (kind, content), *_ = said.items()
+    if kind == "enum":
+        found = _find(content)
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            raise ValueError(f"{content} is no enumeration")
+        return found[said["name"]]
+    return _READERS[kind](content)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "float": float.fromhex,
+    "complex": lambda parts: complex(*map(float.fromhex, parts)),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "tuple": lambda items: tuple(map(_read, items)),
+    "list": lambda items: list(map(_read, items)),
+    "dict": lambda pairs: {_read(k): _read(v) for k, v in pairs},
+    "frozenset": lambda items: frozenset(map(_read, items)),
+    "dtype": np.dtype,
+    "spec": lambda entries: PartitionSpec(*map(_read, entries)),
+    "place": _find,
+}

@@ -1,0 +1,231 @@
+"""A compiled program as JSON and bytes, and back: executable, plan, and what it closes over."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlashard._jax import compiling, executables
+from xlashard._jax.context import is_x64_enabled
+from xlashard._jax.shardings import Device
+from xlashard.errors import SavedProgramError
+from xlashard.program.container import Contents, reading
+from xlashard.program.environment import Environment, find_devices
+from xlashard.program.executables import Loaded
+from xlashard.program.execute import Handle, Program, ProgramParts
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.saved_values import (
+    ShardingReader,
+    ShardingWriter,
+    array_from_bytes,
+    array_to_bytes,
+    type_from_json,
+    type_to_json,
+)
+from xlashard.sharding import Mesh, XLACompatibleSharding
+
+_EXECUTABLE = "executable"
+_WIDE = {"int64", "uint64", "float64", "complex128"}
+
+type Sections = dict[str, bytes | memoryview]
+
+
+def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, Any], Sections]:
+    """A program as JSON, and the bytes that belong to it.
+
+    Args:
+        program: The program.
+        consts: The values that it closes over: its first arguments, placed.
+
+    Raises:
+        SavedProgramError: If it calls Python functions or holds what only this process has, or its
+            platform gives no bytes of it.
+    """
+    parts = program.parts
+    _check_self_contained(program)
+    sections: Sections = {_EXECUTABLE: _executable_bytes(program)}
+    for i, const in enumerate(consts):
+        if not const.is_fully_addressable and not const.is_fully_replicated:
+            raise SavedProgramError(
+                f"{program.name} closes over an array of the shape {const.shape} that is spread "
+                "over several processes, of which none can write it: pass it as an argument"
+            )
+        sections[_const_name(i)] = array_to_bytes(const)
+    writer = ShardingWriter()
+    described = {
+        "name": program.name,
+        "partitioner": parts.plan.partitioner.value,
+        "options": [list(option) for option in parts.plan.options],
+        "committed": parts.committed,
+        "consts": len(consts),
+        "in": _values(writer, parts.in_avals, parts.in_shardings, parts.plan.args),
+        "out": _values(writer, parts.out_avals, parts.out_shardings, parts.plan.results),
+        "meshes": writer.meshes,
+        "environment": Environment.of(parts.plan.devices).to_json(),
+    }
+    return described, sections
+
+
+def _check_self_contained(program: Program) -> None:
+    body = program.parts.body
+    if body.callbacks:
+        raise SavedProgramError(
+            f"{program.name} can't be saved: it calls the Python function"
+            f"{'s' if len(body.callbacks) > 1 else ''} {', '.join(body.callbacks)}, which no other "
+            "process has: take the callback out of the function, or compile it where it runs"
+        )
+    if body.has_effects or body.keepalives or body.host_callbacks:
+        raise SavedProgramError(
+            f"{program.name} can't be saved: it has effects, or points to objects of this process: "
+            "compile it where it runs"
+        )
+
+
+def _executable_bytes(program: Program) -> bytes:
+    try:
+        return program.loaded.to_bytes()
+    except RuntimeError as error:
+        platform = program.parts.plan.devices[0].platform
+        raise SavedProgramError(
+            f"the runtime of {platform} gives no bytes of {program.name}: {error}"
+        ) from None
+
+
+def _const_name(i: int) -> str:
+    return f"const{i}"
+
+
+def _values(
+    writer: ShardingWriter,
+    avals: Sequence[Any],
+    shardings: Sequence[XLACompatibleSharding],
+    plans: Sequence[ValuePlan],
+) -> list[dict[str, Any]]:
+    return [
+        type_to_json(aval)
+        | {
+            "sharding": writer.write(sharding, len(aval.shape)),
+            "name": plan.name,
+            "layout": plan.layout,
+            "memory": plan.memory_kind,
+        }
+        for aval, sharding, plan in zip(avals, shardings, plans, strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """A program that was loaded.
+
+    Attributes:
+        program: The program.
+        consts: The values that it closes over, placed.
+    """
+
+    program: Program
+    consts: tuple[Handle, ...]
+
+
+def load_program(
+    said: Mapping[str, Any], contents: Contents, devices: Sequence[Device] | Mesh | None
+) -> Restored:
+    """The program of what `save_program` gave.
+
+    Everything that can be checked is, before PJRT is given a byte.
+
+    Args:
+        said: The JSON.
+        contents: The file that it is of.
+        devices: Devices in the place of the saved ones; None for those of the same numbers.
+
+    Raises:
+        ArgumentError: If `devices` are none.
+        SavedProgramError: If it was made for something else, or does not hold together.
+    """
+    with reading():
+        environment = Environment.from_json(said["environment"])
+    chosen = find_devices(environment, devices)
+    with reading():
+        shardings = ShardingReader(said["meshes"], chosen)
+        ins, outs = (_read_values(said[side], shardings) for side in ("in", "out"))
+        plan = ProgramPlan(
+            name=str(said["name"]),
+            devices=chosen,
+            args=tuple(plan for plan, _ in ins),
+            results=tuple(plan for plan, _ in outs),
+            donated=(False,) * len(ins),
+            partitioner=Partitioner(said["partitioner"]),
+            options=tuple((str(name), value) for name, value in said["options"]),
+        )
+        count = int(said["consts"])
+        values = [
+            array_from_bytes(contents.sections[_const_name(i)], ins[i][1]) for i in range(count)
+        ]
+        parts = ProgramParts(
+            plan=plan,
+            in_shardings=_settled(plan.args),
+            out_shardings=_settled(plan.results),
+            in_avals=tuple(aval for _, aval in ins),
+            out_avals=tuple(aval for _, aval in outs),
+            committed=bool(said["committed"]),
+            body=executables.nothing_kept(),
+        )
+        machine_code = bytes(contents.sections[_EXECUTABLE])
+    _check_widths(parts)
+    loaded = Loaded(code=machine_code)
+    loaded.load(_loading(machine_code, plan))
+    program = Program(loaded, parts)
+    layouts = compiling.raw_layouts(loaded.executable)
+    if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
+        raise SavedProgramError(
+            f"the saved program's header speaks of {len(ins)} arguments and {len(outs)} results, "
+            f"its executable has {len(layouts[0])} and {len(layouts[1])}: serialize() it again"
+        )
+    return Restored(program, tuple(program.place(values)))
+
+
+def _check_widths(parts: ProgramParts) -> None:
+    wide = {str(a.dtype) for a in (*parts.in_avals, *parts.out_avals)} & _WIDE
+    if wide and not is_x64_enabled():
+        raise SavedProgramError(
+            f"the saved program {parts.plan.name} has {', '.join(sorted(wide))} values, which JAX "
+            "holds only where it is told to: jax.config.update('jax_enable_x64', True) before "
+            "deserialize()"
+        )
+
+
+def _settled(values: Sequence[ValuePlan]) -> tuple[XLACompatibleSharding, ...]:
+    return tuple(value.sharding for value in values if value.sharding is not None)
+
+
+def _read_values(
+    said: Sequence[Mapping[str, Any]], shardings: ShardingReader
+) -> list[tuple[ValuePlan, Any]]:
+    found = []
+    for value in said:
+        sharding = shardings.read(value["sharding"])
+        aval = type_from_json(value, sharding)
+        sharding.is_compatible_aval(aval.shape)
+        plan = ValuePlan(
+            shape=aval.shape,
+            dtype=str(aval.dtype),
+            sharding=sharding,
+            layout=value["layout"],
+            memory_kind=value["memory"],
+            name=str(value["name"]),
+        )
+        found.append((plan, aval))
+    return found
+
+
+def _loading(machine_code: bytes, plan: ProgramPlan) -> Callable[[], Any]:
+    def load() -> Any:
+        try:
+            return executables.from_bytes(machine_code, plan.devices, len(plan.args))
+        except RuntimeError as error:
+            platform = plan.devices[0].platform
+            raise SavedProgramError(
+                f"the runtime of {platform} can't load {plan.name}: {error}; compile and "
+                "serialize() it again here"
+            ) from None
+
+    return load
