@@ -1,7 +1,7 @@
 """Compiled programs as bytes, and what else a saved program needs of JAX to live again."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -84,7 +84,7 @@ def is_typed_by_mesh(value: Any) -> bool:
     return not value.sharding.mesh.empty
 
 
-@cache
+@lru_cache(maxsize=1)
 def _key_dtypes() -> dict[str, Any]:
     keys = (
         jax.eval_shape(lambda implementation=implementation: jax.random.key(0, impl=implementation))

@@ -4,7 +4,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def _facts(device: Device) -> DeviceFacts:
     )
 
 
-@cache
+@lru_cache(maxsize=1)
 def _processor_features() -> tuple[str, ...]:
     """What the processor can do, as Linux says it; empty elsewhere."""
     try:
