@@ -121,6 +121,7 @@ TOPICS = (
     "donation",
     "constraint",
     "stages",
+    "saving",
     "steps",
     "transformations",
     "shardings",

@@ -142,7 +142,7 @@ def _write_place(value: Any) -> str:
     try:
         found = _find(place)
     except SavedProgramError:
-        raise UnwritableError(place) from None
+        found = None
     if found is not value:
         raise UnwritableError(place)
     return place

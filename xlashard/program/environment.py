@@ -191,7 +191,8 @@ def _same_numbers(saved: Environment) -> tuple[Device, ...]:
     except RuntimeError:
         here = ", ".join(sorted({d.platform for d in jax.devices()}))
         raise SavedProgramError(
-            f"the saved program was made for {saved.platform}, and this process has {here} only"
+            f"the saved program was made for {saved.platform}, and this process has {here} only: "
+            "compile and serialize() it again here"
         ) from None
     missing = [str(d.id) for d in saved.devices if d.id not in known]
     if not missing:
