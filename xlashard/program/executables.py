@@ -14,7 +14,9 @@ from typing import Any, Literal
 from xlashard._jax import compiling, executables
 from xlashard._jax.caches import cleared_with_jax
 
-type Source = Literal["the compiler", "the persistent cache", "a program that says the same"]
+type Source = Literal[
+    "the compiler", "the persistent cache", "a program that says the same", "a file"
+]
 """Where a program got its executable from."""
 
 

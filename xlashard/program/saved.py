@@ -173,7 +173,7 @@ def load_program(
     _check_widths(parts)
     loaded = Loaded(code=machine_code)
     loaded.load(_loading(machine_code, plan))
-    program = Program(loaded, parts)
+    program = Program(loaded, parts, "a file")
     layouts = compiling.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(
