@@ -18,11 +18,6 @@ from jax._src.util import weakref_lru_cache
 
 type Jaxpr = Any
 
-# Since JAX 0.12 the backward part of a `vjp` is marked as such.
-_backward_of: Callable[[core.Primitive], core.Primitive] = getattr(
-    ad, "vjp_node", lambda primitive: primitive
-)
-
 
 @dataclass(frozen=True, eq=False)
 class _Source:
@@ -92,7 +87,9 @@ def _linearize(
 
     def tangent(residuals: Sequence[Any], structured: Any, *tangents: Any) -> list[Any]:
         taken = [ad.instantiate_zeros(t) for t, nz in zip(tangents, nonzero, strict=True) if nz]
-        backward = _backward_of(primitive) if is_vjp else primitive
+        # Since JAX 0.12 the backward part of a `vjp` is marked as such.
+        marked = is_vjp and hasattr(ad, "vjp_node")
+        backward = ad.vjp_node(primitive) if marked else primitive
         out = backward.bind(
             *residuals, *taken, *tree_leaves(structured), call_jaxpr=parts.backward, **params
         )
