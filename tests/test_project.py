@@ -45,8 +45,8 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert pinned.pop("jaxlib") == pinned["jax"]
-    flax = [entry for entry in EXTRAS["dev"] if entry.startswith("flax")]
-    bounds = lower_bounds([*PROJECT["project"]["dependencies"], *EXTRAS["train"], *flax])
+    libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(("equinox", "flax"))]
+    bounds = lower_bounds([*PROJECT["project"]["dependencies"], *EXTRAS["train"], *libraries])
     assert set(pinned) == set(bounds)
     for name, version in pinned.items():
         assert same_release(version, bounds[name]), name

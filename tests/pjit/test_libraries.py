@@ -1,4 +1,6 @@
-"""flax models and optax optimisers under pjit, dealt out over a mesh."""
+"""Programs of flax, equinox, optax and plain JAX run under this package by changing imports."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +9,69 @@ import optax
 import pytest
 from flax import linen
 
-from tests.pjit.helpers import f32, spec_of
+from tests.pjit.helpers import f32, make_mesh, spec_of
+from tests.pjit.libraries import (
+    ALL_OF_XLASHARD,
+    JAX,
+    JIT_OF_XLASHARD,
+    equinox_programs,
+    linen_programs,
+    optax_programs,
+)
+from tests.pjit.random_programs.running import under
 from xlashard import Array, NamedSharding, P, pjit, with_sharding_constraint
 
 try:
     from flax import nnx
 except (ImportError, AttributeError):  # flax's newer half needs a newer JAX than our oldest
     nnx = None
+else:
+    from tests.pjit.libraries import nnx_programs
+
+needs_nnx = pytest.mark.skipif(nnx is None, reason="this flax.nnx does not import under this jax")
+PROGRAMS = {
+    **linen_programs.PROGRAMS,
+    **equinox_programs.PROGRAMS,
+    **optax_programs.PROGRAMS,
+    **(nnx_programs.PROGRAMS if nnx else {}),
+}
+NNX_PROGRAMS = ("split_and_merge", "state_through_scan")
+NAMES = [
+    *(name for name in PROGRAMS if name not in NNX_PROGRAMS),
+    *(pytest.param(name, marks=needs_nnx) for name in NNX_PROGRAMS),
+]
+
+
+@pytest.fixture(scope="module")
+def with_jax():
+    """What each program gives with the names of JAX, run once."""
+    return functools.cache(lambda name: PROGRAMS[name](JAX, make_mesh((4, 2), ("data", "model"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", [ALL_OF_XLASHARD, JIT_OF_XLASHARD], ids=["all", "jit alone"])
+@pytest.mark.parametrize("name", NAMES)
+def test_changing_the_imports(name, imports, with_jax):
+    """The same losses, step by step, and the state where it belongs."""
+    right = with_jax(name)
+    got = PROGRAMS[name](imports, make_mesh((4, 2), ("data", "model")))
+    assert len(set(right.losses)) == len(right.losses) > 2
+    np.testing.assert_allclose(got.losses, right.losses, rtol=1e-4)
+    assert jax.tree.structure(got.state) == jax.tree.structure(right.state)
+    for ours, theirs in zip(*map(jax.tree.leaves, (got.state, right.state)), strict=True):
+        assert isinstance(ours, Array) and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-5)
+    for array, spec in got.specs:
+        assert spec_of(array) == tuple(spec)
+        assert len(array.devices()) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_state", "stacked_layers", "loop_inside_by_scan"])
+def test_under_the_other_partitioner(name, with_jax):
+    with under("gspmd" if jax.config.jax_use_shardy_partitioner else "shardy"):
+        got = PROGRAMS[name](ALL_OF_XLASHARD, make_mesh((4, 2), ("data", "model")))
+    np.testing.assert_allclose(got.losses, with_jax(name).losses, rtol=1e-4)
 
 
 class Mlp(linen.Module):
@@ -76,7 +134,7 @@ def test_a_linen_model_trains_with_optax(mesh, partitioner):
             np.testing.assert_allclose(loss, wanted, rtol=1e-4)
 
 
-@pytest.mark.skipif(nnx is None, reason="this flax.nnx does not import under this jax")
+@needs_nnx
 def test_an_nnx_model(mesh):
     model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
     graph, state = nnx.split(model)
