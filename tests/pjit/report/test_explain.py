@@ -124,7 +124,7 @@ def test_stages_are_explained_without_arguments(step):
     [
         (train, "train is a plain function: write xlashard.explain(xlashard.pjit(train), ...)"),
         (jax.jit(train), "train is a function of jax.jit: write xlashard.explain(xlashard.pjit("),
-        (3, "a function made by xlashard.pjit, or a stage of one, not 3"),
+        (f32(3), "a function made by xlashard.pjit, or a stage of one, not ndarray: write xlash"),
         (lambda x: x, "<lambda> is a plain function"),
     ],
 )
@@ -254,3 +254,50 @@ def test_programs_from_stablehlo_are_explained_too(mesh):
     assert (report.name, [c.kind for c in report.collectives]) == ("double", ["all-gather"])
     assert [v.spec for v in (*report.inputs, *report.outputs)] == ["P('x')", "P()"]
     assert "double  8 devices" in str(report)
+
+
+def test_references_are_arguments_and_what_is_written_to_them_results(mesh):
+    total, seen = jax.new_ref(jnp.zeros(8)), jax.new_ref(jnp.ones(4))
+
+    def add(reference, x):
+        reference[...] += x
+        total[...] += x
+        return (x * seen[...].sum()).sum()
+
+    report = explain(pjit(add), jax.new_ref(jnp.zeros(8)), f32(8))
+    assert {v.path: v.nbytes for v in report.inputs} == {
+        "reference": 32,
+        "x": 32,
+        "closed over [0]": 32,
+        "closed over [1]": 16,
+    }
+    assert sorted((v.path, v.nbytes) for v in report.outputs) == [
+        ("closed over as written", 32),
+        ("reference as written", 32),
+        ("result", 4),
+    ]
+    assert "reference as written" in str(report)
+
+
+def test_nobody_donates_a_reference():
+    def add(reference, x):
+        reference[...] += x
+        return x * 2
+
+    report = explain(pjit(add), jax.new_ref(jnp.zeros(8)), f32(8))
+    assert "reference" not in [d.path for d in report.donations]
+
+
+def test_axes_of_explicit_type_are_named_too():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(f32(8, 8), jax.NamedSharding(mesh, P("x", "y")))
+        report = explain(pjit(lambda x: x.sum(1)), x)
+    assert [(c.kind, c.axes) for c in report.collectives] == [("all-reduce", ("y",))]
+    assert [v.spec for v in (*report.inputs, *report.outputs)] == ["P('x', 'y')", "P('x')"]
+
+
+def test_a_function_without_arguments_or_results_is_explained():
+    report = explain(pjit(lambda: None))
+    assert (report.inputs, report.outputs) == ((), ())
+    assert "holds" in str(report)

@@ -106,8 +106,8 @@ def _of_order(function: Function, call: Call, order: Order) -> Program:
 def _not_ours(fun: Any) -> str:
     if not callable(fun):
         return (
-            f"explain takes a function made by xlashard.pjit, or a stage of one, not {fun!r:.60}: "
-            "write xlashard.explain(f, x), without calling f"
+            "explain takes a function made by xlashard.pjit, or a stage of one, not "
+            f"{type(fun).__name__}: write xlashard.explain(f, x), without calling f"
         )
     inner: Callable[..., Any] = getattr(fun, "__wrapped__", fun)
     name = function_name(inner)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import analysis
+from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.geometry import reshard_plan
@@ -149,14 +150,15 @@ class Program:
 
     @cached_property
     def results(self) -> tuple[Value, ...]:
-        """The results, in order."""
-        parts, plans = self.prepared.program.parts, self.plan.results
-        return tuple(
-            Value(plan.name or f"result {i}", aval, sharding, plan.sharding)
-            for i, (plan, aval, sharding) in enumerate(
-                zip(plans, self.face.out_avals, parts.out_shardings, strict=True)
-            )
-        )
+        """The results, in order, then the new values of references."""
+        parts, written = self.prepared.program.parts, self.prepared.written
+        count = len(parts.out_avals) - len(written)
+        paths = [plan.name or f"result {i}" for i, plan in enumerate(self.plan.results[:count])]
+        for reference in written:
+            at = self.face.paths[reference] if isinstance(reference, int) else "closed over"
+            paths.append(f"{at} as written")
+        placed = [plan.sharding for plan in self.plan.results]
+        return tuple(map(Value, paths, parts.out_avals, parts.out_shardings, placed))
 
 
 def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
@@ -262,7 +264,8 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
     tokens = len(program.prepared.program.parts.body.ordered_effects)
     first = tokens + len(program.prepared.consts)
     taken = {result - tokens for result in aliases.values()}
-    free = [r for i, r in enumerate(program.results) if i not in taken]
+    own = program.results[: len(program.results) - len(program.prepared.written)]
+    free = [r for i, r in enumerate(own) if i not in taken]
     used = compress(
         zip(program.arguments, program.face.donated, strict=True), program.prepared.kept
     )
@@ -272,7 +275,7 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
             result = aliases.get(position)
             path = "" if result is None else program.results[result - tokens].path
             reports.append(DonationReport(value.path, True, path, value.device_bytes))
-        elif (match := _alike(value, free)) is not None:
+        elif not is_reference(value.aval) and (match := _alike(value, free)) is not None:
             free.remove(match)
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
     reports += _unused_donations(program)
