@@ -111,7 +111,7 @@ def test_stages_are_explained_without_arguments(step):
     # What is compiled has forgotten the arguments of the call, and the function.
     compiled = explain(traced.lower().compile())
     assert compiled.moves == ()
-    assert {v.decided_by for v in compiled.inputs} == {"given"}
+    assert {v.decided_by for v in compiled.inputs} == {"unknown"}
     assert [v.spec for v in compiled.inputs] == [v.spec for v in report.inputs]
     assert compiled.donations == report.donations
     assert [c.sent_bytes for c in compiled.collectives] == [
@@ -301,3 +301,14 @@ def test_a_function_without_arguments_or_results_is_explained():
     report = explain(pjit(lambda: None))
     assert (report.inputs, report.outputs) == ((), ())
     assert "holds" in str(report)
+
+
+def test_a_program_that_was_loaded_tells_what_it_knows(step):
+    compiled = step.lower(f32(8, 16), f32(64, 8)).compile()
+    report, loaded = explain(compiled), explain(type(compiled).deserialize(compiled.serialize()))
+    assert loaded.collectives == report.collectives
+    assert loaded.inputs == report.inputs
+    assert loaded.donations == report.donations
+    assert loaded.place == report.place
+    assert {v.decided_by for v in loaded.outputs} == {"unknown"}
+    assert "decided by" not in str(loaded)

@@ -120,7 +120,7 @@ def _not_ours(fun: Any) -> str:
 
 def _report(program: Program) -> ProgramReport:
     collectives = read_collectives(program.text)
-    mesh = program.plan.mesh
+    mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
     call = program.call
@@ -142,7 +142,7 @@ def _report(program: Program) -> ProgramReport:
 def _place(program: Program) -> PlaceReport:
     plan = program.plan
     first = plan.devices[0]
-    axes = plan.mesh.shape.items() if plan.mesh is not None else ()
+    axes = program.mesh.shape.items() if program.mesh is not None else ()
     return PlaceReport(
         platform=first.platform,
         device_kind=first.device_kind,

@@ -5,10 +5,10 @@ from typing import Literal
 
 from xlashard.program.collectives import CollectiveKind
 
-type Decided = Literal["caller", "argument", "given", "default", "partitioner", "function"]
-"""Who decided where a value lies: the caller's resource; the committed argument itself; one of the
-two, of which a compiled stage doesn't know which; the rule for scalars and for single devices; the
-partitioner; the function, for what it closes over."""
+type Decided = Literal["caller", "argument", "default", "partitioner", "function", "unknown"]
+"""Who decided where a value lies: the caller's resource; the committed argument itself; the rule
+for scalars and for single devices; the partitioner; the function, for what it closes over. A
+compiled stage has forgotten who decided that of its arguments, a loaded one also of its results."""
 
 
 @dataclass(frozen=True)

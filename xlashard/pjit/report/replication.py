@@ -17,7 +17,7 @@ def describe_replications(
     program: Program, collectives: Sequence[Collective], sources: Sources
 ) -> tuple[ReplicationReport, ...]:
     """Finds them, those first that waste most."""
-    mesh = program.plan.mesh
+    mesh = program.mesh
     if mesh is None or len(program.plan.devices) == 1:
         return ()
     found = [

@@ -23,6 +23,7 @@ from xlashard.program import ProgramPlan
 from xlashard.program.hlo import read_aliases
 from xlashard.sharding import (
     GSPMDSharding,
+    Mesh,
     NamedSharding,
     Sharding,
     SingleDeviceSharding,
@@ -111,6 +112,18 @@ class Program:
         return self.prepared.program.parts.plan
 
     @cached_property
+    def mesh(self) -> Mesh | None:
+        """The mesh that names axes; a program that was loaded knows it by its shardings only."""
+        parts = self.prepared.program.parts
+        named = (
+            s.mesh
+            for s in (*parts.in_shardings, *parts.out_shardings)
+            if isinstance(s, NamedSharding)
+        )
+        meshes = (mesh for mesh in named if isinstance(mesh, Mesh))
+        return self.plan.mesh or next(meshes, None)
+
+    @cached_property
     def text(self) -> str:
         """The optimised HLO."""
         return analysis.compiled_text(self.prepared.program.executable)
@@ -195,17 +208,18 @@ def describe_inputs(program: Program) -> tuple[ValueReport, ...]:
 def describe_outputs(program: Program) -> tuple[ValueReport, ...]:
     """The results."""
     alone = len(program.plan.devices) == 1
-    otherwise: Decided = "default" if alone else "partitioner"
+    chosen: Decided = "default" if alone else "partitioner"
+    # A program that was loaded from a file has all of them settled.
+    placed: Decided = "unknown" if program.prepared.lowered is None else "caller"
     return tuple(
-        _describe(value, otherwise if value.placed is None else "caller")
-        for value in program.results
+        _describe(value, chosen if value.placed is None else placed) for value in program.results
     )
 
 
 def _decided(value: Value) -> Decided:
     alone = value.sharding is None or value.sharding.num_devices == 1
     if value.given is None:
-        return "given" if value.placed is not None else "default" if alone else "partitioner"
+        return "unknown" if value.placed is not None else "default" if alone else "partitioner"
     if value.given.said is not None:
         return "caller"
     if value.given.there.committed:

@@ -107,13 +107,13 @@ def sharding_text(value: ValueReport) -> str:
 _DECIDED = {
     "caller": "you",
     "argument": "the argument",
-    "given": "you or the argument",
     "default": "default",
     "partitioner": "the partitioner",
     "function": "the function",
+    "unknown": "",
 }
 
 
 def decided(value: ValueReport) -> str:
-    """Who decided how a value lies; empty for one that lies nowhere."""
+    """Who decided how a value lies; empty where nobody did, or nobody knows."""
     return _DECIDED[value.decided_by] if value.used else ""
