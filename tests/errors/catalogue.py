@@ -124,6 +124,7 @@ TOPICS = (
     "saving",
     "steps",
     "transformations",
+    "report",
     "shardings",
     "parsing",
     "constructors",

@@ -7,7 +7,10 @@ import pytest
 from tests.errors.catalogue import read_topics
 from tests.errors.running import Site, ours, raise_sites
 
-ROOMS = ("config.py", "pjit/*.py", "sharding/*.py", "array/*.py", "program/*.py", "_jax/*.py")
+ROOMS = (
+    "config.py",
+    *(f"{room}/**/*.py" for room in ("pjit", "sharding", "array", "program", "_jax")),
+)
 
 PROCESSES = "needs several processes, which tests/array/two_processes.py has"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"

@@ -6,7 +6,8 @@ import jax
 
 from xlashard._jax.jaxprs import is_host_array
 from xlashard._jax.refs import is_ref
-from xlashard.pjit.arguments import bare
+from xlashard._jax.tracing import abstractify
+from xlashard.pjit.arguments import bare, check_alive
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
 # A closed-over array above this size, in bytes, becomes an argument of the program, not a constant
@@ -50,3 +51,14 @@ def closed_over_places(jaxpr: Any) -> tuple[Sharding, ...]:
     bound = (c for c in jaxpr.consts if isinstance(c, jax.Array) and bare(c).committed)
     found = [s for s in map(closed_over_sharding, bound) if s is not None]
     return tuple(found + held)
+
+
+def check_closed_over(jaxpr: Any, name: str) -> None:
+    """Refuses a function that closes over an array whose buffers are gone.
+
+    Raises:
+        DeletedError: With the function and the array's type.
+    """
+    for value in jaxpr.consts:
+        if isinstance(value, jax.Array):
+            check_alive(value, f"an array that {name} closes over", abstractify(value))

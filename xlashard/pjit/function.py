@@ -203,7 +203,8 @@ class Function:
             out_shardings=call.out_shardings,
             result_avals=tuple(traced.jaxpr.out_avals),
             result_paths=traced.result_paths,
-            inner=inner_shardings(traced.jaxpr) + closed_over_places(traced.jaxpr),
+            inner=inner_shardings(traced.jaxpr),
+            closed=closed_over_places(traced.jaxpr),
             mesh=call.mesh if device is None else None,
             device=device,
         )

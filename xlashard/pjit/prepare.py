@@ -17,7 +17,7 @@ from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.errors import CompileError
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.closed import closed_over_sharding, is_hoisted
+from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
@@ -279,6 +279,7 @@ def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interfa
 def _lower(
     jaxpr: Any, order: Order, platform: str | None = None
 ) -> tuple[Interface, LoweredProgram]:
+    check_closed_over(jaxpr, order.name)
     ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
     placement = order.placement
     multi = len(placement.devices) > 1

@@ -95,6 +95,7 @@ class Wanted:
         result_avals: The abstract values of the results.
         result_paths: The results' paths.
         inner: Shardings that constraints inside the function name.
+        closed: Where arrays are that the function closes over.
         mesh: The mesh in force, or None.
         device: The one device asked for, or None.
     """
@@ -105,6 +106,7 @@ class Wanted:
     result_avals: tuple[Any, ...]
     result_paths: tuple[str, ...]
     inner: tuple[Sharding, ...] = ()
+    closed: tuple[Sharding, ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
 
@@ -184,6 +186,8 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         if said is not None and said is not REPLICATED:
             voices.append(_Voice(f"the out_shardings of {path}", tuple(said.devices)))
     voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
+    closed_over = "an array that the function closes over"
+    voices += [_Voice(closed_over, tuple(s.devices), is_argument=True) for s in wanted.closed]
     return voices
 
 
@@ -206,7 +210,7 @@ def _mismatch_text(first: _Voice, other: _Voice) -> str:
     if set(first.devices) == set(other.devices):
         return said + ": the same devices in another order; build both meshes in one order"
     if first.is_argument or other.is_argument:
-        return said + ": move the argument with device_put(x, sharding), or leave it uncommitted"
+        return said + ": move the array with device_put(x, sharding), or leave it uncommitted"
     return said + (
         ": give shardings on one mesh, and call inside `with jax.set_mesh(mesh):` of that mesh or "
         "of none"
@@ -225,7 +229,7 @@ def _mesh_of(wanted: Wanted, devices: tuple[Device, ...]) -> Mesh | None:
         return wanted.mesh
     said = [*wanted.in_shardings, *wanted.out_shardings]
     there = [a.sharding for a in wanted.arguments if a.committed]
-    for sharding in (*said, *there, *wanted.inner):
+    for sharding in (*said, *there, *wanted.inner, *wanted.closed):
         if isinstance(sharding, NamedSharding) and sharding.devices == devices:
             return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
     return None

@@ -195,4 +195,4 @@ def _unpickle_named(
 def _as_call(spec: object) -> str:
     if isinstance(spec, list | tuple):
         return "(" + ", ".join(map(repr, spec)) + ")"
-    return f"({spec!r})"
+    return f"({spec!r})" if isinstance(spec, str) else "(...)"
