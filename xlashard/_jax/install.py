@@ -12,6 +12,7 @@ from jax._src.interpreters import mlir, pxla
 from xlashard._jax import dispatch
 from xlashard._jax.compiling import note_event
 from xlashard._jax.context import INNER_FOLDERS
+from xlashard._jax.tracebacks import hide_frames
 from xlashard.config import RECOMPILE_LOGGER, Flags
 
 _installed: list[type] = []
@@ -71,6 +72,7 @@ def install(
     # Frames of ours are none of the user's: errors and profiles name the line that is.
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)
+        hide_frames(folder)
     _installed.append(array_type)
 
 

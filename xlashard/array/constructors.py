@@ -8,6 +8,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of
 from xlashard.array.array import Array
 from xlashard.array.holder import check_alive
@@ -62,27 +63,28 @@ def make_array_from_callback(
         Array([[0, 1, 2],
                [3, 4, 5]], dtype=int32)
     """
-    there, layout = as_sharding(sharding, "sharding")
-    target = places(as_shape(shape), there)
-    expected = None if dtype is None else _canonical(dtype)
-    holders: dict[int, list[int]] = {}
-    for number, tile in enumerate(target.tiles):
-        holders.setdefault(tile, []).append(number)
-    indices = target.indices
-    buffers: dict[int, Any] = {}
-    keys = None
-    for numbers in holders.values():
-        index = indices[numbers[0]]
-        piece = _read_piece(data_callback(index), index, target.shard_shape, expected)
-        expected, keys = piece.dtype, piece.keys
-        buffers |= stage_piece(piece.value, target, numbers)
-    if expected is None:
-        raise ArgumentError(
-            "none of the sharding's devices is in this process, so nothing tells the dtype: write "
-            "make_array_from_callback(shape, sharding, data_callback, dtype=...)"
-        )
-    ordered = [buffers[number] for number in range(len(target.positions))]
-    return _finished(ordered, expected, target, layout, keys)
+    with short_tracebacks:
+        there, layout = as_sharding(sharding, "sharding")
+        target = places(as_shape(shape), there)
+        expected = None if dtype is None else _canonical(dtype)
+        holders: dict[int, list[int]] = {}
+        for number, tile in enumerate(target.tiles):
+            holders.setdefault(tile, []).append(number)
+        indices = target.indices
+        buffers: dict[int, Any] = {}
+        keys = None
+        for numbers in holders.values():
+            index = indices[numbers[0]]
+            piece = _read_piece(data_callback(index), index, target.shard_shape, expected)
+            expected, keys = piece.dtype, piece.keys
+            buffers |= stage_piece(piece.value, target, numbers)
+        if expected is None:
+            raise ArgumentError(
+                "none of the sharding's devices is in this process, so nothing tells the dtype: "
+                "write make_array_from_callback(shape, sharding, data_callback, dtype=...)"
+            )
+        ordered = [buffers[number] for number in range(len(target.positions))]
+        return _finished(ordered, expected, target, layout, keys)
 
 
 def _canonical(dtype: Any) -> Any:
@@ -205,28 +207,30 @@ def make_array_from_single_device_arrays(
         ... ).shape
         (4, 2)
     """
-    there, layout = as_sharding(sharding, "sharding")
-    if layout is not None:
-        raise ArgumentError("the arrays have their layouts already: give the sharding alone")
-    target = places(as_shape(shape), there)
-    if not isinstance(arrays, Sequence):
-        raise ArgumentError(
-            f"arrays must be a list of arrays, not {type(arrays).__name__}: for one write [array]"
-        )
-    expected = None if dtype is None else _canonical(dtype)
-    singles = [_as_single(number, array) for number, array in enumerate(arrays)]
-    by_device = _by_device(singles, target)
-    for number, single in enumerate(singles):
-        expected = single.array.dtype if expected is None else expected
-        _check_fits(number, single, target, expected)
-    if expected is None:
-        raise ArgumentError(
-            "there are no arrays to tell the dtype: write "
-            "make_array_from_single_device_arrays(shape, sharding, [], dtype=...)"
-        )
-    ordered = [by_device[device] for device in target.devices]
-    keys = ordered[0].array if ordered and ordered[0].is_key else None
-    return _finished([single.handle for single in ordered], expected, target, None, keys)
+    with short_tracebacks:
+        there, layout = as_sharding(sharding, "sharding")
+        if layout is not None:
+            raise ArgumentError("the arrays have their layouts already: give the sharding alone")
+        target = places(as_shape(shape), there)
+        if not isinstance(arrays, Sequence):
+            raise ArgumentError(
+                f"arrays must be a list of arrays, not {type(arrays).__name__}: for one write "
+                "[array]"
+            )
+        expected = None if dtype is None else _canonical(dtype)
+        singles = [_as_single(number, array) for number, array in enumerate(arrays)]
+        by_device = _by_device(singles, target)
+        for number, single in enumerate(singles):
+            expected = single.array.dtype if expected is None else expected
+            _check_fits(number, single, target, expected)
+        if expected is None:
+            raise ArgumentError(
+                "there are no arrays to tell the dtype: write "
+                "make_array_from_single_device_arrays(shape, sharding, [], dtype=...)"
+            )
+        ordered = [by_device[device] for device in target.devices]
+        keys = ordered[0].array if ordered and ordered[0].is_key else None
+        return _finished([single.handle for single in ordered], expected, target, None, keys)
 
 
 class _Single(NamedTuple):

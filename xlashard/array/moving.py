@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax.experimental.layout import Format
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import (
     Handle,
     HandleType,
@@ -72,6 +73,11 @@ def device_put(
         >>> device_put(batch, NamedSharding(mesh, P("data")))["y"].shape
         (8,)
     """
+    with short_tracebacks:
+        return _put_tree(x, device, src, donate, may_alias)
+
+
+def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any:
     leaves, treedef = jax.tree.flatten(x)
     entries = broadcast_prefix(device, x, is_place, "device", "x")
     donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
@@ -85,7 +91,7 @@ def device_put(
                 placement = known[id(entry)] = as_placement(entry, "device")
             moved = _put_leaf(leaf, placement, donated[number], aliased[number], src)
         except (GeometryError, PlacementError) as error:
-            raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from error
+            raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from None
         except (ArgumentError, DeletedError, ShardingError) as error:
             raise type(error)(f"{leaf_path(x, number, 'x')}: {error}") from None
         out.append(moved)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import make_aval, put
 from xlashard.array.array import Array
 from xlashard.array.host_put import host_value, put_value
@@ -58,20 +59,21 @@ def make_array_from_process_local_data(
         >>> make_array_from_process_local_data(NamedSharding(mesh, P("data")), rows).shape
         (4, 16)
     """
-    leaves, treedef = jax.tree.flatten(local_data)
-    entries = broadcast_prefix(sharding, local_data, is_place, "sharding", "local_data")
-    shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
-    out = []
-    for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
-        try:
-            out.append(_from_local(*as_sharding(entry, "sharding"), leaf, shape))
-        except (GeometryError, PlacementError) as error:
-            path = leaf_path(local_data, number, "local_data")
-            raise PlacementError(f"{path}: {error}") from error
-        except (ArgumentError, DeletedError, ShardingError) as error:
-            path = leaf_path(local_data, number, "local_data")
-            raise type(error)(f"{path}: {error}") from None
-    return treedef.unflatten(out)
+    with short_tracebacks:
+        leaves, treedef = jax.tree.flatten(local_data)
+        entries = broadcast_prefix(sharding, local_data, is_place, "sharding", "local_data")
+        shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
+        out = []
+        for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
+            try:
+                out.append(_from_local(*as_sharding(entry, "sharding"), leaf, shape))
+            except (GeometryError, PlacementError) as error:
+                path = leaf_path(local_data, number, "local_data")
+                raise PlacementError(f"{path}: {error}") from None
+            except (ArgumentError, DeletedError, ShardingError) as error:
+                path = leaf_path(local_data, number, "local_data")
+                raise type(error)(f"{path}: {error}") from None
+        return treedef.unflatten(out)
 
 
 def _is_shape(x: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import dispatch
+from xlashard._jax.tracebacks import short_tracebacks, shorten
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import (
@@ -77,24 +78,25 @@ def pjit(
         ...     print(double(np.arange(4)))
         [0 2 4 6]
     """
-    check_callable(fun)
-    options = read_options(
-        _either(in_shardings, in_axis_resources, "in"),
-        _either(out_shardings, out_axis_resources, "out"),
-        (donate_argnums, donate_argnames),
-        (device, backend),
-        {
-            "keep_unused": keep_unused,
-            "inline": inline,
-            "compiler_options": compiler_options,
-            "donation": donation,
-        },
-    )
-    static = (
-        index_tuple(static_argnums, "static_argnums"),
-        name_tuple(static_argnames, "static_argnames"),
-    )
-    return _dispatched(Function(fun, options, static))
+    with short_tracebacks:
+        check_callable(fun)
+        options = read_options(
+            _either(in_shardings, in_axis_resources, "in"),
+            _either(out_shardings, out_axis_resources, "out"),
+            (donate_argnums, donate_argnames),
+            (device, backend),
+            {
+                "keep_unused": keep_unused,
+                "inline": inline,
+                "compiler_options": compiler_options,
+                "donation": donation,
+            },
+        )
+        static = (
+            index_tuple(static_argnums, "static_argnums"),
+            name_tuple(static_argnames, "static_argnames"),
+        )
+        return _dispatched(Function(fun, options, static))
 
 
 jit = pjit
@@ -164,13 +166,16 @@ def _dispatched(function: Function) -> Any:
     functools.update_wrapper(call, function.fun)
 
     def lower(*args: Any, **kwargs: Any) -> Lowered:
-        return lower_call(function, args, kwargs)
+        with short_tracebacks:
+            return lower_call(function, args, kwargs)
 
     def trace(*args: Any, **kwargs: Any) -> Traced:
-        return trace_call(function, args, kwargs)
+        with short_tracebacks:
+            return trace_call(function, args, kwargs)
 
     def eval_shape(*args: Any, **kwargs: Any) -> Any:
-        return trace_call(function, args, kwargs).out_info
+        with short_tracebacks:
+            return trace_call(function, args, kwargs).out_info
 
     def clear_cache() -> None:
         clear_fast_paths()
@@ -212,10 +217,15 @@ def _explaining(call: Any, function: Function) -> Any:
     """The dispatcher, where jaxlib may refuse an argument without naming it."""
 
     def explained(*args: Any, **kwargs: Any) -> Any:
+        # Not by short_tracebacks, which costs something where nothing goes wrong.
         try:
-            return call(*args, **kwargs)
-        except (ValueError, jax.errors.JaxRuntimeError):
-            function.explain(args, kwargs)
+            try:
+                return call(*args, **kwargs)
+            except (ValueError, jax.errors.JaxRuntimeError):
+                function.explain(args, kwargs)
+                raise
+        except Exception as error:
+            shorten(error)
             raise
 
     return explained

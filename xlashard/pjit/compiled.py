@@ -6,6 +6,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import shortened
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage
@@ -76,6 +77,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         self._check_places(values)
         return values, True
 
+    @shortened
     def bind(self, state: Any, *, argnum: int = 0) -> BoundStep:
         """A handle for a loop `state, out = step(state, ...)` that keeps the state's buffers.
 

@@ -20,6 +20,7 @@ from xlashard._jax.primitives import (
     spmd_axis_names,
 )
 from xlashard._jax.shardings import default_memory_kind
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.geometry import Spec
@@ -69,19 +70,20 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
         >>> with_sharding_constraint(jax.numpy.ones(4), sharding).shape
         (4,)
     """
-    flat, treedef = jax.tree_util.tree_flatten_with_path(x)
-    paths = ["x" + jax.tree_util.keystr(path) for path, _ in flat]
-    leaves = [leaf for _, leaf in flat]
-    check_values(leaves, paths, static=False)
-    mesh = tracing.mesh_in_force()
-    resources = expand(
-        read_resources(shardings, "shardings"),
-        treedef,
-        lambda path: "x" + jax.tree_util.keystr(tuple(path)),
-    )
-    return treedef.unflatten(
-        [_pin(*each, mesh=mesh) for each in zip(leaves, resources, paths, strict=True)]
-    )
+    with short_tracebacks:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(x)
+        paths = ["x" + jax.tree_util.keystr(path) for path, _ in flat]
+        leaves = [leaf for _, leaf in flat]
+        check_values(leaves, paths, static=False)
+        mesh = tracing.mesh_in_force()
+        resources = expand(
+            read_resources(shardings, "shardings"),
+            treedef,
+            lambda path: "x" + jax.tree_util.keystr(tuple(path)),
+        )
+        return treedef.unflatten(
+            [_pin(*each, mesh=mesh) for each in zip(leaves, resources, paths, strict=True)]
+        )
 
 
 def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:

@@ -8,6 +8,7 @@ import jax
 
 from xlashard._jax import analysis, dispatch
 from xlashard._jax.shardings import Device, Format
+from xlashard._jax.tracebacks import shorten
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
@@ -140,12 +141,16 @@ class Executable:
             ResourceError: If a committed argument is elsewhere.
         """
         try:
-            return self._dispatcher(*args, **kwargs)
-        except (RuntimeError, ValueError):
-            face = self._face
-            values, tree = jax.tree_util.tree_flatten((args, kwargs))
-            if tree == face.in_tree:
-                check_donated_once(values, face.donated, face.paths, face.name)
+            try:
+                return self._dispatcher(*args, **kwargs)
+            except (RuntimeError, ValueError):
+                face = self._face
+                values, tree = jax.tree_util.tree_flatten((args, kwargs))
+                if tree == face.in_tree:
+                    check_donated_once(values, face.donated, face.paths, face.name)
+                raise
+        except Exception as error:
+            shorten(error)
             raise
 
     @cached_property

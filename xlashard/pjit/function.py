@@ -10,6 +10,7 @@ from xlashard._jax import compiling, context, tracing
 from xlashard._jax.jaxprs import as_function
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import shortened
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
@@ -267,6 +268,7 @@ class Function:
         lowered.report_donation(self.options.donation, self.name)
         return self.compile(call, order)
 
+    @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
         call = self.trace(args, kwargs)

@@ -71,7 +71,7 @@ def check_donated_once(
             f"{name} was given the same buffers as {paths[j]} and as {paths[i]}, and "
             f"{paths[taken]} is donated: pass a copy as one of them (jnp.copy(x)), or take "
             f"{paths[taken]} out of donate_argnums"
-        )
+        ) from None
 
 
 def _address(value: Any) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device, Format
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ModuleError, counted
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
@@ -69,23 +70,24 @@ def compile_stablehlo(
         >>> program(np.ones(4, np.float32))
         (Array([2., 2., 2., 2.], dtype=float32),)
     """
-    if not isinstance(source, str | bytes):
-        raise ArgumentError(
-            f"the module must be MLIR text or bytes, not {type(source).__name__}: for a file write "
-            "compile_stablehlo(Path(...).read_bytes())"
-        )
-    foreign = read_foreign(source)
-    _check_widths(foreign)
-    said = Said.of(foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh)
-    placement = place_module(foreign, said)
-    plan = plan_module(foreign, said, placement, name or foreign.name or "stablehlo")
-    lowered = lower_foreign(foreign, plan)
-    avals = tuple(v.aval for v in foreign.args), tuple(v.aval for v in foreign.results)
-    options = compiler_option_items(compiler_options)
-    program = compile_program(lowered, avals, committed=placement.committed, options=options)
-    lowered.report_donation("warn", plan.name)
-    donated = tuple(d or v.donated for d, v in zip(said.donated, foreign.args, strict=True))
-    return StableHLOProgram(Prepared(program, lowered, (), (True,) * len(donated)), donated)
+    with short_tracebacks:
+        if not isinstance(source, str | bytes):
+            raise ArgumentError(
+                f"the module must be MLIR text or bytes, not {type(source).__name__}: for a file "
+                "write compile_stablehlo(Path(...).read_bytes())"
+            )
+        foreign = read_foreign(source)
+        _check_widths(foreign)
+        said = Said.of(foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh)
+        placement = place_module(foreign, said)
+        plan = plan_module(foreign, said, placement, name or foreign.name or "stablehlo")
+        lowered = lower_foreign(foreign, plan)
+        avals = tuple(v.aval for v in foreign.args), tuple(v.aval for v in foreign.results)
+        options = compiler_option_items(compiler_options)
+        program = compile_program(lowered, avals, committed=placement.committed, options=options)
+        lowered.report_donation("warn", plan.name)
+        donated = tuple(d or v.donated for d, v in zip(said.donated, foreign.args, strict=True))
+        return StableHLOProgram(Prepared(program, lowered, (), (True,) * len(donated)), donated)
 
 
 class StableHLOProgram(Executable):

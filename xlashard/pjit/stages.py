@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import analysis, compiling
+from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.compiled import Compiled
@@ -37,6 +38,7 @@ class Traced(Stage, jax.stages.Traced):
         self._call = call
         self._face = Face.of(call)
 
+    @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs what was traced, at the top level or inside a trace.
 
@@ -60,6 +62,7 @@ class Traced(Stage, jax.stages.Traced):
         """What running it does besides giving results."""
         return self._call.traced.jaxpr.effects
 
+    @shortened
     def lower(
         self, *, lowering_platforms: Sequence[str] | None = None, **internal: Any
     ) -> "Lowered":
@@ -151,6 +154,7 @@ class Lowered(Stage, jax.stages.Lowered):
         client = compiling.client_of(self._order.placement.devices[0])
         return analysis.lowered_cost(client, self._program.body.module)
 
+    @shortened
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> "Compiled":
         """Compiles the module.
 

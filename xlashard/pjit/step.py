@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import dispatch
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
@@ -83,32 +84,36 @@ class BoundStep:
             DeletedError: If a call before this one failed after it took the state's buffers.
         """
         plan = self._plan
-        # An empty call of a step without inputs needs no look at its structure.
-        inputs = self._inputs(rest) if rest or plan.inputs else ()
-        with self._lock:
-            state = self._state if self._state is not None else self._alive()
-            handles = [*self._consts, *state, *inputs]
+        try:
+            # An empty call of a step without inputs needs no look at its structure.
+            inputs = self._inputs(rest) if rest or plan.inputs else ()
+            with self._lock:
+                state = self._state if self._state is not None else self._alive()
+                handles = [*self._consts, *state, *inputs]
+                if plan.keys:
+                    handles = dispatch.handles_of_keys(handles)
+                if plan.order is not None:
+                    handles = [handles[i] for i in plan.order]
+                if plan.donates:
+                    # A call that fails half way has taken the buffers all the same.
+                    self._state = None
+                try:
+                    out = self._run(handles)
+                except Exception:
+                    self._failed(state, inputs)
+                    raise
+                if self._given:
+                    self._note_donated()
+                if plan.out_tree is None:
+                    self._state = out
+                    return None
+                self._state = out[: len(state)]
             if plan.keys:
-                handles = dispatch.handles_of_keys(handles)
-            if plan.order is not None:
-                handles = [handles[i] for i in plan.order]
-            if plan.donates:
-                # A call that fails half way has taken the buffers all the same.
-                self._state = None
-            try:
-                out = self._run(handles)
-            except Exception:
-                self._failed(state, inputs)
-                raise
-            if self._given:
-                self._note_donated()
-            if plan.out_tree is None:
-                self._state = out
-                return None
-            self._state = out[: len(state)]
-        if plan.keys:
-            return plan.out_tree.unflatten(map(wrap_result, out[len(state) :]))
-        return wrap_tree(plan.out_tree, out[len(state) :])
+                return plan.out_tree.unflatten(map(wrap_result, out[len(state) :]))
+            return wrap_tree(plan.out_tree, out[len(state) :])
+        except Exception as error:
+            shorten(error)
+            raise
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
         """The handles of a call's inputs, those that the program drops left out."""

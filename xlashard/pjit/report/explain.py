@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import analysis, compiling
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
@@ -59,7 +60,8 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
         >>> report.collectives
         ()
     """
-    return _report(_program(fun, args, kwargs))
+    with short_tracebacks:
+        return _report(_program(fun, args, kwargs))
 
 
 def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
