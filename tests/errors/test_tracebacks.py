@@ -24,6 +24,7 @@ IN_OTHER_TOPICS = {
     "The module of a program in a dialect that it has not": 1,
     "An attribute that only the stages of JAX have": 1,
     "A report of another format": 1,
+    "The recompilations of a plain function": 1,
     "An Array of what is no array of JAX": 1,
     "An Array made by its class": 4,
 }
@@ -45,6 +46,7 @@ def frames_of_ours(error: BaseException) -> list[str]:
     return [f"{f.filename}:{f.lineno}" for f in summary if Path(f.filename).is_relative_to(PACKAGE)]
 
 
+@pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 def test_no_frame_of_ours_is_in_the_way(topic: Topic) -> None:
     shown = {}
