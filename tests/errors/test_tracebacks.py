@@ -23,6 +23,7 @@ IN_OTHER_TOPICS = {
     "The text of a StableHLO program in a dialect that it has not": 1,
     "The module of a program in a dialect that it has not": 1,
     "An attribute that only the stages of JAX have": 1,
+    "A compiled program without its module asked for it": 1,
     "A report of another format": 1,
     "The recompilations of a plain function": 1,
     "An Array of what is no array of JAX": 1,

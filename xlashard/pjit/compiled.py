@@ -6,7 +6,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage
@@ -64,7 +64,8 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
             >>> Compiled.deserialize(data)(x)
             {'twice': Array([0., 2., 4.], dtype=float32)}
         """
-        return cls(*load(cls.__name__, data, devices, (in_tree, out_tree)))
+        with short_tracebacks:
+            return cls(*load(cls.__name__, data, devices, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
         face = self._face

@@ -8,7 +8,7 @@ import jax
 
 from xlashard._jax import analysis, dispatch
 from xlashard._jax.shardings import Device, Format
-from xlashard._jax.tracebacks import shorten
+from xlashard._jax.tracebacks import shorten, shortened
 from xlashard.array import wrap_tree
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
@@ -119,6 +119,7 @@ class Executable:
         """PJRT's loaded executable."""
         return self._prepared.program.executable
 
+    @shortened
     def serialize(self) -> bytes:
         """The program as bytes, to be loaded by `deserialize` in another process.
 

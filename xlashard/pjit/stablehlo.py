@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device, Format
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard.errors import ArgumentError, ModuleError, counted
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
@@ -112,6 +112,7 @@ class StableHLOProgram(Executable):
         )
 
     @classmethod
+    @shortened
     def deserialize(cls, data: bytes, *, devices: Sequence[Device] | Mesh | None = None) -> Self:
         """The program of the bytes that `serialize` gave.
 
