@@ -86,6 +86,8 @@ def _describe(
 ) -> CollectiveReport:
     """One collective, without its counts and bytes."""
     parts = None if grid is None else c.axes(grid)
+    # A gather is there for whoever wants the whole value; others for what they work on.
+    wanted = c.kind == "all-gather" or not c.frames
     return CollectiveReport(
         kind=c.kind,
         along=along_text(c, grid),
@@ -105,8 +107,8 @@ def _describe(
         # XLA calls an argument by its path, and whatever gathers it by that too.
         argument=c.op_name if c.op_name in arguments else "",
         source=sources.line(c.frames),
-        needed_by=c.needed_by,
-        needed_by_source=sources.line(c.needed_by_frames),
+        needed_by=c.needed_by if wanted else "",
+        needed_by_source=sources.line(c.needed_by_frames) if wanted else None,
     )
 
 

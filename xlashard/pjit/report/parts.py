@@ -90,7 +90,8 @@ class CollectiveReport:
         op_name: What JAX called the operation whose value it deals with; empty if XLA doesn't say.
         argument: The path of the argument that it gathers or exchanges as it came, or empty.
         source: The line of that operation: the innermost of the user's files, else the innermost.
-        needed_by: What JAX called the nearest operation that uses the result; empty if unknown.
+        needed_by: For a gather, and where XLA doesn't say the operation's line: what JAX called
+            the nearest operation that uses the result; else empty.
         needed_by_source: The line of that.
     """
 
