@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def check_golden(path: Path, text: str, *, update: bool) -> None:
+def check_golden(path: Path, text: str, *, update: bool, by: str = "make goldens") -> None:
     """Compares a text with a file, or writes it there.
 
     Args:
         path: The golden file.
         text: What the code gives now.
         update: Write, do not compare.
+        by: The command that writes it.
     """
     text = text.rstrip() + "\n"
     if update:
@@ -22,7 +23,7 @@ def check_golden(path: Path, text: str, *, update: bool) -> None:
     diff = difflib.unified_diff(
         old.splitlines(), text.splitlines(), str(path), "now", lineterm="", n=2
     )
-    assert old == text, "\n".join([*diff, "if this is as it should be: make goldens"])
+    assert old == text, "\n".join([*diff, f"if this is as it should be: {by}"])
 
 
 def check_no_others(folder: Path, names: set[str], *, update: bool) -> None:

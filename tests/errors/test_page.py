@@ -17,7 +17,7 @@ def test_the_page_is_what_the_calls_say(update_goldens) -> None:
         # What another version of JAX says is not on the page; what we say is the same.
         assert without_jax(now) == without_jax(there), "as it should be? make docs-errors"
         return
-    check_golden(PAGE, now, update=update_goldens)
+    check_golden(PAGE, now, update=update_goldens, by="make docs-errors")
 
 
 def test_every_link_of_the_index_leads_to_a_heading() -> None:
