@@ -79,21 +79,17 @@ def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[
 
 
 _BRANCHES = ("branch_computations", "true_computation", "false_computation")
-_CALLS = ("calls", "to_apply", "called_computations", "body", "condition", "select", "scatter")
 
 
 def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run]]:
     """What a computation calls, and how often each time that it runs itself."""
     for instruction in computation.instructions.values():
-        opcode = instruction.opcode
-        if "=" not in instruction.attributes or opcode.endswith(("-update", "-done")):
+        if instruction.opcode.endswith(("-update", "-done")):
             # The start of an asynchronous call has named what it calls.
             continue
-        for attribute in (*_CALLS, *_BRANCHES):
-            callees = [c for c in instruction.called(attribute) if c in module.computations]
-            if callees:
-                run = _run(module, computation, instruction, attribute)
-                yield from ((callee, run) for callee in callees)
+        for attribute, callee in instruction.called():
+            if callee in module.computations:
+                yield callee, _run(module, computation, instruction, attribute)
 
 
 def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> Run:

@@ -229,7 +229,7 @@ def _of_module(module: HloText) -> list[Collective]:
         for instruction in computation.instructions.values()
         if (kind := _kind(instruction)) is not None
     ]
-    started = {_channel(i) for c, i, _, _ in standing if _has_target(c, _STARTS)}
+    started = {_channel(i) for c, i, _, _ in standing if _STARTS in c.targets}
     return [
         _collective(module, computation, instruction, kind, run)
         for computation, instruction, kind, run in standing
@@ -247,16 +247,10 @@ def _is_later_part(computation: Computation, run: Run) -> bool:
     that starts it, fusions that push it on beside their own work, and one that ends it, each with
     a copy of the instruction.
     """
-    if run.caller is None or run.caller.opcode != "fusion" or _has_target(computation, _STARTS):
+    if run.caller is None or run.caller.opcode != "fusion" or _STARTS in computation.targets:
         return False
     pushes_on = computation.name.startswith("async_collective_fusion")
-    return pushes_on or _has_target(computation, _ENDS)
-
-
-def _has_target(computation: Computation, target: str) -> bool:
-    text = f'custom_call_target="{target}"'
-    calls = (i for i in computation.instructions.values() if i.opcode == "custom-call")
-    return any(text in call.attributes for call in calls)
+    return pushes_on or _ENDS in computation.targets
 
 
 def _channel(instruction: Instruction) -> object:
@@ -301,7 +295,7 @@ def _collective(
         conditional=run.conditional,
         asynchronous=run.asynchronous
         or instruction.opcode.endswith("-start")
-        or _has_target(computation, _STARTS),
+        or _STARTS in computation.targets,
         op_name=next(filter(None, map(module.op_name, told_by)), ""),
         frames=frames,
         needed_by="" if user is None else module.op_name(user),
@@ -327,7 +321,7 @@ def _told_user(
 
 
 def _is_scatter(fusion: Instruction) -> bool:
-    return any(name.startswith("all-reduce-scatter") for name in fusion.called("calls"))
+    return any(name.startswith("all-reduce-scatter") for _, name in fusion.called())
 
 
 def _operand_types(computation: Computation, instruction: Instruction) -> list[ArrayType]:

@@ -61,16 +61,15 @@ class Instruction:
         found = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
         return self.bare_attributes[found.end() :] if found else None
 
-    def called(self, name: str) -> list[str]:
-        """The computations that an attribute names: one, or several in braces."""
-        text = self.attribute(name)
-        if text is None:
+    def called(self) -> list[tuple[str, str]]:
+        """The computations that attributes name, each with the attribute."""
+        if "=" not in self.attributes:
             return []
-        found = re.match(r"\{([^}]*)\}|%?([\w.\-]+)", text)
-        if found is None:
-            return []
-        names = found[1] if found[1] is not None else found[2]
-        return [n.strip().lstrip("%") for n in names.split(",") if n.strip()]
+        return [
+            (attribute, name)
+            for attribute, names in _CALLED.findall(self.bare_attributes)
+            for name in re.findall(r"[\w.\-]+", names)
+        ]
 
     @property
     def bare_attributes(self) -> str:
@@ -78,6 +77,10 @@ class Instruction:
         return _TEXT_OF_OTHERS.split(self.attributes, maxsplit=1)[0]
 
 
+_CALLED = re.compile(
+    r"\b(calls|to_apply|called_computations|body|condition|select|scatter|branch_computations"
+    r"|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+)
 _TEXT_OF_OTHERS = re.compile(r",?\s*(?:metadata=\{|backend_config=|frontend_attributes=\{)")
 
 
@@ -114,6 +117,13 @@ class Computation:
         return next((i for i in self.instructions.values() if i.is_root), None)
 
     @cached_property
+    def targets(self) -> frozenset[str]:
+        """What its custom calls call."""
+        calls = (i for i in self.instructions.values() if i.opcode == "custom-call")
+        found = (re.search(r'custom_call_target="([^"]*)"', call.attributes) for call in calls)
+        return frozenset(target[1] for target in found if target)
+
+    @cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """The instructions that use each value, in their order."""
         users: dict[str, list[Instruction]] = {}
@@ -139,12 +149,12 @@ class HloText:
     entry: str
     tables: Mapping[str, Mapping[int, str]]
 
-    @property
+    @cached_property
     def num_partitions(self) -> int:
         """Over how many devices one replica of the program runs."""
         return self._header_number("num_partitions")
 
-    @property
+    @cached_property
     def num_replicas(self) -> int:
         """How many replicas of the program run."""
         return self._header_number("replica_count")

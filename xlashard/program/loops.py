@@ -22,16 +22,17 @@ def trip_count(module: HloText, caller: Computation, loop: Instruction) -> int |
     """
     if found := _KNOWN.search(loop.attributes):
         return int(found[1])
-    bodies = [module.computations.get(n) for n in loop.called("body")]
-    conditions = [module.computations.get(n) for n in loop.called("condition")]
-    if len(bodies) != 1 or len(conditions) != 1 or bodies[0] is None or conditions[0] is None:
+    called = dict(loop.called())
+    body = module.computations.get(called.get("body", ""))
+    condition = module.computations.get(called.get("condition", ""))
+    if body is None or condition is None:
         return None
-    bound = _bound(conditions[0])
+    bound = _bound(condition)
     if bound is None:
         return None
     index, direction, limit = bound
     start = _constant(caller, _element(caller, loop.operand_names, index))
-    step = _step(bodies[0], index)
+    step = _step(body, index)
     if start is None or step is None:
         return None
     return _steps(start, step, direction, limit)

@@ -157,6 +157,34 @@ def test_many_rows_are_summed_up_and_all_can_be_shown():
     assert "report.print" not in whole
 
 
+def test_what_differs_in_an_index_only_is_one_row():
+    layers = [f"layers[{i}].w" for i in range(12)]
+    gathers = tuple(
+        collective(argument=path, op_name=path, times=1, sent=i * MIB)
+        for i, path in enumerate(layers)
+    )
+    found = report(
+        inputs=(*map(value, layers), value("head[0].w", spec="P()"), value("tail[3]")),
+        collectives=(collective("all-reduce", 4 * MIB), *gathers),
+        moves=tuple(MoveReport(path, "host", "P('data')", 0, MIB) for path in layers),
+        donations=tuple(DonationReport(p, False, f"result[0]{p[6:]}", MIB) for p in layers),
+    )
+    text = words(printed(found, 130))
+    for row in (
+        "66.0 MiB all-gather ×12 fsdp f32[64,256] → f32[256,256] project/model.py:12 layers[*].w",
+        "12.0 MiB layers[*].w (12) host → P('data')",
+        "12.0 MiB 48.0 MiB layers[*].w (12) bf16[256,1024] P('fsdp') ×2",
+        "1.0 MiB 4.0 MiB head[0].w bf16[256,1024] P() ×2",
+        "1.0 MiB 4.0 MiB tail[3] bf16[256,1024] P('fsdp') ×2",
+        "12.0 MiB layers[*].w (12) could be donated to result[0][*].w",
+    ):
+        assert row in text
+    assert text.index("66.0 MiB all-gather") < text.index("4.0 MiB all-reduce")
+    whole = printed(found, 130, all=True)
+    assert whole.count("layers[0].w") == 4
+    assert "[*]" not in whole
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(width):
     deep = value("state['optimizer'][1][0].mu['layers']['attention']['query']")
@@ -165,11 +193,11 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 
 def test_shortened_paths_can_still_be_told_apart():
-    deep = [f"state['optimizer'][1][0].{m}['layers'][{i}]['down']" for m in "mn" for i in (1, 2)]
+    deep = [f"state['optimizer'][1][0].{m}['layers']['{i}']['down']" for m in "mn" for i in "pq"]
     found = report(inputs=tuple(map(value, deep)))
     for width in (80, 100, 140):
         table = printed(found, width).split("Arguments")[1].split("Results")[0]
-        for mark in (".m[", ".n[", "[1]['down']", "[2]['down']"):
+        for mark in (".m[", ".n[", "['p']['down']", "['q']['down']"):
             assert re.sub(r"\s", "", table).count(mark) == 2
 
 

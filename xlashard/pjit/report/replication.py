@@ -117,10 +117,10 @@ def _constraints(
     gather counts if it runs along an axis that the constraint closes, and deals with the value of
     one of those operations, told by its line, or with the argument that they begin with.
     """
-    if program.call is None:
+    gathers = [c for c in collectives if c.kind == "all-gather"]
+    if program.call is None or not gathers:
         return
     grid = grid_of(mesh)
-    gathers = [c for c in collectives if c.kind == "all-gather"]
     placed = {value.path: value.sharding for value in program.arguments}
     for closing in find_closings(program.call.traced.jaxpr, placed):
         forced = [c for c in gathers if _is_forced(c, closing, grid)]

@@ -7,6 +7,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from xlashard.pjit.report.merging import (
+    merged_collectives,
+    merged_donations,
+    merged_moves,
+    merged_values,
+)
 from xlashard.pjit.report.parts import (
     CollectiveReport,
     DonationReport,
@@ -48,14 +54,17 @@ class ReportText:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report = self._report
         page = _Page(options.max_width, self._full)
+        collectives, moves, donations = report.collectives, report.moves, report.donations
+        if not self._full:
+            collectives, moves = merged_collectives(collectives), merged_moves(moves)
         sections = [
             _head(report),
             _replications(report.replications, page),
-            _collectives(report.collectives, page),
-            _moves(report.moves, page),
+            _collectives(collectives, page),
+            _moves(moves, page),
             _values("Arguments", report.inputs, page),
             _values("Results", report.outputs, page),
-            _donations(report.donations, page),
+            _donations(donations, page),
         ]
         for section in sections:
             if section is not None:
@@ -67,15 +76,11 @@ class _Page:
 
     def __init__(self, width: int, full: bool) -> None:
         self.width = width
-        self._full = full
+        self.is_full = full
 
     def rows[T](self, values: Sequence[T]) -> Sequence[T]:
         """Those to show."""
-        return values if self._full else values[:_SHOWN]
-
-    def biggest_first[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> Sequence[T]:
-        """The values, in their own order where all of them are shown."""
-        return values if self._full else sorted(values, key=lambda v: -nbytes(v))
+        return values if self.is_full else values[:_SHOWN]
 
     def rest[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> str:
         """What the others come to."""
@@ -87,13 +92,13 @@ class _Page:
     def path(self, path: str) -> Text:
         """A path as the room of half a line allows."""
         most = max(24, self.width // 2 - 12)
-        return Text(path if self._full else short_path(path, most), style="green")
+        return Text(path if self.is_full else short_path(path, most), style="green")
 
     def paths(self, paths: Sequence[str], columns: Sequence[Sequence[str]]) -> list[Text] | None:
         """Paths beside other columns, or None if they could not be told apart in that room."""
         taken = sum(max(map(len, column)) + 2 for column in columns)
         room = max(20, self.width - taken - 4)
-        short = paths if self._full else [short_path(path, room) for path in paths]
+        short = paths if self.is_full else [short_path(path, room) for path in paths]
         if len(set(short)) < len(set(paths)):
             return None
         return [Text(path, style="green") for path in short]
@@ -249,7 +254,9 @@ def _moved(move: MoveReport) -> int:
 def _values(title: str, values: Sequence[ValueReport], page: _Page) -> RenderableType | None:
     if not values:
         return None
-    largest = page.biggest_first(values, lambda v: v.device_bytes)
+    largest = values
+    if not page.is_full:
+        largest = sorted(merged_values(values), key=lambda v: -v.device_bytes)
     words = {decided(v) for v in values}
     total, held = sum(v.nbytes for v in values), sum(v.device_bytes for v in values)
     note = f"{len(values)}: {in_bytes(total)}, {in_bytes(held)} on each device"
@@ -293,6 +300,8 @@ def _donations(found: Sequence[DonationReport], page: _Page) -> RenderableType |
     held = sum(d.device_bytes for d in reused)
     note = f"{len(reused)} reused for results, {in_bytes(held)} on each device"
     others = [*lost, *could]
+    if not page.is_full:
+        others = merged_donations(others)
     if not others:
         return _section("Donated", note, None)
     rows = [
