@@ -176,7 +176,7 @@ class TestTrees:
             device_put({"b": [np.zeros(3)]}, named("x"))
         with raises(ArgumentError, "x['b'][1]", "of str, which no device can hold"):
             device_put({"b": [1, "text"]})
-        with raises(ArgumentError, "x[0]", "device must be a device, a sharding or a Format, not"):
+        with raises(ArgumentError, "x[0]", "device must be a device, a sharding, a Format or None"):
             device_put([V], ["cpu"])
         with raises(ArgumentError, "x: ", "NamedSharding(mesh, "):
             device_put(V, P("x"))

@@ -75,8 +75,8 @@ def as_placement(given: Any, name: str) -> Placement:
             f"`with jax.set_mesh(mesh):`, or write NamedSharding(mesh, {given})"
         )
     raise ArgumentError(
-        f"{name} must be a device, a sharding or a Format, not {type(given).__name__}: for example "
-        "jax.devices()[0] or NamedSharding(mesh, P('data'))"
+        f"{name} must be a device, a sharding, a Format or None (where it is), not "
+        f"{type(given).__name__}: for example jax.devices()[0] or NamedSharding(mesh, P('data'))"
     )
 
 

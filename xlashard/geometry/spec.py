@@ -85,10 +85,13 @@ class Spec:
             RankError: The spec speaks of more dimensions than that.
         """
         if len(self.dims) > ndim:
+            fits = "a scalar can't be cut, P()"
+            if ndim:
+                shorter = Spec(self.dims[:ndim]).describe()
+                fits = f"give at most {counted(ndim, 'entry', 'entries')}, such as {shorter}"
             raise RankError(
                 f"the spec needs at least {counted(len(self.dims), 'dimension')}, the array has "
-                f"{ndim}: give at most {counted(ndim, 'entry', 'entries')}, such as "
-                f"{Spec(self.dims[:ndim]).describe()}",
+                f"{ndim}: {fits}",
                 ndim=ndim,
                 needed=len(self.dims),
             )

@@ -79,7 +79,7 @@ class Parameters:
         if past:
             raise ArgumentError(
                 f"donate_argnums holds {past[0]}, but {self.signature.function} was called with "
-                f"{counted(len(args), 'positional argument')}: give positions "
+                f"{counted(len(args), 'positional argument')}: give "
                 f"{positions_text(len(args))}"
             )
 

@@ -95,7 +95,7 @@ class Signature:
             raise ArgumentError(
                 f"{what}_argnums holds {i}, but {self.function} takes "
                 f"{counted(len(self.names), 'positional argument')} {self.describe()}: give "
-                f"positions {positions_text(len(self.names))}"
+                + positions_text(len(self.names))
             )
         return settled
 
@@ -113,4 +113,6 @@ class Signature:
 
 def positions_text(count: int) -> str:
     """The positions that so many arguments have, for messages."""
-    return f"from 0 to {count - 1}" if count else "of none"
+    if count > 1:
+        return f"positions from 0 to {count - 1}"
+    return "position 0" if count else "none"

@@ -88,7 +88,7 @@ def _donated(given: int | Sequence[int], count: int) -> tuple[bool, ...]:
         if not -count <= i < count:
             raise ArgumentError(
                 f"donate_argnums names argument {i}, the module has {counted(count, 'argument')}: "
-                f"give positions {positions_text(count)}"
+                f"give {positions_text(count)}"
             )
         positions.add(i % count)
     return tuple(i in positions for i in range(count))
