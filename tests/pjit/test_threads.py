@@ -1,14 +1,16 @@
 """Many threads at once: right results, and each program compiled by one of them."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.pjit.helpers import f32, make_mesh
-from xlashard import NamedSharding, P, pjit
+from xlashard import NamedSharding, P, explain_recompile, pjit
 
 THREADS = 32
 
@@ -23,6 +25,15 @@ def together(tasks):
 
     with ThreadPoolExecutor(len(tasks)) as pool:
         return list(pool.map(run, tasks))
+
+
+def at_rest(x):
+    """The array, once it is there.
+
+    XLA's emulated devices come to a standstill where threads together start more than 32 executions
+    over several of them before the first ones end, be it by jax.jit or by pjit.
+    """
+    return x.block_until_ready()
 
 
 def test_one_function(mesh, compilations):
@@ -101,13 +112,105 @@ def test_clearing_while_others_call():
         np.testing.assert_array_equal(out, f32(4) - 1)
 
 
+class Everything:
+    """All that one can do with some functions, each from many threads."""
+
+    def __init__(self, mesh):
+        sharding = NamedSharding(mesh, P("x"))
+        self.sine = pjit(lambda x, n=1: jnp.sin(x) * 3 + n, static_argnames="n")
+        self.spread = pjit(lambda x: x * 2, in_shardings=P("x"), out_shardings=P("x"))
+        self.step = pjit(lambda x: x + 1, donate_argnums=0, out_shardings=sharding)
+
+    def call(self, i):
+        x = f32(1 + i % 3)
+        np.testing.assert_allclose(self.sine(x), np.sin(x) * 3 + 1, rtol=1e-5)
+
+    def call_with_static(self, i):
+        np.testing.assert_allclose(
+            self.sine(f32(4), n=i % 4), np.sin(f32(4)) * 3 + i % 4, rtol=1e-5
+        )
+
+    def stages(self, i):
+        lowered = self.sine.lower(f32(5))
+        assert "stablehlo.sine" in lowered.as_text()
+        np.testing.assert_allclose(lowered.compile()(f32(5)), np.sin(f32(5)) * 3 + 1, rtol=1e-5)
+        assert self.sine.eval_shape(f32(1 + i % 7)).shape == (1 + i % 7,)
+
+    def gradient(self, i):
+        found = jax.grad(lambda x: self.sine(x).sum())(f32(3))
+        np.testing.assert_allclose(found, np.cos(f32(3)) * 3, rtol=1e-5)
+
+    def batch(self, i):
+        found = jax.vmap(self.sine)(f32(2, 3))
+        np.testing.assert_allclose(found, np.sin(f32(2, 3)) * 3 + 1, rtol=1e-5)
+
+    def with_a_mesh_of_its_own(self, i):
+        count = 1 << (i % 4)
+        mesh = make_mesh((count,), ("x",))
+        with jax.set_mesh(mesh) if i % 2 else mesh:
+            found = self.spread(f32(8))
+        assert len(found.devices()) == count
+        np.testing.assert_array_equal(found, f32(8) * 2)
+
+    def donating(self, i):
+        x = self.step(np.full(8, i, np.float32))
+        for _ in range(3):
+            x = self.step(at_rest(x))
+        np.testing.assert_array_equal(x, np.full(8, i + 4))
+
+    def made_anew(self, i):
+        np.testing.assert_array_equal(pjit(lambda x: x - i)(f32(2)), f32(2) - i)
+
+    def clear(self, i):
+        self.sine.clear_cache()
+        self.step.clear_cache()
+
+    def clear_all(self, i):
+        while True:
+            try:
+                return jax.clear_caches()
+            except RuntimeError as error:
+                # JAX's own: it walks a table that vmap, in another thread, adds to as it runs.
+                if "changed size" not in str(error):
+                    raise
+
+    def explain(self, i):
+        for f in (self.sine, self.spread, self.step):
+            report = explain_recompile(f)
+            numbers = [e.number for e in report.explanations]
+            assert numbers == sorted(set(numbers))
+            assert report.function in str(report)
+            assert f._cache_size() >= 0
+
+    @classmethod
+    def names(cls):
+        """What there is to do."""
+        return [n for n in vars(cls) if not n.startswith("_") and n != "names"]
+
+
+@pytest.mark.slow
+def test_everything_at_once(mesh):
+    todo, names = Everything(mesh), Everything.names()
+
+    def worker(i):
+        for turn in range(len(names)):
+            getattr(todo, names[(i + turn) % len(names)])(i)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        together([lambda i=i: worker(i) for i in range(THREADS)])
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_donation(mesh):
     f = pjit(lambda x: x + 1, donate_argnums=0, out_shardings=NamedSharding(mesh, P("x")))
 
     def loop(start):
         x = f(np.full(8, start, np.float32))
         for _ in range(5):
-            x = f(x)
+            x = f(at_rest(x))
         return x
 
     for start, out in enumerate(together([lambda i=i: loop(i) for i in range(8)])):
