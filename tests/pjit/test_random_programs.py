@@ -81,6 +81,7 @@ placed = (None, None)
 in_shardings = (place(P("x")), UNSPECIFIED)
 out_shardings = {"a": place(P("x", "y")), "b": [UNSPECIFIED]}
 donated = ()
+options = {}
 
 
 def f(v0, v1):

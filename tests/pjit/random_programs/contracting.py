@@ -7,6 +7,7 @@ from tests.pjit.random_programs.elementwise import Operation
 from tests.pjit.random_programs.pool import Drawn, NoFit, Pool
 
 LETTERS = "abcdefg"
+FFT_DTYPES = ("float32", "complex64")
 
 
 def matmul(pool: Pool) -> Drawn:
@@ -177,7 +178,9 @@ def convolution(pool: Pool) -> Drawn:
     spatial = x.ndim - 2
     y = pool.operand((*[window] * spatial, x.shape[-1], pool.dice.pick(pool.frame.sizes)), x.dtype)
     dims = {1: "('NWC', 'WIO', 'NWC')", 2: "('NHWC', 'HWIO', 'NHWC')"}[spatial]
-    steps = tuple(pool.dice.between(1, 2) for _ in range(spatial))
+    # Both partitioners take the derivative of a convolution with steps, along a dimension that is
+    # cut, from the wrong neighbours; with jax.jit as well.
+    steps = tuple(1 if pool.smooth else pool.dice.between(1, 2) for _ in range(spatial))
     padding = pool.dice.pick(["VALID", "SAME"])
     text = (
         f"lax.conv_general_dilated({x.name}, {y.name}, {steps}, '{padding}', "
@@ -188,11 +191,11 @@ def convolution(pool: Pool) -> Drawn:
 
 
 def fft(pool: Pool) -> Drawn:
-    x = pool.pick("fc", least=1, full=True, where=lambda v: v.dtype in ("float32", "complex64"))
+    x = pool.pick("fc", least=1, where=lambda v: v.dtype in FFT_DTYPES and v.shape[-1] > 1)
     how = pool.dice.pick(["fft", "ifft"] if x.kind == "c" else ["fft", "rfft", "ifft"])
-    axis = pool.axis(x)
-    text = f"jnp.fft.{how}({x.name}, axis={axis})"
-    return pool.drawn(text, exact=False, limit=2 * x.limit * x.shape[axis])
+    # Along another axis than the last, or of one element, XLA's CPU backend may refuse the layout
+    # that it chose itself.
+    return pool.drawn(f"jnp.fft.{how}({x.name})", exact=False, limit=2 * x.limit * x.shape[-1])
 
 
 def new_keys(pool: Pool) -> Drawn:

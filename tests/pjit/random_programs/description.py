@@ -141,6 +141,7 @@ class Program:
         results: Its results.
         container: What they are returned in: `tuple`, `dict`, `nested` or `bare`.
         prefix: What `out_shardings` says of all results in one word, or None.
+        options: Other keywords of pjit, with their values.
     """
 
     seed: int
@@ -154,6 +155,7 @@ class Program:
     results: tuple[Result, ...]
     container: str
     prefix: str | None = None
+    options: tuple[tuple[str, bool], ...] = ()
 
     def pruned(self) -> "Program":
         """Without statements that nothing needs."""

@@ -134,6 +134,7 @@ def _finished(
         results=results,
         container=dice.pick(["tuple", "dict", "nested", "bare"]),
         prefix=prefix,
+        options=tuple((name, True) for name in ("keep_unused", "inline") if dice.chance(0.1)),
     )
 
 

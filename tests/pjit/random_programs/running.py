@@ -29,7 +29,7 @@ class Module:
         partitioner: `shardy` or `gspmd`.
         arguments: The arguments, on the host.
         placed: For each the spec by which it is dealt out before, or None.
-        options: Shardings and donation, for pjit.
+        options: Keywords of pjit.
     """
 
     f: Callable[..., Any]
@@ -46,7 +46,7 @@ class Module:
     def read(cls, text: str, library: Library) -> "Module":
         names = environment(library)
         exec(compile(text, "<random program>", "exec"), names)
-        options = {key: names[key] for key in ("in_shardings", "out_shardings")}
+        options = {key: names[key] for key in ("in_shardings", "out_shardings")} | names["options"]
         # Without arguments there is nothing for an empty tuple to be a prefix of in old JAX.
         if not names["arguments"]:
             del options["in_shardings"]
@@ -104,7 +104,8 @@ def run(text: str, library: Library, mesh: jax.sharding.Mesh | None = None) -> l
         warnings.filterwarnings("ignore", message=".*donat", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*with mesh", category=DeprecationWarning)
         with _in_force(mesh, module.manner):
-            return CALLS_BY_NAME[module.call](module, library)
+            # What fails while it runs should fail here.
+            return jax.block_until_ready(CALLS_BY_NAME[module.call](module, library))
 
 
 def _in_force(mesh: jax.sharding.Mesh | None, manner: str) -> Any:

@@ -224,7 +224,8 @@ def scatter_rows(pool: Pool) -> Drawn:
 
 
 def segment_sum(pool: Pool) -> Drawn:
-    x = pool.pick("fi", least=1)
+    # Evenly, for the reason that `_indices` gives.
+    x = pool.pick("fi", least=1, where=lambda v: v.shape[0] % pool.devices == 0)
     segments = pool.operand(x.shape[:1], "int32")
     text = f"jax.ops.segment_sum({x.name}, {segments.name} % 4, num_segments=4)"
     return pool.drawn(text, x, exact=x.kind == "i", limit=x.limit * max(x.shape[0], 1))

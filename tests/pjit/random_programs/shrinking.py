@@ -38,10 +38,15 @@ def _smaller(program: Program) -> Iterator[Program]:
     for i, argument in enumerate(program.arguments):
         if argument.value.name not in used:
             yield replace(program, arguments=_without(program.arguments, i))
-    for name, value in (("prefix", None), ("call", "call"), ("backwards", False)):
-        if getattr(program, name) != value:
-            yield replace(program, **{name: value})
-    for name, value in (("manner", "named"), ("container", "tuple")):
+    silent = (
+        ("prefix", None),
+        ("call", "call"),
+        ("backwards", False),
+        ("options", ()),
+        ("manner", "named"),
+        ("container", "tuple"),
+    )
+    for name, value in silent:
         if getattr(program, name) != value:
             yield replace(program, **{name: value})
     yield from _less_said(program)

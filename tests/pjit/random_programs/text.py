@@ -31,6 +31,7 @@ def program_text(program: Program) -> str:
         f"in_shardings = {_tuple(ins)}",
         f"out_shardings = {program.prefix or _contained(outs, program.container)}",
         f"donated = {donated}",
+        f"options = {dict(program.options)}",
         "",
         "",
         f"def f({', '.join(a.value.name for a in args)}):",
