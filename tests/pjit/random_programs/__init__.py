@@ -5,5 +5,6 @@
 
 A program is drawn from its seed as frozen data (`description`), written as Python (`text`), and
 what is written is what runs (`running`). One that fails is made smaller before it is shown
-(`shrinking`). Those that failed once are kept as they were written, in `kept/`.
+(`shrinking`). Those that failed once are kept as they were written, in `kept/`, because
+a seed means another program as soon as an operation is added to the grammar.
 """
