@@ -1,5 +1,7 @@
 """Donated arguments: results take over their buffers, and nobody uses them afterwards."""
 
+import gc
+import threading
 import warnings
 
 import jax
@@ -8,7 +10,14 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32
-from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, pjit
+from xlashard import (
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    device_put,
+    pjit,
+    with_sharding_constraint,
+)
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 
 
@@ -106,14 +115,19 @@ def test_host_values_are_copied(place):
     assert float(f(2.0, f32(1))[0][0]) == 2.0
 
 
-def test_an_uncommitted_array_that_moves_is_gone_or_whole(mesh):
-    f = pjit(lambda x: x + 1, donate_argnums=0, in_shardings=P("x"), out_shardings=P("x"))
-    x = jnp.asarray(f32(8))
-    with mesh:
-        out = f(x)
-    np.testing.assert_array_equal(out, f32(8) + 1)
-    if not x.is_deleted():
-        np.testing.assert_array_equal(x, f32(8))
+@pytest.mark.parametrize("make", [jnp.asarray, jnp.copy])
+def test_an_uncommitted_array_that_moves_is_gone_as_under_jax(mesh, make):
+    sharding = NamedSharding(mesh, P("x"))
+    places = {"in_shardings": sharding, "out_shardings": sharding}
+    gone = []
+    for jit in (pjit, jax.jit):
+        x = make(f32(8))
+        out = jit(lambda x: x + 1, donate_argnums=0, **places)(x)
+        np.testing.assert_array_equal(out, f32(8) + 1)
+        gone.append(x.is_deleted())
+        if not gone[-1]:
+            np.testing.assert_array_equal(x, f32(8))
+    assert gone[0] == gone[1]
 
 
 @pytest.mark.parametrize("donated", [(0, 1), 0, 1])
@@ -166,8 +180,24 @@ def test_a_strict_function_raises_before_it_compiles(place, compilations):
 def test_an_unused_donated_argument(place):
     f = pjit(lambda x, y: y * 2, donate_argnums=0)
     x = place(f32(8))
-    out = f(x, f32(8))
+    said = r"x: float32\[8\].*: the function makes no use of it, so its buffers stay as they are"
+    with pytest.warns(DonationWarning, match=said):
+        out = f(x, f32(8))
     np.testing.assert_array_equal(out, f32(8) * 2)
+    assert not x.is_deleted()
+    x.delete()
+    with pytest.raises(DeletedError, match=r"delete\(\) was called on it"):
+        x + 1
+    x = place(f32(8))
+    kept = pjit(
+        lambda x, y: y * 2,
+        donate_argnums=0,
+        keep_unused=True,
+        donation="strict",
+        out_shardings=x.sharding,
+    )
+    np.testing.assert_array_equal(kept(x, f32(8)), f32(8) * 2)
+    assert x.is_deleted()
 
 
 def test_donation_inside_another_program_is_left_alone(place):
@@ -197,3 +227,212 @@ def test_the_fast_path_donates_too(place):
     with pytest.raises(DeletedError, match="x "):
         f(old)
     np.testing.assert_array_equal(x, f32(8) + 4)
+
+
+def one_warning(call):
+    """The text of the only DonationWarning of a call, which a second call doesn't repeat."""
+    with pytest.warns(DonationWarning) as caught:
+        call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+    (warning,) = caught
+    assert warning.filename == __file__
+    return str(warning.message)
+
+
+def reasons(mesh):
+    """Functions, arguments of which the first is donated, and why it can't be reused."""
+    named = lambda *spec, **rest: NamedSharding(mesh, P(*spec), **rest)  # noqa: E731
+    rows = lambda: device_put(f32(8, 4), named("x"))  # noqa: E731
+    return {
+        "shape": (
+            lambda x, y: {"s": x.sum(), "t": y[:2]},
+            {},
+            (f32(8, 4), f32(8)),
+            "x: float32[8,4]: no result has its shape [8, 4] or its 128 bytes; the nearest is "
+            "result['t']: float32[2], 8 bytes",
+        ),
+        "nothing": (
+            lambda x: None,
+            {"keep_unused": True},
+            (f32(3),),
+            "the function returns no array",
+        ),
+        "dtype": (
+            lambda x: {"h": x.astype(np.float16)},
+            {},
+            (f32(8, 4),),
+            "result['h'] has its shape, but is float16: return it as .astype('float32')",
+        ),
+        "sharding": (
+            lambda x: x + 1,
+            {"out_shardings": named("x", "y")},
+            (rows(),),
+            "x: float32[8,4] as P('x'): result is of its type, but dealt out as P('x', 'y'), 16 "
+            "bytes on each device, and the argument as P('x'), 32 bytes on each device: give "
+            "out_shardings=P('x') for result",
+        ),
+        "memory": (
+            lambda x: x + 1,
+            {"out_shardings": named("x", memory_kind="unpinned_host")},
+            (rows(),),
+            "but in the memory unpinned_host, and the argument in device: give out_shardings with "
+            "memory_kind='device'",
+        ),
+        "taken": (
+            lambda x, y: x + y,
+            {"donate_argnums": (0, 1), "out_shardings": named("x")},
+            (rows(), rows()),
+            "y: float32[8,4] as P('x'): result: float32[8,4] as P('x') has room for it, but takes "
+            "over the buffers of x already",
+        ),
+        "the partitioner's choice": (
+            lambda x: with_sharding_constraint(x * 2, named()),
+            {},
+            (rows(),),
+            "result is of its type, but dealt out as P(), 128 bytes on each device, and the "
+            "argument as P('x'), 32 bytes on each device: give out_shardings=P('x') for result",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["shape", "nothing", "dtype", "sharding", "memory", "taken"])
+def test_why_a_donation_is_of_no_use(mesh, name):
+    function, keywords, args, reason = reasons(mesh)[name]
+    keywords = {"donate_argnums": 0} | keywords
+    f = pjit(function, **keywords)
+    said = one_warning(lambda: f.lower(*args).compile())
+    assert reason in said
+    assert f"{function.__name__} was given a donated argument whose buffers" in said
+    strict = pjit(function, donation="strict", **keywords)
+    for _ in range(2):
+        with pytest.raises(DonationError) as caught:
+            strict.lower(*args).compile()
+        assert str(caught.value) == said
+
+
+def test_what_the_partitioner_chooses_may_be_of_no_use(mesh, partitioner):
+    function, _, (x,), reason = reasons(mesh)["the partitioner's choice"]
+    f = pjit(function, donate_argnums=0)
+    assert reason in one_warning(lambda: f(x))
+    assert not x.is_deleted()
+    assert f.lower(x).compile().memory_analysis().alias_size_in_bytes == 0
+    strict = pjit(function, donate_argnums=0, donation="strict")
+    for call in (strict, strict, lambda x: strict.lower(x).compile()):
+        with pytest.raises(DonationError, match="give out_shardings="):
+            call(x)
+        assert not x.is_deleted()
+
+
+def test_the_memory_analysis_shows_it(place):
+    x, n = place(f32(8, 4)), place(f32(8)).sharding.num_devices
+    for f in (
+        pjit(lambda x: (x + 1, x.sum()), donate_argnums=0),
+        pjit(lambda x: (x + 1, x.sum()), donate_argnums=0, out_shardings=(x.sharding, None)),
+    ):
+        assert f.lower(x).compile().memory_analysis().alias_size_in_bytes == x.nbytes // n * (
+            1 if n == 1 else 2
+        )
+
+
+def test_a_warning_for_many_threads(mesh):
+    f = pjit(lambda x: x.sum(), donate_argnums=0)
+    start = threading.Barrier(8)
+
+    def call():
+        start.wait()
+        f(f32(8, 3))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(issubclass(w.category, DonationWarning) for w in caught) == 1
+
+
+def test_static_arguments_and_keywords_beside_donated_ones(place):
+    def f(n, state, *, scale, other):
+        return jax.tree.map(lambda s: s * n * scale, state), other + 1
+
+    g = pjit(f, static_argnums=0, donate_argnums=1, donate_argnames="other", donation="strict")
+    for n in (2, 3):
+        for _ in range(2):
+            state, other = {"a": [place(f32(8))], "b": place(f32(8, 2))}, place(f32(16))
+            scale = place(f32(8, 1))
+            new, _ = g(n, state, scale=2.0, other=other)
+            np.testing.assert_array_equal(new["b"], f32(8, 2) * n * 2)
+            leaves = [*jax.tree.leaves(state), other]
+            assert all(x.is_deleted() for x in leaves) and not scale.is_deleted()
+    lowered = g.lower(2, state := {"a": [f32(8)], "b": f32(8, 2)}, scale=2.0, other=f32(16))
+    assert lowered.donate_argnums == (0, 1, 2)
+    assert [i.donated for i in jax.tree.leaves(lowered.args_info)] == [True, True, True, False]
+    assert jax.tree.structure(lowered.in_avals[0]) == jax.tree.structure((state,))
+
+
+def test_a_deleted_array_is_not_donated(place):
+    f = pjit(lambda state: state["w"] + 1, donate_argnums=0)
+    x = place(f32(8))
+    x.delete()
+    with pytest.raises(
+        DeletedError, match=r"state\['w'\] \(float32\[8\]\) has been deleted: delete\(\) was"
+    ):
+        f({"w": x})
+
+
+def test_repeat_calls_are_named_too(place):
+    shape = (24, 5)
+
+    def advance(state, x):
+        return {"w": state["w"] + x}
+
+    f = pjit(advance, donate_argnums=0)
+    states = [{"w": place(f32(*shape))}]
+    for _ in range(3):
+        states.append(f(states[-1], 1.0))
+    first, *_, repeated, _ = (state["w"] for state in states)
+    with pytest.raises(DeletedError, match=r"it was donated to advance, as state\['w'\]; use what"):
+        first + 1
+    likely = r"it was most likely donated to advance, as state\['w'\]; use what that call returned"
+    with pytest.raises(DeletedError, match=likely):
+        repeated + 1
+    with pytest.raises(DeletedError, match=rf"x \(float32\[24,5\]\) has been deleted: {likely}"):
+        pjit(lambda x: x * 2)(repeated)
+
+    def retreat(w):
+        return w - 1
+
+    g = pjit(retreat, donate_argnums=0)
+    x = place(f32(*shape))
+    for _ in range(3):
+        x, last = g(x), x
+    one_of = r"likely donated to one of: advance, as state\['w'\]; retreat, as w; use what"
+    with pytest.raises(DeletedError, match=one_of):
+        last + 1
+    # A function that is gone has taken nothing that anybody could still be told of.
+    del f
+    gc.collect()
+    with pytest.raises(DeletedError, match="likely donated to retreat, as w"):
+        last + 1
+
+
+def test_who_may_have_taken_an_array_is_not_a_long_list(place):
+    functions = [pjit(lambda x, n=n: x + n, donate_argnums=0) for n in range(5)]
+    x = place(f32(40, 3))
+    for f in functions:
+        x, last = f(x), x
+        x, last = f(x), x
+    with pytest.raises(DeletedError, match=r"<lambda>, as x \(2 more take such arrays\)"):
+        last + 1
+
+
+def test_what_nobody_can_have_taken():
+    x = jax.numpy.ones((1, 2, 3, 4))
+    x.delete()
+    with pytest.raises(
+        DeletedError, match=r"delete\(\) was called on it, or it was donated to a pr"
+    ):
+        device_put(f32(1)) + x

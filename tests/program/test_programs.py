@@ -24,6 +24,7 @@ from tests.program.helpers import (
 from xlashard import SingleDeviceSharding
 from xlashard.errors import CompileError, DonationError, DonationWarning
 from xlashard.program import Partitioner, compile_program, lower_program
+from xlashard.program.donation_report import refusal
 
 ADD = """module {
   func.func public @main(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) -> tensor<8x8xf32> {
@@ -274,11 +275,22 @@ def unusable(partitioner):
 def test_an_unusable_donation_is_told_once(partitioner):
     lowered = unusable(partitioner)
     text = (
-        r"(?s)step was given a donated argument .* state\['w'\]: float32\[8\]: no result has its 32"
+        r"(?s)step was given a donated argument .* state\['w'\]: float32\[8\] as P\('x'\): no "
+        r"result has its shape \[8\] or its 32 bytes; the nearest is .*float32\[4\], 16 bytes"
     )
     with pytest.warns(DonationWarning, match=text):
         lowered.report_donation("warn", "step")
     lowered.report_donation("warn", "step")
+
+
+def test_a_layout_may_keep_a_donation_from_use(partitioner):
+    columns = value((8, 4), named("x"), name="x", layout="{0,1}")
+    wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
+    said = refusal(wanted, 0, {}).reason
+    assert said == (
+        "result is of its type, but laid out as the default one, and the argument as {0,1}: give "
+        "both the same Format"
+    )
 
 
 def test_an_unusable_donation_may_be_forbidden(partitioner):

@@ -1,5 +1,6 @@
 """What jaxlib can say of a module or of a compiled program."""
 
+import re
 from typing import Any
 
 import jaxlib
@@ -28,6 +29,38 @@ def compiled_cost(executable: Any) -> dict[str, float]:
 def compiled_memory(executable: Any) -> Any:
     """Bytes per device: arguments, results, aliases, temporaries, code."""
     return executable.get_compiled_memory_stats()
+
+
+def alias_bytes(executable: Any) -> int | None:
+    """How many bytes of its arguments its results take over, on each device; None if unknown."""
+    try:
+        return executable.get_compiled_memory_stats().alias_size_in_bytes
+    except Exception:  # not every PJRT plugin answers
+        return None
+
+
+def aliases(executable: Any) -> dict[int, int]:
+    """For each result that takes over an argument's buffers, that argument."""
+    head = executable.hlo_modules()[0].to_string().partition("\n")[0]
+    _, _, rest = head.partition("input_output_alias={")
+    found = {}
+    for result, argument, part in _ALIAS.findall(rest[: _closing(rest)]):
+        # Arguments that travel as one tuple are its parts.
+        found[int(result or 0)] = int(part or argument)
+    return found
+
+
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
+
+
+def _closing(text: str) -> int:
+    """Where the brace closes that was open before a text."""
+    depth = 1
+    for i, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if not depth:
+            return i
+    return len(text)
 
 
 def lowered_cost(client: Any, module: Any) -> dict[str, float]:

@@ -265,8 +265,19 @@ class Function:
         """The compiled program of a call."""
         order = self.order(call, self.arguments(call))
         _, lowered = self.lower(call, order)
-        lowered.report_donation(self.options.donation, self.name)
-        return self.compile(call, order)
+        self.report_donation(lowered)
+        prepared = self.compile(call, order)
+        self.report_donation(lowered, prepared)
+        return prepared
+
+    def report_donation(self, lowered: LoweredProgram, prepared: Prepared | None = None) -> None:
+        """Says which donated arguments no result can take over, and of a program: takes over.
+
+        Raises:
+            DonationError: If there is one, under `donation="strict"`.
+        """
+        program = None if prepared is None else prepared.program
+        lowered.report_donation(self.options.donation, self.name, program)
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:

@@ -319,7 +319,21 @@ def _lower(
         lowered_body = lower_body(ready, order.name, arg_names, target)
     except CompileError as error:
         raise CompileError(f"{order.name} can't be lowered: {error}") from None
-    return interface, lower_program(plan, lowered_body, debug.func_src_info)
+    unused = _unused_donations(jaxpr, order, interface)
+    return interface, lower_program(plan, lowered_body, debug.func_src_info, unused)
+
+
+def _unused_donations(jaxpr: Any, order: Order, interface: Interface) -> list[ValuePlan]:
+    """The donated arguments that nothing needs."""
+    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
+    kept = interface.kept[len(interface.consts) :]
+    return [
+        _value(aval, sharding, None, name)
+        for aval, sharding, name, donated, stays in zip(
+            jaxpr.in_avals, order.placement.in_shardings, names, order.donated, kept, strict=True
+        )
+        if donated and not stays
+    ]
 
 
 def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:

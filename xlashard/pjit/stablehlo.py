@@ -86,6 +86,7 @@ def compile_stablehlo(
         options = compiler_option_items(compiler_options)
         program = compile_program(lowered, avals, committed=placement.committed, options=options)
         lowered.report_donation("warn", plan.name)
+        lowered.report_donation("warn", plan.name, program)
         donated = tuple(d or v.donated for d, v in zip(said.donated, foreign.args, strict=True))
         return StableHLOProgram(Prepared(program, lowered, (), (True,) * len(donated)), donated)
 

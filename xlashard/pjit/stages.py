@@ -173,14 +173,14 @@ class Lowered(Stage, jax.stages.Lowered):
                 f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "
                 "leave lowering_platforms out to compile it here"
             )
-        mode = function.options.donation
-        self._program.report_donation(mode, function.name)
+        function.report_donation(self._program)
         if compiler_options:
             options = compiler_option_items(compiler_options)
             module = (self._interface, self._program)
             prepared = function.compile_anew(call, order, module, options)
         else:
             prepared = function.compile(call, order)
+        function.report_donation(self._program, prepared)
         return Compiled(self._face, prepared)
 
 

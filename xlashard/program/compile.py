@@ -3,18 +3,20 @@
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax import compiling, modules
+from xlashard._jax import analysis, compiling, modules
 from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.shardings import layout_text
 from xlashard.errors import CompileError, DonationError, DonationWarning
-from xlashard.program.donation import Donation, unusable_text
+from xlashard.program.donation import Donation, bytes_of
+from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal
 from xlashard.program.emit import write_main
 from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
-from xlashard.program.plan import Partitioner, ProgramPlan
+from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.readback import settled_shardings
 
 # A warning is about the line of whoever called this package.
@@ -31,40 +33,101 @@ class LoweredProgram:
         donation: What became of the donated arguments.
         source: Where the function it is of stands in its file. Programs of one function whose
             modules say the same share an executable; None shares with no other.
+        unused: Donated arguments that the function makes no use of, and the program lacks.
     """
 
     plan: ProgramPlan
     body: LoweredBody
     donation: Donation
     source: str | None = None
-    _reported: threading.Event = field(default_factory=threading.Event, repr=False)
+    unused: tuple[ValuePlan, ...] = ()
+    _told: set[str] = field(default_factory=set, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def as_text(self, *, debug_info: bool = False) -> str:
         """The StableHLO module with its annotations."""
         return modules.to_text(self.body.module, debug_info=debug_info)
 
-    def report_donation(self, mode: str, function: str) -> None:
+    def report_donation(self, mode: str, function: str, program: Program | None = None) -> None:
         """Says which donated arguments no result can reuse; once per program.
 
         Args:
             mode: `"warn"` or `"strict"`.
             function: The function's name.
+            program: The compiled program, to say what the compiler made no use of; None to say
+                what it can't use.
 
         Raises:
             DonationError: Under `"strict"`, every time.
         """
-        if not self.donation.unusable:
+        found = self._refused() if program is None else self._left(program)
+        if not found:
             return
-        text = unusable_text(self.plan, self.donation, function)
+        text = report_text(found, function)
         if mode == "strict":
             raise DonationError(text)
-        if not self._reported.is_set():
-            self._reported.set()
-            warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
+        with self._lock:
+            if text in self._told:
+                return
+            self._told.add(text)
+        warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
+
+    def _refused(self) -> list[Refusal]:
+        """What is known before the compiler runs."""
+        takers = self.donation.takers(self.plan)
+        found = [refusal(self.plan, i, takers) for i in self.donation.unusable]
+        return found + [unused_refusal(value) for value in self.unused]
+
+    def _left(self, program: Program) -> list[Refusal]:
+        """What the compiler was offered and did not take."""
+        offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
+        if not any(self.donation.donor):
+            return []
+        plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
+        sizes = [bytes_of(plan.args[i]) for i in offered]
+        if analysis.alias_bytes(program.executable) in (None, _sum(sizes)):
+            return []
+        taken = {
+            result - tokens: argument - tokens
+            for result, argument in analysis.aliases(program.executable).items()
+        }
+        left = set(offered) - set(taken.values())
+        return [refusal(plan, i, dict(taken)) for i in sorted(left)]
+
+
+def _sum(sizes: Sequence[object]) -> int:
+    return sum(size for size in sizes if isinstance(size, int))
+
+
+def _settled_plan(program: Program) -> ProgramPlan:
+    """The plan with what the compiler chose."""
+    parts, plan = program.parts, program.parts.plan
+
+    def settled(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
+        return tuple(
+            replace(value, sharding=sharding, annotated=False, layout=layout)
+            for value, sharding, layout in zip(values, shardings, layouts, strict=True)
+        )
+
+    ins, outs = (
+        [layout_text(layout, aval.dtype) for layout, aval in zip(layouts, avals, strict=True)]
+        for layouts, avals in (
+            (program.in_layouts, parts.in_avals),
+            (program.out_layouts, parts.out_avals),
+        )
+    )
+    return replace(
+        plan,
+        args=settled(plan.args, parts.in_shardings, ins),
+        results=settled(plan.results, parts.out_shardings, outs),
+    )
 
 
 def lower_program(
-    plan: ProgramPlan, body: LoweredBody, source: str | None = None
+    plan: ProgramPlan,
+    body: LoweredBody,
+    source: str | None = None,
+    unused: Sequence[ValuePlan] = (),
 ) -> LoweredProgram:
     """Annotates a lowered body; the body's module becomes the program's.
 
@@ -73,13 +136,14 @@ def lower_program(
         body: The lowered body.
         source: Where its function stands in its file, to share the executable with programs of the
             same function.
+        unused: Donated arguments that the function makes no use of.
 
     Raises:
         ModuleError: If the module has no entry function, or does not verify.
         PlanError: If the plan and the entry function disagree.
     """
     donation = write_main(body.module, plan, tokens=len(body.ordered_effects))
-    return LoweredProgram(plan, body, donation, source)
+    return LoweredProgram(plan, body, donation, source, tuple(unused))
 
 
 def compile_program(

@@ -18,11 +18,19 @@ class Donation:
         alias: For each argument the result that certainly takes over its buffers, or None.
         donor: For each argument whether the compiler may reuse its buffers for any result.
         unusable: Positions of donated arguments that no result can reuse.
+        partner: For each argument the result that it is meant for, or None.
     """
 
     alias: tuple[int | None, ...]
     donor: tuple[bool, ...]
     unusable: tuple[int, ...]
+    partner: tuple[int | None, ...]
+
+    def takers(self, plan: ProgramPlan) -> dict[int, int | None]:
+        """For each result that is meant for an argument, that argument; None for the module's."""
+        found: dict[int, int | None] = dict.fromkeys(plan.aliased)
+        found |= {j: i for i, j in enumerate(self.partner) if j is not None}
+        return found
 
 
 def plan_donation(plan: ProgramPlan) -> Donation:
@@ -36,7 +44,7 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     waiting = [i for i, donated in enumerate(plan.donated) if donated]
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):
         waiting = pairs.pair(waiting, key)
-    return Donation(tuple(pairs.alias), tuple(pairs.donor), tuple(waiting))
+    return Donation(tuple(pairs.alias), tuple(pairs.donor), tuple(waiting), tuple(pairs.partner))
 
 
 type _Key = Callable[[ProgramPlan, ValuePlan, bool], object]
@@ -51,6 +59,7 @@ class _Pairs:
         self._taken = set(plan.aliased)
         self.alias: list[int | None] = [None] * len(plan.args)
         self.donor = [False] * len(plan.args)
+        self.partner: list[int | None] = [None] * len(plan.args)
 
     def pair(self, waiting: list[int], key: _Key) -> list[int]:
         """Pairs each argument with the first free result of an equal key; the others are left."""
@@ -69,6 +78,7 @@ class _Pairs:
                 continue
             j = candidates.popleft()
             self._taken.add(j)
+            self.partner[i] = j
             if key is _same_place and _is_certain(plan, i, j):
                 self.alias[i] = j
             else:
@@ -104,6 +114,22 @@ def _perhaps_same_bytes(plan: ProgramPlan, value: ValuePlan, result: bool) -> ob
     return value.is_settled != result, _bytes(value, value.shape), value.memory_kind
 
 
+def has_room(result: ValuePlan, value: ValuePlan) -> bool:
+    """Whether a result may be as large as an argument on each device, in the same memory."""
+    if result.memory_kind != value.memory_kind:
+        return False
+    if result.is_settled and value.is_settled:
+        return bytes_of(result) == bytes_of(value)
+    return _bytes(result, result.shape) == _bytes(value, value.shape)
+
+
+def bytes_of(value: ValuePlan) -> object:
+    """What a value takes on each device, in bytes where that is known; equal for equal sizes."""
+    whole = value.sharding is None or value.is_free
+    sharding = None if whole else value.sharding
+    return _bytes(value, value.shape if sharding is None else sharding.shard_shape(value.shape))
+
+
 def _bytes(value: ValuePlan, shape: tuple[int, ...]) -> object:
     try:
         return prod(shape) * np.dtype(value.dtype).itemsize
@@ -117,30 +143,3 @@ def _is_certain(plan: ProgramPlan, i: int, j: int) -> bool:
     if "auto" in (arg.layout, result.layout):
         return False
     return len(plan.devices) == 1 or (arg.is_settled and result.is_settled)
-
-
-def unusable_text(plan: ProgramPlan, donation: Donation, function: str) -> str:
-    """Why donated arguments can't be reused, each by its path."""
-    lines = [_why(plan, plan.args[i]) for i in donation.unusable]
-    count = "a donated argument" if len(lines) == 1 else f"{len(lines)} donated arguments"
-    return (
-        f"{function} was given {count} whose buffers no result can take over; leave "
-        f"{'it' if len(lines) == 1 else 'them'} out of donate_argnums:\n  " + "\n  ".join(lines)
-    )
-
-
-def _why(plan: ProgramPlan, arg: ValuePlan) -> str:
-    what = f"{arg.name or 'an argument'}: {arg.dtype}[{','.join(map(str, arg.shape))}]"
-    size = _bytes(arg, arg.shape)
-    alike = [r for r in plan.results if _bytes(r, r.shape) == size]
-    if not alike:
-        has = f"its {size} bytes" if isinstance(size, int) else "as many keys"
-        return f"{what}: no result has {has}"
-    here = [r for r in alike if r.memory_kind == arg.memory_kind]
-    if not here:
-        kinds = sorted({r.memory_kind or "device" for r in alike})
-        return f"{what}: the results of its size live in another memory ({', '.join(kinds)})"
-    mine = _same_bytes(plan, arg, False)
-    if arg.is_settled and not any(_same_bytes(plan, r, True) == mine for r in here):
-        return f"{what}: the results of its size are cut into other pieces"
-    return f"{what}: the results of its size take over other donated arguments already"

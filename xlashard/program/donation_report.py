@@ -1,0 +1,150 @@
+"""Why donated buffers can't be reused, in words: the nearest result, and what would help."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, prod
+
+from xlashard.program.donation import bytes_of, has_room
+from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A donated argument whose buffers stay as they are.
+
+    Attributes:
+        value: The argument.
+        reason: Why, and what would help.
+    """
+
+    value: ValuePlan
+    reason: str
+
+
+def report_text(refusals: Sequence[Refusal], function: str) -> str:
+    """What is said of donated arguments that can't be reused, each by its path."""
+    one = len(refusals) == 1
+    what = "a donated argument" if one else f"{len(refusals)} donated arguments"
+    lines = [f"{_described(refused.value)}: {refused.reason}" for refused in refusals]
+    return (
+        f"{function} was given {what} whose buffers no result can take over; leave "
+        f"{'it' if one else 'them'} out of donate_argnums, or change what is said here:\n  "
+        + "\n  ".join(lines)
+    )
+
+
+def unused_refusal(value: ValuePlan) -> Refusal:
+    """Of an argument that the function makes no use of."""
+    return Refusal(value, "the function makes no use of it, so its buffers stay as they are")
+
+
+def refusal(plan: ProgramPlan, position: int, takers: Mapping[int, int | None]) -> Refusal:
+    """Why no result takes over the buffers of an argument.
+
+    Args:
+        plan: The program's plan; with what the compiler chose, where that is known.
+        position: The argument.
+        takers: For each result that takes over an argument's buffers, which argument; None where
+            the module itself says so.
+    """
+    value = plan.args[position]
+    alike = [j for j, r in enumerate(plan.results) if (r.shape, r.dtype) == _type(value)]
+    for candidates in (alike, range(len(plan.results))):
+        for j in candidates:
+            result = plan.results[j]
+            if j in takers and has_room(result, value):
+                return Refusal(value, _taken(plan, result, takers[j]))
+        for j in candidates:
+            reason = _difference(plan, value, plan.results[j])
+            if reason is not None:
+                return Refusal(value, reason)
+    return Refusal(value, _nothing_near(plan, value))
+
+
+def _type(value: ValuePlan) -> tuple[tuple[int, ...], str]:
+    return value.shape, value.dtype
+
+
+def _taken(plan: ProgramPlan, result: ValuePlan, taker: int | None) -> str:
+    who = "another argument" if taker is None else _name(plan.args[taker])
+    return f"{_described(result)} has room for it, but takes over the buffers of {who} already"
+
+
+def _difference(plan: ProgramPlan, value: ValuePlan, result: ValuePlan) -> str | None:
+    """What keeps a result of the same shape from taking over an argument's buffers."""
+    if value.shape != result.shape:
+        return None
+    name = _name(result)
+    if value.dtype != result.dtype:
+        return f"{name} has its shape, but is {result.dtype}: return it as .astype({value.dtype!r})"
+    if value.memory_kind != result.memory_kind:
+        here, there = (_memory(v) for v in (value, result))
+        return (
+            f"{name} is of its type, but in the memory {there}, and the argument in {here}: give "
+            f"out_shardings with memory_kind={here!r}"
+        )
+    if bytes_of(result) != bytes_of(value):
+        return (
+            f"{name} is of its type, but dealt out as {_place(result.sharding)}, "
+            f"{_size_text(result)}, and the argument as {_place(value.sharding)}, "
+            f"{_size_text(value)}: give out_shardings={_place(value.sharding)} for {name}"
+        )
+    if value.layout != result.layout:
+        return (
+            f"{name} is of its type, but laid out as {_layout(result)}, and the argument as "
+            f"{_layout(value)}: give both the same Format"
+        )
+    return None
+
+
+def _memory(value: ValuePlan) -> str:
+    kind = None if value.sharding is None else value.sharding.memory_kind
+    return value.memory_kind or kind or "device"
+
+
+def _layout(value: ValuePlan) -> str:
+    return value.layout or "the default one"
+
+
+def _nothing_near(plan: ProgramPlan, value: ValuePlan) -> str:
+    if not plan.results:
+        return "the function returns no array"
+    mine = prod(value.shape) or 1
+    nearest = min(plan.results, key=lambda r: abs(log((prod(r.shape) or 1) / mine)))
+    both = value.is_settled and nearest.is_settled
+    size, other = (_size_text(v if both else replace(v, sharding=None)) for v in (value, nearest))
+    return (
+        f"no result has its shape {list(value.shape)} or its {size}; the nearest is "
+        f"{_described(nearest)}, {other}"
+    )
+
+
+def _size_text(value: ValuePlan) -> str:
+    size = bytes_of(value)
+    if not isinstance(size, int):
+        return f"{prod(value.shape)} keys"
+    many = value.sharding is not None and value.sharding.num_devices > 1
+    return f"{size:,} bytes{' on each device' if many else ''}"
+
+
+def _described(value: ValuePlan) -> str:
+    text = f"{_name(value)}: {value.dtype}[{','.join(map(str, value.shape))}]"
+    sharding = value.sharding
+    if sharding is None or sharding.num_devices == 1:
+        return text
+    return f"{text} as {_place(sharding)}"
+
+
+def _name(value: ValuePlan) -> str:
+    return value.name or "a value"
+
+
+def _place(sharding: XLACompatibleSharding | None) -> str:
+    if sharding is None:
+        return "the partitioner chooses"
+    if isinstance(sharding, NamedSharding):
+        return sharding.normal_spec.describe()
+    if isinstance(sharding, GSPMDSharding):
+        return sharding.tile_assignment.to_text()
+    return str(sharding)
