@@ -26,7 +26,7 @@ def closings(fun, mesh, **arguments):
     """The closings of a function of arrays, each given as its shape and spec."""
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape, _ in arguments.values()]
     jaxpr = jax.make_jaxpr(fun)(*shapes)
-    placed = {name: NamedSharding(mesh, P(*spec)) for name, (_, spec) in arguments.items()}
+    placed = [(name, NamedSharding(mesh, P(*spec))) for name, (_, spec) in arguments.items()]
     return find_closings(jaxpr, placed)
 
 

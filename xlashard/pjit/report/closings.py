@@ -1,10 +1,11 @@
 """Constraints that close a dimension which something before them had cut, found in a jaxpr."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.dataflow import Line, Origin, Scope, origins, source_line
+from xlashard.errors import ShardingError
 from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
@@ -35,7 +36,11 @@ class Closing:
     arguments: frozenset[str]
 
 
-def find_closings(jaxpr: Any, arguments: Mapping[str, Sharding | None]) -> list[Closing]:
+type Argument = tuple[str, Sharding | None]
+"""The path of an argument, and how it is dealt out, where that is known."""
+
+
+def find_closings(jaxpr: Any, arguments: Sequence[Argument]) -> list[Closing]:
     """Finds them, in a jaxpr and all jaxprs inside it.
 
     From each dimension that a constraint closes it goes back over operations that keep the
@@ -44,10 +49,10 @@ def find_closings(jaxpr: Any, arguments: Mapping[str, Sharding | None]) -> list[
 
     Args:
         jaxpr: The closed jaxpr of a program.
-        arguments: How its arguments are dealt out, by path, in order.
+        arguments: Its arguments, in order.
     """
     top = Scope.of(jaxpr)
-    paths = dict(zip(jaxpr.invars, arguments, strict=True))
+    taken = dict(zip(jaxpr.invars, arguments, strict=True))
     found: dict[object, tuple[Any, NamedSharding, list[_Cut]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
@@ -56,7 +61,7 @@ def find_closings(jaxpr: Any, arguments: Mapping[str, Sharding | None]) -> list[
                 # A gradient has the constraint again, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
                 cuts = found.setdefault(key, (eqn, sharding, []))[2]
-                cuts += _cuts(scope, eqn, sharding, paths, arguments)
+                cuts += _cuts(scope, eqn, sharding, taken)
     return [_closing(*closing) for closing in found.values() if closing[2]]
 
 
@@ -78,19 +83,18 @@ class _Cut:
 
 
 def _said(eqn: Any) -> NamedSharding | None:
-    """What a constraint says of axes; None for other equations."""
+    """What a constraint says of axes; None for other equations, and for partial sums."""
     if eqn.primitive.name != _CONSTRAINT:
         return None
-    sharding = from_jax(eqn.params["sharding"])
+    try:
+        sharding = from_jax(eqn.params["sharding"])
+    except ShardingError:
+        return None
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _cuts(
-    scope: Scope,
-    eqn: Any,
-    sharding: NamedSharding,
-    paths: Mapping[Any, str],
-    arguments: Mapping[str, Sharding | None],
+    scope: Scope, eqn: Any, sharding: NamedSharding, taken: Mapping[Any, Argument]
 ) -> Iterator[_Cut]:
     value = eqn.invars[0]
     used = frozenset(sharding.normal_spec.axes)
@@ -98,8 +102,9 @@ def _cuts(
         if cut != ():
             continue
         for origin in origins(scope, value, dim, _CONSTRAINT):
-            path = paths.get(origin.variable, "") if origin.eqn is None else ""
-            before = _said(origin.eqn) if origin.eqn is not None else arguments.get(path)
+            path, before = taken.get(origin.variable, ("", None))
+            if origin.eqn is not None:
+                path, before = "", _said(origin.eqn)
             axes = _axes(before, origin, sharding) - used
             if axes:
                 yield _Cut(dim, axes, origin.lines, path)

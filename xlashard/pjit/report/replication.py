@@ -121,7 +121,7 @@ def _constraints(
     if program.call is None or not gathers:
         return
     grid = grid_of(mesh)
-    placed = {value.path: value.sharding for value in program.arguments}
+    placed = [(value.path, value.sharding) for value in program.arguments]
     for closing in find_closings(program.call.traced.jaxpr, placed):
         forced = [c for c in gathers if _is_forced(c, closing, grid)]
         if not forced:

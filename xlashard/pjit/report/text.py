@@ -241,7 +241,7 @@ def _moves(moves: Sequence[MoveReport], page: _Page) -> RenderableType | None:
     ]
     return _section(
         "Moved before such a call",
-        "to all devices together; device_put them once to save that",
+        "to all devices; device_put them once to save it",
         _table((">moves", "argument", "from → to"), rows),
         page.rest(moves, _moved),
     )
