@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.pjit.helpers import f32
-from xlashard import NamedSharding, P, explain, pjit
+from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.hlo import Frame
 
@@ -112,3 +112,29 @@ def test_reductions_of_a_gradient_bear_its_lines(mesh):
     assert "transpose" in reduce.op_name
     assert reduce.source.line == line_of("GRADIENT")
     assert replace(reduce, axes=None) != reduce
+
+
+def test_groups_of_no_axes_are_written_out(mesh):
+    # Devices of the axis x (four of them) in pairs that no cut of the axis gives.
+    pairs = [[0, 3], [1, 2]]
+
+    def f(x):
+        return jax.lax.psum(x, "x", axis_index_groups=pairs)
+
+    body = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    report = explain(pjit(body, in_shardings=named(mesh, "x")), f32(16))
+    (found,) = report.collectives
+    assert (found.along, found.axes) == ("4 groups of 2 devices", None)
+    # Positions in the mesh of 4 by 2.
+    assert sorted(map(sorted, found.groups)) == [[0, 6], [1, 7], [2, 4], [3, 5]]
+    assert "4 groups of 2 devices: 0,6 …" in str(report)
+
+
+def test_a_shift_without_a_mesh_is_told_by_its_pairs():
+    devices = jax.devices()
+    rows = GSPMDSharding(devices, "{devices=[8]<=[8]}")
+    turned = GSPMDSharding(devices, "{devices=[8]1,2,3,4,5,6,7,0}")
+    report = explain(pjit(lambda x: x * 2, in_shardings=rows, out_shardings=turned), f32(16))
+    (found,) = report.collectives
+    assert (found.kind, found.along) == ("collective-permute", "8 pairs of devices")
+    assert sorted(found.groups) == [(i, (i + 1) % 8) for i in range(8)]

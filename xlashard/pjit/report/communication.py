@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from xlashard.geometry import MeshGrid
+from xlashard.geometry import DeviceGroups, DevicePairs, MeshGrid
 from xlashard.pjit.report.parts import CollectiveReport, SourceLine
 from xlashard.program import Collective
 from xlashard.program.collectives import along_text
@@ -109,7 +109,12 @@ def _describe(
         source=sources.line(c.frames),
         needed_by=c.needed_by if wanted else "",
         needed_by_source=sources.line(c.needed_by_frames) if wanted else None,
+        groups=None if parts is not None else _positions(c.groups),
     )
+
+
+def _positions(groups: DeviceGroups | DevicePairs) -> tuple[tuple[int, ...], ...]:
+    return groups.pairs if isinstance(groups, DevicePairs) else groups.devices()
 
 
 def _together(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:

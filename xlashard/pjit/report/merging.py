@@ -45,7 +45,7 @@ def merged_collectives(found: Sequence[CollectiveReport]) -> list[CollectiveRepo
 
 
 def _reason(c: CollectiveReport) -> Hashable:
-    what = c.kind, c.along, c.operands, c.results
+    what = c.kind, c.along, c.groups, c.operands, c.results
     certain = c.times_known, c.conditional, c.asynchronous
     named = _pattern(c.argument) or operation_text(c.op_name), operation_text(c.needed_by)
     return what, certain, named, c.source, c.needed_by_source

@@ -93,6 +93,8 @@ class CollectiveReport:
         needed_by: For a gather, and where XLA doesn't say the operation's line: what JAX called
             the nearest operation that uses the result; else empty.
         needed_by_source: The line of that.
+        groups: Where they are those of no axes: the positions of the devices of each group, or of
+            a permutation source and target of each pair.
     """
 
     kind: CollectiveKind
@@ -114,6 +116,7 @@ class CollectiveReport:
     source: SourceLine | None
     needed_by: str
     needed_by_source: SourceLine | None
+    groups: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from xlashard.pjit.report.parts import (
 from xlashard.pjit.report.units import in_bytes, in_flop
 from xlashard.pjit.report.words import (
     decided,
+    groups_text,
     line_text,
     operation_text,
     sharding_text,
@@ -196,7 +197,7 @@ def _collectives(found: Sequence[CollectiveReport], page: _Page) -> RenderableTy
         (
             in_bytes(c.sent_bytes),
             Text.assemble((c.kind, "cyan"), _runs(c)),
-            c.along,
+            groups_text(c),
             types_text(c),
             _cause(c, page),
         )

@@ -55,6 +55,15 @@ def _last(op_name: str) -> str:
     return scope if "->" in scope else last
 
 
+def groups_text(collective: CollectiveReport) -> str:
+    """The axes, or the groups with the first of them: `4 groups of 2 devices: 0,3 …`."""
+    groups = collective.groups
+    if not groups:
+        return collective.along
+    first = ",".join(map(str, groups[0][:4])) + (",…" if len(groups[0]) > 4 else "")
+    return f"{collective.along}: {first}{' …' if len(groups) > 1 else ''}"
+
+
 def types_text(collective: CollectiveReport) -> str:
     """What goes in and comes out: `f32[8,16] → f32[16,16]`."""
     one, other = map(_types, (collective.operands, collective.results))
