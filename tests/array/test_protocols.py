@@ -1,6 +1,8 @@
 """What Python and NumPy ask of an Array."""
 
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import jax
@@ -225,6 +227,19 @@ def test_one_of_its_parts() -> None:
     assert repr(first).startswith("Shard(device=")
     assert "index=[0:2]" in repr(first)
     assert x.platform() == DEVICES[0].platform
+
+
+def test_weak_references() -> None:
+    """As arrays of JAX take them."""
+    x = put(np.zeros((4, 2)))
+    gone: list[int] = []
+    reference = weakref.ref(x)
+    weakref.finalize(x, gone.append, 1)
+    assert reference() is x
+    del x
+    gc.collect()
+    assert reference() is None
+    assert gone == [1]
 
 
 def test_live_arrays_are_ours() -> None:

@@ -173,6 +173,23 @@ def test_functions_made_in_a_loop_are_freed(make):
     assert [ref() for ref in made] == [None] * len(made)
 
 
+def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
+    def make():
+        w = device_put(np.ones(LARGE, np.float32), sharded())
+        return pjit(lambda x: x.sum() + w), weakref.ref(w)
+
+    f, alive = make()
+    x = device_put(f32(8), sharded())
+    f(x)
+    f.lower(x).compile()
+    jax.vmap(f)(device_put(f32(8, 2), sharded()))
+    gc.collect()
+    assert alive() is not None
+    del f
+    gc.collect()
+    assert alive() is None
+
+
 def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
     """Cleared between phases with other shapes, it keeps the programs of the last one."""
     f = pjit(lambda x: x * 2, in_shardings=sharded())

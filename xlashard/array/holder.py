@@ -26,7 +26,7 @@ class Holder(jax.Array):
     """
 
     # Unset slots cost nothing where outputs are wrapped; each is filled when somebody asks.
-    __slots__ = ("_deleted_by", "_handle", "_own_sharding", "_value_cache")
+    __slots__ = ("__weakref__", "_deleted_by", "_handle", "_own_sharding", "_value_cache")
 
     _handle: Handle
 
