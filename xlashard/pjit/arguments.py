@@ -63,11 +63,10 @@ def describe_arguments(
 def _describe(value: Any, path: str, aval: Any) -> Argument:
     handle = bare(value)
     if isinstance(handle, Tracer) or not isinstance(handle, jax.Array):
-        given = getattr(value, "sharding", None)
-        if isinstance(value, jax.ShapeDtypeStruct) and given is not None:
-            layout = special_struct_layout(value)
-            return Argument(path, aval, _compatible(given, path), True, layout)
-        return Argument(path, aval, None, False)
+        if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is None:
+            return Argument(path, aval, None, False)
+        layout = special_struct_layout(value)
+        return Argument(path, aval, _compatible(value.sharding, path), True, layout)
     check_alive(value, path, aval)
     sharding = _compatible(handle.sharding, path)
     return Argument(path, aval, sharding, bool(handle.committed), special_layout(handle))

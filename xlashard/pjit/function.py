@@ -326,14 +326,9 @@ class Function:
         self.ledger.tell(call.making)
         traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
-        placement = self.order(call, tuple(map(_unplaced, self.arguments(call)))).placement
-        ins = tuple(
-            None if is_reference(aval) else self._pinned(said, sharding)
-            for aval, said, sharding in zip(
-                traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
-            )
-        )
-        outs = tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
+        arguments = tuple(map(_unplaced, self.arguments(call)))
+        key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
+        ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call, arguments))
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]
         if options.inline:
@@ -343,6 +338,19 @@ class Function:
                 *values, call_jaxpr=body, label=traced.name, options=options.compiler_options
             )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
+
+    def _ends(
+        self, call: Call, arguments: tuple[Argument, ...]
+    ) -> tuple[tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]]:
+        """What is said of arguments and of results, as programs can be told."""
+        placement = self.order(call, arguments).placement
+        ins = tuple(
+            None if is_reference(aval) else self._pinned(said, sharding)
+            for aval, said, sharding in zip(
+                call.traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
+            )
+        )
+        return ins, tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
 
     def _pinned(
         self, said: Sharding | None, sharding: XLACompatibleSharding | None

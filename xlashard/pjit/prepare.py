@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -197,6 +197,14 @@ class ProgramCache:
                 slot = slots[key] = _Slot()
             return slot
 
+    def kept(self, jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
+        """What is made of a jaxpr once for a key, and dropped with its programs."""
+        slot = self._slot(jaxpr, ("kept", key))
+        with slot.lock:
+            if slot.value is None:
+                slot.value = make()
+            return slot.value
+
     def lowered(
         self, jaxpr: Any, order: Order, making: Making
     ) -> "tuple[Interface, LoweredProgram]":
@@ -241,10 +249,11 @@ class ProgramCache:
             return slot.value
 
     def sizes(self) -> tuple[int, int]:
-        """How many jaxprs it knows, and how many programs."""
+        """For how many jaxprs it has programs, and how many programs."""
         with self._lock:
+            kinds = [{kind for kind, _ in slots} - {"kept"} for slots in self._by_jaxpr.values()]
             slots = [s for table in self._by_jaxpr.values() for s in table]
-            return len(self._by_jaxpr), sum(kind == "compiled" for kind, _ in slots)
+            return sum(map(bool, kinds)), sum(kind == "compiled" for kind, _ in slots)
 
 
 class _Slot:

@@ -5,13 +5,14 @@ which JAX transforms the body carries them along, and every piece that comes bac
 still says where its values belong.
 """
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from xlashard._jax import tracing
-from xlashard._jax.jaxprs import boundary, hoist, surround
+import jax
+
+from xlashard._jax import dispatch, tracing
+from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
@@ -22,10 +23,10 @@ from xlashard.pjit.constraint import (
     constraints_in,
     only_places,
 )
-from xlashard.pjit.prepare import PROGRAMS, make_order
+from xlashard.pjit.prepare import PROGRAMS, Prepared, make_order
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.run import run_prepared
+from xlashard.pjit.run import are_laid_out, fast_path, run_prepared
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
@@ -33,6 +34,36 @@ def _impl(
     *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
 ) -> Sequence[Any]:
     """Runs a piece of a transformed call as a program."""
+    key = "piece", label, options
+    call = PROGRAMS.kept(call_jaxpr, key, lambda: _dispatched(call_jaxpr, label, options))
+    return call(*args)
+
+
+def _dispatched(call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]) -> Any:
+    """What repeats the calls of a piece without entering Python.
+
+    It is kept as long as the piece is, and so must not keep that.
+    """
+    piece = weakref.ref(call_jaxpr)
+
+    def miss(*args: Any) -> tuple[Any, Any, bool]:
+        prepared = _prepared(args, piece(), label, options)
+        repeatable = are_laid_out(prepared, args)
+        handles = run_prepared(prepared, args)
+        out = [wrap_result(h) for h in handles]
+        tree = jax.tree_util.tree_structure(out)
+        return out, fast_path(prepared, tree, handles) if repeatable else None, False
+
+    def evaluate(*args: Any) -> list[Any]:
+        return as_function(piece())(*args)
+
+    return dispatch.new_dispatcher(label, evaluate, miss, ((), ()), label)
+
+
+def _prepared(
+    args: Sequence[Any], call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
+) -> Prepared:
+    """The program of a piece for its arguments."""
     paths = [f"argument {i} of {label}" for i in range(len(args))]
     arguments = describe_arguments(args, paths, call_jaxpr.in_avals)
     ins, outs = boundary(call_jaxpr, boundary_p, "sharding")
@@ -55,8 +86,7 @@ def _impl(
     layouts = follow_layouts(arguments, free[0]), free[1]
     unkept = (False,) * len(args)
     order = make_order(label, resolve(wanted), unkept, layouts=layouts, options=options)
-    prepared = PROGRAMS.prepared(call_jaxpr, order, Making())
-    return [wrap_result(h) for h in run_prepared(prepared, args)]
+    return PROGRAMS.prepared(call_jaxpr, order, Making())
 
 
 def _closed(sharding: Any, aval: Any) -> Any:
@@ -83,12 +113,8 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     return tuple(constraints_in(jaxpr) + theirs)
 
 
-_constrained: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-_constrained_lock = threading.Lock()
-
-
 def constrained_body(
-    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any]
+    jaxpr: Any, ins: tuple[Any, ...], outs: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
     """The jaxpr with constraints on its first and last values; made once per shardings.
 
@@ -103,17 +129,15 @@ def constrained_body(
     chosen = [is_hoisted(value) for value in jaxpr.consts]
     if not any(ins) and not any(outs) and not any(chosen):
         return jaxpr, ()
-    key = (tuple(ins), tuple(outs))
-    with _constrained_lock:
-        made = _constrained.setdefault(jaxpr, {}).get(key)
-    if made is not None:
-        return made
+    return PROGRAMS.kept(jaxpr, ("body", ins, outs), lambda: _constrained(jaxpr, ins, outs, chosen))
+
+
+def _constrained(
+    jaxpr: Any, ins: Sequence[Any], outs: Sequence[Any], chosen: Sequence[bool]
+) -> tuple[Any, tuple[Any, ...]]:
     hoisted, closed = hoist(jaxpr, chosen)
     first = [*(None,) * len(closed), *map(_params, ins)]
-    made = surround(hoisted, boundary_p, first, list(map(_params, outs))), tuple(closed)
-    with _constrained_lock:
-        # Whoever came first: programs are kept by the identity of their jaxpr.
-        return _constrained.setdefault(jaxpr, {}).setdefault(key, made)
+    return surround(hoisted, boundary_p, first, list(map(_params, outs))), tuple(closed)
 
 
 def _params(sharding: Any) -> dict[str, Any] | None:
