@@ -10,7 +10,7 @@ import pytest
 
 from tests.pjit.helpers import f32, spec_of, under
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
-from xlashard.errors import ResourceError
+from xlashard.errors import CompileError, ResourceError
 
 W, X = f32(4, 4) / 10, f32(8, 4) / 10
 
@@ -261,6 +261,13 @@ def test_static_and_donated_arguments_inside(mesh):
     np.testing.assert_allclose(jax.grad(lambda x: f(x, 3).sum())(x), 3 * f32(4) ** 2, rtol=1e-5)
     np.testing.assert_allclose(jax.jit(lambda x: f(x, 2) + x)(x), f32(4) ** 2 + f32(4))
     assert not x.is_deleted()
+
+
+def test_compiler_options_belong_to_the_outermost_call():
+    f = pjit(jnp.sin, compiler_options={"xla_cpu_enable_fast_math": True})
+    for jit in (pjit, jax.jit):
+        with pytest.raises(CompileError, match="sin has compiler_options=.*outermost pjit"):
+            jit(lambda x: f(x) + 1)(f32(4))
 
 
 def test_compiler_options_reach_the_pieces(mesh):

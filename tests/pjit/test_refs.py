@@ -7,7 +7,7 @@ import pytest
 
 from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, P, pjit
-from xlashard.errors import ArgumentError, DeviceMismatchError, ResourceError
+from xlashard.errors import ArgumentError, DeviceMismatchError, ResourceError, SavedProgramError
 
 X = f32(8)
 
@@ -167,5 +167,7 @@ def test_refusals(mesh):
         pjit(add_to, in_shardings=(NamedSharding(mesh, P("y")), None))(dealt_out(mesh), X)
     with pytest.raises(ArgumentError, match=r"can't be bound.*jax\.new_ref"):
         pjit(lambda x: x + here[...]).lower(X).compile().bind(X)
+    with pytest.raises(SavedProgramError, match=r"can't be saved.*jax\.new_ref"):
+        pjit(add_to).lower(here, X).compile().serialize()
     with pytest.raises(ValueError, match="only one reference"):
         pjit(lambda a, b: a.__setitem__(..., b[...]))(here, here)

@@ -20,6 +20,7 @@ from xlashard._jax.shardings import (
     Mesh,
     device_list,
 )
+from xlashard.errors import CompileError
 
 Primitive = core.Primitive
 AxisData = Any
@@ -38,7 +39,7 @@ def call_primitive(
         impl: Runs it on concrete values: `impl(*args, call_jaxpr=..., **params)`.
         is_placing: Of an equation inside the body, whether it only says where its value belongs.
 
-    Further parameters: `label`, the name of what is called, and whatever else `impl` takes.
+    Further parameters: `label`, the name of what is called, and `options` of the compiler.
     """
     primitive = Primitive(name)
     register_call_primitive_rules(primitive)
@@ -50,11 +51,21 @@ def call_primitive(
     return primitive
 
 
-def _lower_call(ctx: Any, *args: Any, call_jaxpr: Any, label: str, **_: Any) -> Sequence[Any]:
+def _lower_call(
+    ctx: Any, *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
+) -> Sequence[Any]:
     """The call keeps a function of its own in the module, so that equal bodies are emitted once.
 
     Module, profiles and HLO name it by what is called.
+
+    Raises:
+        CompileError: If the call has options of the compiler, which compiles whole programs.
     """
+    if options:
+        raise CompileError(
+            f"{label} has compiler_options={dict(options)}, but is called inside another program, "
+            "which is compiled as one: give them to the outermost pjit"
+        )
     names = ctx.name_stack.extend(f"{ctx.primitive.name}({label})")
     with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
         return mlir.core_call_lowering(

@@ -36,6 +36,11 @@ def save(kind: str, face: Face, prepared: Prepared) -> bytes:
     Raises:
         SavedProgramError: If it needs what only this process has.
     """
+    if prepared.stateful:
+        raise SavedProgramError(
+            f"{face.name} can't be saved: it takes references (jax.new_ref), which live in one "
+            "process; pass arrays and return the new ones"
+        )
     program, sections = save_program(prepared.program, prepared.consts)
     header = {
         "kind": kind,
