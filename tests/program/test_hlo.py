@@ -8,7 +8,6 @@ from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
 from xlashard.program import CollectiveTotal, read_collectives, summarize
 from xlashard.program.collectives import along_text
-from xlashard.program.hlo import read_aliases
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 
@@ -152,16 +151,3 @@ def test_an_operation_without_lines_is_told_by_the_next_that_has_some():
     assert [(f.file, f.line) for f in found.needed_by_frames] == [("model.py", 3)]
     (unused,) = read_collectives(one("ROOT " + lines[0]))
     assert (unused.needed_by, unused.needed_by_frames) == ("", ())
-
-
-def test_results_in_the_place_of_arguments_are_read_from_the_header():
-    header = (
-        "HloModule m, is_scheduled=true, input_output_alias={ {0}: (2, {}, may-alias), "
-        "{3}: (0, {}, must-alias) }, entry_computation_layout={(f32[4]{0})->f32[4]{0}}"
-    )
-    assert read_aliases(header + "\n\nENTRY %e {\n}\n") == {2: 0, 0: 3}
-    alone = "HloModule m, input_output_alias={ {}: (1, {}, may-alias) }"
-    assert read_aliases(alone) == {1: 0}
-    # Arguments that travel as one tuple.
-    assert read_aliases(alone.replace("(1, {}", "(0, {7}")) == {7: 0}
-    assert read_aliases("HloModule m") == read_aliases("") == {}

@@ -72,6 +72,15 @@ class LoweredProgram:
             self._told.add(text)
         warnings.warn(text, DonationWarning, skip_file_prefixes=(_OWN_FILES,))
 
+    def refusals(self, program: Program) -> dict[str, str]:
+        """Why donated arguments keep their buffers, by path.
+
+        Args:
+            program: The compiled program.
+        """
+        found = [*self._refused(), *self._left(program)]
+        return {refused.value.name: refused.reason for refused in found}
+
     def _refused(self) -> list[Refusal]:
         """What is known before the compiler runs."""
         takers = self.donation.takers(self.plan)

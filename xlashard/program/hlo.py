@@ -231,31 +231,6 @@ def read_hlo(text: str) -> tuple[HloText, ...]:
     return tuple(_module(text[a:b]) for a, b in pairwise([*starts, len(text)]))
 
 
-_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}, (?:may|must)-alias\)")
-
-
-def read_aliases(text: str) -> dict[int, int]:
-    """Which results of a compiled program are written into the buffers of its arguments.
-
-    Args:
-        text: Optimised HLO.
-
-    Returns:
-        The position of the result, by that of the argument.
-
-    Example:
-        >>> read_aliases("HloModule m, input_output_alias={ {1}: (0, {}, may-alias) }")
-        {0: 1}
-    """
-    header = next((line for line in text.splitlines() if line.startswith("HloModule")), "")
-    # A program with one result has no index for it; one whose arguments travel as one tuple has
-    # their positions in that.
-    return {
-        int(element or parameter): int(result or 0)
-        for result, parameter, element in _ALIAS.findall(header)
-    }
-
-
 def _module(text: str) -> HloText:
     computations: dict[str, Computation] = {}
     tables: dict[str, dict[int, str]] = {}

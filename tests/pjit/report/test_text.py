@@ -211,12 +211,12 @@ def test_who_decided_is_a_column_only_where_it_differs():
 def test_donations_say_what_was_lost_and_what_could_be():
     donations = (
         DonationReport("a", True, "result[0]", MIB),
-        DonationReport("b", True, "", 2 * MIB),
+        DonationReport("b", True, "", 2 * MIB, "no result has its 2 MiB"),
         DonationReport("c", False, "result[1]", 3 * MIB),
     )
     text = words(printed(report(donations=donations)).split("Donated")[1])
     assert "1 reused for results, 1.0 MiB on each device" in text
-    assert "b donated, but no result takes over its buffers" in text
+    assert "b donated, but not reused: no result has its 2 MiB" in text
     assert "c could be donated to result[1]" in text
 
 

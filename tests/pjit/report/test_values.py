@@ -91,6 +91,8 @@ def test_donated_buffers_count_as_reused_only_if_the_compiler_does_so(mesh):
         ("b", True, "", 8),
     ]
     assert [d.is_reused for d in report.donations] == [True, False]
+    assert "no result has its shape [8]" in report.donations[1].reason
+    assert report.donations[0].reason == ""
 
 
 def test_explaining_an_unusable_donation_neither_warns_nor_raises(mesh, recwarn):

@@ -74,8 +74,12 @@ def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
             result=_path([d.result for d in group], count=False),
             device_bytes=sum(d.device_bytes for d in group),
         )
-        for group in _groups(found, lambda d: (d.donated, _pattern(d.path), _pattern(d.result)))
+        for group in _groups(found, _fate)
     ]
+
+
+def _fate(d: DonationReport) -> Hashable:
+    return d.donated, _pattern(d.path), _pattern(d.result), _pattern(d.reason)
 
 
 def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:

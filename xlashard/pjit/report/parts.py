@@ -148,12 +148,14 @@ class DonationReport:
         result: The result that takes over its buffers in the compiled program, or, for one that
             was not donated, could take them over; empty for none.
         device_bytes: Bytes of the argument on one device.
+        reason: For a donated one without a result, why, where that is known.
     """
 
     path: str
     donated: bool
     result: str
     device_bytes: int
+    reason: str = ""
 
     @property
     def is_reused(self) -> bool:

@@ -323,7 +323,8 @@ def _donations(found: Sequence[DonationReport], page: _Page) -> RenderableType |
 
 def _donation_text(d: DonationReport, page: _Page) -> Text:
     if d.donated:
-        return Text("donated, but no result takes over its buffers", style="yellow")
+        lost = Text("donated, but not reused", style="yellow")
+        return Text.assemble(lost, f": {d.reason}" if d.reason else "")
     return Text.assemble("could be donated to ", page.path(d.result))
 
 

@@ -1,10 +1,10 @@
 """The arguments and results of a program: where they lie, who said so, and what it costs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import count
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.program import ProgramPlan
-from xlashard.program.hlo import read_aliases
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
@@ -274,33 +273,26 @@ def _move(value: Value) -> MoveReport | None:
 
 def describe_donations(program: Program) -> tuple[DonationReport, ...]:
     """The arguments that were donated, and those that have a result to take them over."""
-    aliases = read_aliases(program.text)
-    tokens = len(program.prepared.program.parts.body.ordered_effects)
-    first = tokens + len(program.prepared.consts)
-    taken = {result - tokens for result in aliases.values()}
-    own = program.results[: len(program.results) - len(program.prepared.written)]
+    prepared = program.prepared
+    tokens = len(prepared.program.parts.body.ordered_effects)
+    aliases = analysis.aliases(prepared.program.executable)
+    results = {argument: result - tokens for result, argument in aliases.items()}
+    taken = set(results.values())
+    own = program.results[: len(program.results) - len(prepared.written)]
     free = [r for i, r in enumerate(own) if i not in taken]
-    used = compress(
-        zip(program.arguments, program.face.donated, strict=True), program.prepared.kept
-    )
+    why = {} if prepared.lowered is None else prepared.lowered.refusals(prepared.program)
+    positions = count(tokens + len(prepared.consts))
     reports = []
-    for position, (value, donated) in enumerate(used, first):
+    for value, donated in zip(program.arguments, program.face.donated, strict=True):
+        result = results.get(next(positions)) if value.sharding is not None else None
         if donated:
-            result = aliases.get(position)
-            path = "" if result is None else program.results[result - tokens].path
-            reports.append(DonationReport(value.path, True, path, value.device_bytes))
+            path = "" if result is None else program.results[result].path
+            reason = "" if path else why.get(value.path, "")
+            reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
         elif not is_reference(value.aval) and (match := _alike(value, free)) is not None:
             free.remove(match)
             reports.append(DonationReport(value.path, False, match.path, value.device_bytes))
-    reports += _unused_donations(program)
     return tuple(reports)
-
-
-def _unused_donations(program: Program) -> Iterator[DonationReport]:
-    marks = zip(program.arguments, program.face.donated, strict=True)
-    for value, donated in marks:
-        if donated and value.sharding is None:
-            yield DonationReport(value.path, True, "", 0)
 
 
 def _alike(value: Value, results: Sequence[Value]) -> Value | None:
