@@ -204,7 +204,63 @@ def test_donation_inside_another_program_is_left_alone(place):
     f = pjit(lambda x: x + 1, donate_argnums=0)
     x = place(f32(8))
     np.testing.assert_array_equal(pjit(lambda x: f(x) + x)(x), f32(8) * 2 + 1)
-    np.testing.assert_array_equal(jax.vmap(f)(x), f32(8) + 1)
+    np.testing.assert_array_equal(jax.jit(lambda x: jax.vmap(f)(x) + x)(x), f32(8) * 2 + 1)
+    np.testing.assert_array_equal(jax.lax.map(f, x), f32(8) + 1)
+    assert not x.is_deleted()
+
+
+def test_donation_survives_vmap_as_under_jax(place):
+    def scale(x, y):
+        return x * 2, y.sum()
+
+    f = pjit(scale, donate_argnums=0)
+    nested = jax.vmap(jax.vmap(f, in_axes=(0, None)), in_axes=(0, None))
+    for batched, shape in ((jax.vmap(f, in_axes=(0, None)), (8, 4)), (nested, (8, 4, 2))):
+        for _ in range(3):
+            x, y = place(f32(*shape)), place(f32(8))
+            doubled, _ = batched(x, y)
+            np.testing.assert_array_equal(doubled, f32(*shape) * 2)
+            assert x.is_deleted() and not y.is_deleted()
+            with pytest.raises(DeletedError, match="donated to scale, as x; use what that"):
+                x + 1
+    theirs = jnp.ones((8, 4))
+    jax.vmap(jax.jit(scale, donate_argnums=0), in_axes=(0, None))(theirs, f32(8))
+    assert theirs.is_deleted()
+
+
+def test_what_is_of_no_use_under_vmap_is_told_too(place):
+    with pytest.warns(DonationWarning, match=r"total was .*\n.*no result has its shape \[8, 3\]"):
+        jax.vmap(pjit(total, donate_argnums=0))(place(f32(8, 3)))
+    with pytest.raises(DonationError, match="no result has its shape"):
+        jax.vmap(pjit(total, donate_argnums=0, donation="strict"))(place(f32(8, 3)))
+
+
+def total(x):
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        jax.grad,
+        lambda f: lambda x: jax.vjp(f, x)[1](1.0),
+        lambda f: lambda x: jax.linearize(f, x)[1](x),
+        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+        lambda f: jax.grad(jax.checkpoint(f)),
+        lambda f: lambda x: jax.vmap(jax.grad(f))(x.reshape(2, 4)),
+        lambda f: jax.grad(lambda x: jax.vmap(f)(x.reshape(2, 4)).sum()),
+        lambda f: jax.hessian(f),
+    ],
+    ids=["grad", "vjp", "linearize", "jvp", "checkpoint", "vmap grad", "grad vmap", "hessian"],
+)
+def test_what_a_derivative_needs_is_not_given_away(place, transformed):
+    x = place(f32(8))
+    f = pjit(lambda x: (x * jnp.sin(x)).sum(), donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = transformed(f)(x)
+    wanted = transformed(lambda x: (x * jnp.sin(x)).sum())(f32(8))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
     assert not x.is_deleted()
 
 

@@ -11,6 +11,7 @@ import jax
 from jax._src import core, dispatch, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
+from jax._src.interpreters import batching
 
 from xlashard._jax.shardings import JaxSharding, Mesh
 
@@ -146,6 +147,17 @@ def mesh_in_force() -> Mesh | None:
 def is_top_level() -> bool:
     """True where no transformation and no trace is under way."""
     return core.trace_state_clean()
+
+
+def are_only_batched(values: Sequence[Any]) -> bool:
+    """True if behind all tracers of `vmap` there are concrete values."""
+    return not any(isinstance(_behind_batching(value), Tracer) for value in values)
+
+
+def _behind_batching(value: Any) -> Any:
+    while isinstance(value, batching.BatchTracer):
+        value = value.val
+    return value
 
 
 def abstractify(value: object) -> Any:

@@ -33,7 +33,13 @@ from xlashard.pjit.prepare import (
     compile_prepared,
     make_order,
 )
-from xlashard.pjit.primitive import constrained_body, inner_shardings, pjit_p
+from xlashard.pjit.primitive import (
+    Giving,
+    constrained_body,
+    giving,
+    inner_shardings,
+    pjit_p,
+)
 from xlashard.pjit.recompile.history import Key, StaticValue
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
@@ -334,9 +340,10 @@ class Function:
         if options.inline:
             results = as_function(body)(*values)
         else:
-            results = pjit_p.bind(
-                *values, call_jaxpr=body, label=traced.name, options=options.compiler_options
-            )
+            with giving(self._given(call, len(values))):
+                results = pjit_p.bind(
+                    *values, call_jaxpr=body, label=traced.name, options=options.compiler_options
+                )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
     def _ends(
@@ -351,6 +358,15 @@ class Function:
             )
         )
         return ins, tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
+
+    def _given(self, call: Call, count: int) -> Giving | None:
+        """What a call gives away that stands under `vmap` alone; None for nothing."""
+        if not any(call.donated) or not tracing.are_only_batched(call.values):
+            return None
+        first = count - len(call.donated)
+        paths = (*("",) * first, *call.traced.arg_names)
+        donated = (*(False,) * first, *call.donated)
+        return Giving(donated, paths, self.taker, self.options.donation)
 
     def _pinned(
         self, said: Sharding | None, sharding: XLACompatibleSharding | None

@@ -6,7 +6,10 @@ still says where its values belong.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ from xlashard._jax import dispatch, tracing
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.handles import wrap_result
+from xlashard.array.takers import Taker
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import (
@@ -26,20 +30,59 @@ from xlashard.pjit.constraint import (
 from xlashard.pjit.prepare import PROGRAMS, Prepared, make_order
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.run import are_laid_out, fast_path, run_prepared
+from xlashard.pjit.run import are_laid_out, fast_path, mark_donated, run_prepared
 from xlashard.sharding import NamedSharding, Sharding, from_jax
+
+
+@dataclass(frozen=True, eq=False)
+class Giving:
+    """What a call gives away that is about to run under `vmap`, and under nothing else.
+
+    Only then each of its arguments is an argument of the program that runs, and nobody keeps one
+    for later, as a gradient does.
+
+    Attributes:
+        donated: For each argument whether its buffers may be reused.
+        paths: Each argument as a person would write it.
+        taker: Who takes the buffers.
+        mode: What to do about a donated argument that no result can reuse.
+    """
+
+    donated: tuple[bool, ...]
+    paths: tuple[str, ...]
+    taker: Taker
+    mode: str
+
+
+_giving: ContextVar[Giving | None] = ContextVar("what the call under vmap gives away", default=None)
+
+
+@contextmanager
+def giving(what: Giving | None) -> Iterator[None]:
+    """Lets the call that is bound within the block give away its arguments."""
+    token = _giving.set(what)
+    try:
+        yield
+    finally:
+        _giving.reset(token)
 
 
 def _impl(
     *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
 ) -> Sequence[Any]:
     """Runs a piece of a transformed call as a program."""
-    key = "piece", label, options
-    call = PROGRAMS.kept(call_jaxpr, key, lambda: _dispatched(call_jaxpr, label, options))
+    given = _giving.get()
+    if given is not None and len(given.donated) != len(args):
+        given = None
+    kept_as = None if given is None else (given.donated, given.mode)
+    key = "piece", label, options, kept_as
+    call = PROGRAMS.kept(call_jaxpr, key, lambda: _dispatched(call_jaxpr, label, options, given))
     return call(*args)
 
 
-def _dispatched(call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]) -> Any:
+def _dispatched(
+    call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...], given: Giving | None
+) -> Any:
     """What repeats the calls of a piece without entering Python.
 
     It is kept as long as the piece is, and so must not keep that.
@@ -47,9 +90,11 @@ def _dispatched(call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...
     piece = weakref.ref(call_jaxpr)
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
-        prepared = _prepared(args, piece(), label, options)
+        prepared = _prepared(args, piece(), label, options, given)
         repeatable = are_laid_out(prepared, args)
         handles = run_prepared(prepared, args)
+        if given is not None:
+            mark_donated(args, given.donated, given.paths, given.taker)
         out = [wrap_result(h) for h in handles]
         tree = jax.tree_util.tree_structure(out)
         return out, fast_path(prepared, tree, handles) if repeatable else None, False
@@ -61,7 +106,11 @@ def _dispatched(call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...
 
 
 def _prepared(
-    args: Sequence[Any], call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
+    args: Sequence[Any],
+    call_jaxpr: Any,
+    label: str,
+    options: tuple[tuple[str, Any], ...],
+    given: Giving | None,
 ) -> Prepared:
     """The program of a piece for its arguments."""
     paths = [f"argument {i} of {label}" for i in range(len(args))]
@@ -84,9 +133,13 @@ def _prepared(
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
-    unkept = (False,) * len(args)
-    order = make_order(label, resolve(wanted), unkept, layouts=layouts, options=options)
-    return PROGRAMS.prepared(call_jaxpr, order, Making())
+    donated = (False,) * len(args) if given is None else given.donated
+    order = make_order(label, resolve(wanted), donated, layouts=layouts, options=options)
+    prepared = PROGRAMS.prepared(call_jaxpr, order, Making())
+    if given is not None and prepared.lowered is not None:
+        prepared.lowered.report_donation(given.mode, label)
+        prepared.lowered.report_donation(given.mode, label, prepared.program)
+    return prepared
 
 
 def _closed(sharding: Any, aval: Any) -> Any:
