@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.experimental.layout import Format
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import (
     Handle,
     HandleType,
@@ -73,8 +73,12 @@ def device_put(
         >>> device_put(batch, NamedSharding(mesh, P("data")))["y"].shape
         (8,)
     """
-    with short_tracebacks:
+    # Not by short_tracebacks, which costs something where nothing goes wrong.
+    try:
         return _put_tree(x, device, src, donate, may_alias)
+    except Exception as error:
+        shorten(error)
+        raise
 
 
 def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any:
