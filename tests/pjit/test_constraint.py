@@ -271,3 +271,20 @@ def test_memory_kinds(mesh):
     host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
     out = with_sharding_constraint(f32(8), host)
     assert out.sharding.memory_kind == "pinned_host"
+
+
+def test_memory_kinds_inside_a_program(mesh, partitioner):
+    host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+
+    def offloaded(x):
+        there = with_sharding_constraint(x * 2, host)
+        assert "<host>" in str(jax.typeof(there))
+        return jnp.sin(jax.device_put(there, jax.memory.Space.Device))
+
+    end = pjit(lambda x: with_sharding_constraint(x * 2, host))(f32(8))
+    assert end.sharding.memory_kind == "pinned_host" and spec_of(end) == ("x",)
+    np.testing.assert_array_equal(end, f32(8) * 2)
+    for jit in (pjit, jax.jit):
+        np.testing.assert_allclose(jit(offloaded)(f32(8)), np.sin(f32(8) * 2), rtol=1e-6)
+    gradient = jax.grad(lambda x: pjit(offloaded)(x).sum())(f32(8))
+    np.testing.assert_allclose(gradient, 2 * np.cos(f32(8) * 2), rtol=1e-5)

@@ -42,6 +42,70 @@ def test_debug_print_under_a_transformation(sharding, capfd):
     assert capfd.readouterr().out.count("at 3.5") == 2
 
 
+def seeing(seen, tag, how):
+    """A function that leaves word of its argument each time it runs."""
+
+    def fun(x):
+        how(lambda v: seen.append((tag, float(np.sum(v)))), x)
+        return jnp.sin(x) + x
+
+    return fun
+
+
+UNORDERED = jax.debug.callback
+EFFECTFUL = {
+    "dead result": lambda f: lambda x: (f(x), x)[1],
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
+    "vmap": lambda f: lambda x: jax.vmap(f)(x.reshape(1, -1)),
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "remat": lambda f: jax.grad(lambda x: jax.checkpoint(f)(x).sum()),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+    "grad of scan": lambda f: jax.grad(
+        lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0].sum()
+    ),
+    "while": lambda f: (
+        lambda x: jax.lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (jnp.int32(0), x)
+        )[1]
+    ),
+    "cond": lambda f: lambda x: jax.lax.cond(x[1] > 0, f, jnp.cos, x),
+}
+
+
+@pytest.mark.parametrize("outside", [None, pjit, jax.jit])
+@pytest.mark.parametrize("how", EFFECTFUL)
+def test_callbacks_run_as_often_as_under_jit(mesh, how, outside):
+    named, seen = NamedSharding(mesh, P("x")), {pjit: [], jax.jit: []}
+    around = outside or (lambda f: f)
+    for jit, said in ((pjit, {"in_shardings": named}), (jax.jit, {})):
+        inner = jit(seeing(seen[jit], "", UNORDERED), **said)
+        jax.block_until_ready(around(EFFECTFUL[how](inner))(f32(8)))
+        jax.effects_barrier()
+    assert len(seen[pjit]) > 0
+    np.testing.assert_allclose(
+        sorted(v for _, v in seen[pjit]), sorted(v for _, v in seen[jax.jit]), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("outside", [None, pjit, jax.jit])
+def test_order_across_calls_and_loops(outside):
+    seen = []
+    first, second = (
+        pjit(seeing(seen, tag, lambda f, x: io_callback(f, None, x, ordered=True)))
+        for tag in ("first", "second")
+    )
+
+    def fun(x):
+        second(first(x))
+        jax.lax.scan(lambda c, _: (first(c), None), x, length=2)
+        return second(x)
+
+    (outside or (lambda f: f))(fun)(jnp.ones(2))
+    jax.effects_barrier()
+    assert [tag for tag, _ in seen] == ["first", "second", "first", "first", "second"]
+
+
 def test_pure_callback(sharding):
     def fun(x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)

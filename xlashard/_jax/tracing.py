@@ -205,6 +205,12 @@ def _as_tuple(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
+def moved_to_memory(value: Any, kind: str | None) -> Any:
+    """A traced value in another memory; its gradient comes back from there."""
+    space = core.mem_kind_to_space(kind)
+    return jax.device_put(value, space, src=core.typeof(value).memory_space)
+
+
 def physical_aval(aval: Any) -> Any:
     """The aval of the buffers behind an aval: keys become the integers that hold them."""
     return core.physical_aval(aval)

@@ -54,7 +54,8 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
         x: A pytree of arrays.
         shardings: A prefix of it: at each leaf a Sharding, or, with a mesh in force, a
             PartitionSpec (`UNCONSTRAINED` dimensions stay with the partitioner) or None for
-            replicated. Dimensions need not divide evenly.
+            replicated. Dimensions need not divide evenly. A memory kind other than the default one
+            moves the value there.
 
     Returns:
         The same values.
@@ -98,6 +99,9 @@ def _pin(leaf: Any, resource: Resource, path: str, *, mesh: Mesh | None) -> Any:
     if said is not None:
         sharding = _fitting(said, tracing.abstractify(leaf), path)
         leaf = constrain(leaf, _on_type(sharding, leaf, path))
+        if isinstance(leaf, tracing.Tracer) and _special_memory(sharding):
+            # Inside a program the memory is part of the value's type.
+            leaf = tracing.moved_to_memory(leaf, sharding.memory_kind)
     if resource.layout is not None:
         leaf = wrap_result(with_layout_constraint(leaf, resource.layout))
     return leaf
@@ -274,9 +278,13 @@ def only_places(eqn: Any) -> bool:
     """Whether an equation is one of a body's boundary and leaves its value in the same memory."""
     if eqn.primitive is not boundary_p:
         return False
-    sharding = eqn.params["sharding"]
+    return not _special_memory(eqn.params["sharding"])
+
+
+def _special_memory(sharding: XLACompatibleSharding) -> bool:
+    """Whether a sharding names another memory than its devices' default one."""
     kind = sharding.memory_kind
-    return kind is None or kind == default_memory_kind(sharding.devices[0])
+    return kind is not None and kind != default_memory_kind(sharding.devices[0])
 
 
 def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:
