@@ -133,6 +133,32 @@ def test_callables_of_every_kind():
     assert last(f).why == "first"
 
 
+def test_pieces_of_transformed_calls(mesh):
+    def cube(x):
+        return x**3
+
+    f = pjit(cube, in_shardings=on(mesh, "x"))
+    gradient = jax.grad(lambda x: f(x).sum())
+    for _ in range(2):
+        gradient(f32(8))
+    report = explain_recompile(f)
+    assert [p.executable for p in report.pieces] == ["the compiler"] * 2
+    assert report.pieces[0].arguments == ("float32[8]",)
+    assert report.pieces[0].file == __file__
+    assert report.seconds > report.pieces[0].seconds > report.pieces[0].compile_seconds > 0
+    assert "cube: 0 compilations and 1 call only traced or lowered, 2 pieces of" in report.headline
+    assert "piece of a transformed call at test_recompile_report.py:" in str(report)
+    screen = io.StringIO()
+    Console(width=200, file=screen).print(report)
+    assert "piece of a transformed call" in screen.getvalue()
+    jax.vmap(f)(f32(2, 8))
+    assert explain_recompile(f).pieces[2].arguments == ("float32[2,8]",)
+    f.clear_cache()
+    assert explain_recompile(f).pieces == ()
+    f(f32(8))
+    assert explain_recompile(f).pieces == ()
+
+
 def test_after_clear_caches_of_jax():
     f = pjit(fresh())
     f(f32(4))

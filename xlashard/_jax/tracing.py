@@ -232,6 +232,14 @@ def needs_devices(jaxpr: Jaxpr) -> bool:
     return dispatch.jaxpr_has_prim_requiring_devices(jaxpr)
 
 
+def source_of(jaxpr: Jaxpr) -> str:
+    """Where the function stands that a jaxpr, or what it was transformed from, was traced of.
+
+    `train_step at train.py:41`; without the place for what Python code did not define.
+    """
+    return jaxpr.debug_info.func_src_info
+
+
 def equations(jaxpr: Jaxpr) -> list[Any]:
     """The equations of a jaxpr and of all jaxprs inside it."""
     found = list(jaxpr.eqns)

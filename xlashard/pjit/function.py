@@ -167,6 +167,7 @@ class Function:
             types = zip(traced.arg_names, traced.in_avals, strict=True)
             arguments = tuple(Argument(path, aval, None, False) for path, aval in types)
         return Key(
+            source=tracing.source_of(traced.jaxpr),
             in_tree=traced.in_tree,
             arguments=arguments,
             statics=tuple(StaticValue.of(*pair) for pair in call.statics),

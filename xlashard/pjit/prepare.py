@@ -14,7 +14,7 @@ from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
 from xlashard._jax.refs import is_ref, is_reference, without_references
 from xlashard._jax.shardings import default_memory_kind, layout_text
-from xlashard._jax.tracing import is_extended, physical_aval
+from xlashard._jax.tracing import is_extended, physical_aval, source_of
 from xlashard.errors import CompileError
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
@@ -329,7 +329,7 @@ def _lower(
     except CompileError as error:
         raise CompileError(f"{order.name} can't be lowered: {error}") from None
     unused = _unused_donations(jaxpr, order, interface)
-    return interface, lower_program(plan, lowered_body, debug.func_src_info, unused)
+    return interface, lower_program(plan, lowered_body, source_of(ready), unused)
 
 
 def _unused_donations(jaxpr: Any, order: Order, interface: Interface) -> list[ValuePlan]:

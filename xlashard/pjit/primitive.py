@@ -29,6 +29,7 @@ from xlashard.pjit.constraint import (
 )
 from xlashard.pjit.prepare import PROGRAMS, Prepared, make_order
 from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import are_laid_out, fast_path, mark_donated, run_prepared
 from xlashard.sharding import NamedSharding, Sharding, from_jax
@@ -135,7 +136,9 @@ def _prepared(
     layouts = follow_layouts(arguments, free[0]), free[1]
     donated = (False,) * len(args) if given is None else given.donated
     order = make_order(label, resolve(wanted), donated, layouts=layouts, options=options)
-    prepared = PROGRAMS.prepared(call_jaxpr, order, Making())
+    making = Making()
+    prepared = PROGRAMS.prepared(call_jaxpr, order, making)
+    PIECES.note(tracing.source_of(call_jaxpr), making, (call_jaxpr.in_avals, call_jaxpr.out_avals))
     if given is not None and prepared.lowered is not None:
         prepared.lowered.report_donation(given.mode, label)
         prepared.lowered.report_donation(given.mode, label, prepared.program)

@@ -55,6 +55,7 @@ class Key:
     """What one call of a function is told apart from others by. It holds no values.
 
     Attributes:
+        source: Where the function stands in its file.
         in_tree: The tree of `(args, kwargs)`, static arguments taken out.
         arguments: The arguments: their types, and where they are once that was looked at.
         statics: The static arguments.
@@ -68,6 +69,7 @@ class Key:
         context: Settings of JAX.
     """
 
+    source: str
     in_tree: Any
     arguments: tuple[Argument, ...]
     statics: tuple[StaticValue, ...]

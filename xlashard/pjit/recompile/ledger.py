@@ -11,6 +11,7 @@ from xlashard.pjit.recompile.explanation import Explanation, explain_record
 from xlashard.pjit.recompile.hints import hints
 from xlashard.pjit.recompile.history import History, Key, Record
 from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.recompile.sites import SITES, Site
 
@@ -70,12 +71,15 @@ class Ledger:
         return RecompileReport(
             function=self._function,
             explanations=explained,
+            pieces=PIECES.of(records[-1].key.source) if records else (),
             forgotten=records[0].number - 1 if records else 0,
             hints=hints(explained, records, self._makers if records else 1),
         )
 
     def forget(self) -> None:
         """Forgets everything."""
+        for source in {record.key.source for record in self._history.records()}:
+            PIECES.forget(source)
         self._history.forget()
 
     @property

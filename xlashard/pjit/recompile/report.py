@@ -10,6 +10,7 @@ from rich.text import Text
 
 from xlashard.errors import counted
 from xlashard.pjit.recompile.explanation import Explanation, seconds_text
+from xlashard.pjit.recompile.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class RecompileReport:
     Attributes:
         function: The function's name.
         explanations: For each call that had something to make, in order, what and why.
-        forgotten: How many more there were, before those.
+        pieces: The programs of pieces that transformations made of its calls.
+        forgotten: How many more calls there were, before those.
         hints: What to do about it.
     """
 
     function: str
     explanations: tuple[Explanation, ...]
+    pieces: tuple[Piece, ...]
     forgotten: int
     hints: tuple[str, ...]
 
@@ -37,8 +40,8 @@ class RecompileReport:
 
     @property
     def seconds(self) -> float:
-        """How long all of them took."""
-        return sum(e.seconds for e in self.explanations)
+        """How long all of it took."""
+        return sum(made.seconds for made in (*self.explanations, *self.pieces))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -56,6 +59,7 @@ class RecompileReport:
         done = len(self.compilations)
         rest = len(self.explanations) - done
         others = f" and {counted(rest, 'call')} only traced or lowered" if rest else ""
+        others += f", {counted(len(self.pieces), 'piece')} of transformed calls" * bool(self.pieces)
         cost = seconds_text(self.seconds)
         return f"{self.function}: {counted(done, 'compilation')}{others}, {cost} in all"
 
@@ -64,6 +68,7 @@ class RecompileReport:
         if self.forgotten:
             lines.append(f"  ({counted(self.forgotten, 'earlier one')} no longer remembered)")
         lines += [f"  {explanation.text(self.function)}" for explanation in self.explanations]
+        lines += [f"  {piece}" for piece in self.pieces]
         lines += [f"  hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
 
@@ -71,6 +76,8 @@ class RecompileReport:
         yield Text(self.headline, style="bold")
         if self.explanations:
             yield self._table()
+        for piece in self.pieces:
+            yield Text(str(piece))
         for hint in self.hints:
             yield Text(f"hint: {hint}", style="green")
 
