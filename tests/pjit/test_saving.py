@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.array.test_processes import free_port
 from tests.pjit.helpers import f32, make_mesh
 from tests.pjit.saved import cases
 from xlashard import (
@@ -342,3 +344,37 @@ print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
         command = [sys.executable, "-c", program, str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
+def test_one_process_saves_and_all_load(tmp_path):
+    script = Path(cases.__file__).with_name("two_processes.py")
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": str(ROOT),
+    }
+    port, file = str(free_port()), str(tmp_path / "program")
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script), port, str(number), file],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for process, output in zip(running, outputs, strict=True):
+        assert process.returncode == 0 and "both ran it" in output, output
+
+
+def test_pickle_is_told_the_way():
+    with pytest.raises(ArgumentError, match=r"no pickle.*data = compiled.serialize\(\)"):
+        pickle.dumps(Compiled.deserialize(saved_sum()))

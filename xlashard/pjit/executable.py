@@ -132,6 +132,13 @@ class Executable:
         """
         return save(type(self).__name__, self._face, self._prepared)
 
+    def __reduce__(self) -> Any:
+        kind = type(self).__name__
+        raise ArgumentError(
+            f"a {kind} goes into no pickle: write data = compiled.serialize(), and "
+            f"{kind}.deserialize(data) where it is to run"
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program.
 

@@ -1,0 +1,50 @@
+"""A program over two processes, saved by one of them and loaded by both.
+
+python tests/pjit/saved/two_processes.py PORT NUMBER FILE
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from xlashard import Compiled, Mesh, NamedSharding, P, device_put, make_array_from_callback, pjit
+from xlashard.errors import SavedProgramError
+
+
+def spread(count, sharding):
+    """The numbers from 0 on, `[count]`."""
+    return make_array_from_callback((count,), sharding, lambda i: np.arange(count, dtype="f4")[i])
+
+
+def main(port: str, number: str, file: Path) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    rows = NamedSharding(mesh, P("x"))
+    x = spread(8, rows)
+    table = device_put(np.arange(20_000, dtype=np.float32), NamedSharding(mesh, P()))
+    compiled = pjit(lambda x: (x * 2, x.sum() + table[3])).lower(x).compile()
+    if jax.process_index() == 0:
+        file.write_bytes(compiled.serialize())
+    multihost_utils.sync_global_devices("saved")
+    loaded = Compiled.deserialize(file.read_bytes())
+    doubled, total = loaded(x)
+    assert float(total) == 31.0
+    assert loaded.input_shardings[0][0] == rows
+    for mine, given in zip(doubled.addressable_shards, x.addressable_shards, strict=True):
+        np.testing.assert_array_equal(mine.data, np.asarray(given.data) * 2)
+    large = spread(40_000, rows)
+    try:
+        pjit(lambda x: x + large[3]).lower(x).compile().serialize()
+    except SavedProgramError as error:
+        assert "spread over several processes" in str(error)
+    else:
+        raise AssertionError("a constant of several processes was saved")
+    print("both ran it")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
