@@ -39,11 +39,14 @@ def main() -> int:
         return 0
     chunks = [seeds[i : i + PROGRAMS_PER_WORKER] for i in range(0, len(seeds), PROGRAMS_PER_WORKER)]
     kinds: Counter[str] = Counter()
+    done = 0
     with ThreadPoolExecutor(options.processes) as pool:
         for failures in pool.map(lambda chunk: list(_supervise(chunk, options)), chunks):
             for seed, failure in failures:
                 kinds[failure.kind] += 1
                 _report(seed, failure, options)
+            done = min(done + PROGRAMS_PER_WORKER, len(seeds))
+            print(f"{done} of {len(seeds)} programs", file=sys.stderr, flush=True)
     print(f"{len(seeds)} programs, {kinds.total()} failed {dict(kinds) or ''}")
     return 1 if kinds else 0
 
