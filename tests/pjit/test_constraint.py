@@ -189,6 +189,29 @@ class TestConcreteArrays:
                 with_sharding_constraint(x, NamedSharding(mesh, P("x"))), f32(7)
             )
 
+    @pytest.mark.parametrize(
+        ("shape", "spec", "kept"),
+        [
+            ((7,), P("x"), ()),
+            ((6, 2), P("x", "y"), (None, "y")),
+            ((4, 3), P(("x", "y"), None), ("x",)),
+            ((2, 8), P(("x", "y"), U), ()),
+            ((3, 0), P("x", "y"), (None, "y")),
+        ],
+    )
+    def test_axes_by_which_no_array_divides(self, mesh, partitioner, shape, spec, kept):
+        """XLA would cut some of these along a part of an axis, for which JAX has no words."""
+        out = with_sharding_constraint(f32(*shape), NamedSharding(mesh, spec))
+        np.testing.assert_array_equal(out, f32(*shape))
+        assert spec_of(out) == kept and len(out.devices()) == 8
+
+    def test_uneven_dimensions_under_jvp(self, partitioner):
+        wide = make_mesh((6,), ("x",))
+        f = pjit(lambda x: with_sharding_constraint(x, NamedSharding(wide, P("x"))), inline=True)
+        out, tangent = jax.jvp(f, (f32(4),), (f32(4),))
+        np.testing.assert_array_equal(out, f32(4))
+        np.testing.assert_array_equal(tangent, f32(4))
+
     def test_under_an_eager_transformation(self, mesh):
         f = pinned(P("x"), mesh)
         np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), np.full(8, 2))

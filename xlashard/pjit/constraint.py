@@ -1,8 +1,10 @@
 """`with_sharding_constraint`: pins the sharding of a value inside a program."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import jax
@@ -48,7 +50,8 @@ from xlashard.sharding import (
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Tells the partitioner how a value inside a program is dealt out.
 
-    Its gradient is dealt out alike. Outside of any program it moves concrete arrays.
+    Its gradient is dealt out alike. Outside of any program it moves concrete arrays, and leaves out
+    the axes by which a dimension does not divide.
 
     Args:
         x: A pytree of arrays.
@@ -168,6 +171,7 @@ def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
     aval = tracing.abstractify(x)
+    sharding = _dividing(sharding, aval.shape)
     if not is_open(sharding):
         try:
             sharding.is_compatible_aval(aval.shape)
@@ -180,6 +184,24 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
         x = jax.device_put(x, GSPMDSharding.get_replicated(sharding.devices).twin(aval.shape))
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
+
+
+def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACompatibleSharding:
+    """The sharding without the axes by which a dimension does not divide: no array can lie so."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    dims = sharding.normal_spec.for_rank(len(shape))
+    sizes = sharding.mesh.shape
+    kept = tuple(
+        axes and _leading(axes, sizes, length) for axes, length in zip(dims, shape, strict=True)
+    )
+    return sharding if kept == dims else sharding.with_spec(partition_spec(Spec(kept)))
+
+
+def _leading(axes: tuple[str, ...], sizes: Mapping[str, int], length: int) -> tuple[str, ...]:
+    """As many of the axes as divide a length."""
+    tiles = accumulate((sizes[axis] for axis in axes), mul)
+    return tuple(axis for axis, count in zip(axes, tiles, strict=True) if length % count == 0)
 
 
 @lru_cache(maxsize=1024)
