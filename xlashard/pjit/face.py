@@ -9,8 +9,8 @@ import jax
 from xlashard._jax.tracing import Tracer
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_concrete
+from xlashard.pjit.call import Call
 from xlashard.pjit.checks import check_type
-from xlashard.pjit.function import Call
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """One pjit-ed function: from a call's arguments to a program, and its results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from xlashard.pjit.arguments import (
     describe_arguments,
     follow_layouts,
 )
+from xlashard.pjit.call import Call
 from xlashard.pjit.closed import closed_over_places
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
@@ -40,7 +41,6 @@ from xlashard.pjit.primitive import (
     inner_shardings,
     pjit_p,
 )
-from xlashard.pjit.recompile.history import Key, StaticValue
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
@@ -59,37 +59,6 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call, as far as it is known before anything is placed.
-
-    Attributes:
-        traced: The function, traced for its arguments.
-        values: The dynamic arguments, flat.
-        mesh: The mesh in force, or None.
-        in_shardings: For each argument what was said of it; None for nothing.
-        out_shardings: For each result what was said of it; None for nothing.
-        layouts: The layouts that were asked for, of arguments and of results.
-        donated: For each argument whether its buffers may be reused.
-        statics: The static arguments: names, values, and whether they were passed by name.
-        making: What had to be made for it.
-    """
-
-    traced: tracing.TracedFunction
-    values: tuple[Any, ...]
-    mesh: Mesh | None
-    in_shardings: tuple[Sharding | None, ...]
-    out_shardings: tuple[Sharding | None, ...]
-    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
-    donated: tuple[bool, ...]
-    statics: tuple[tuple[str, Any, bool], ...] = ()
-    making: Making = field(default_factory=Making)
-
-    def on(self, values: Sequence[Any]) -> "Call":
-        """The same call with other arguments of the same types."""
-        return replace(self, values=tuple(values), making=Making())
 
 
 class Function:
@@ -156,30 +125,8 @@ class Function:
         )
         if traced.is_new:
             making.finished("trace")
-            self.ledger.note(making, lambda: self._key(call, None))
+            self.ledger.note(making, lambda: call.key(None, self.options.compiler_options))
         return call
-
-    def _key(self, call: Call, order: Order | None) -> Key:
-        """What a call is told apart from others by; without an order, as far as it is traced."""
-        traced = call.traced
-        arguments = call.making.arguments
-        if arguments is None:
-            types = zip(traced.arg_names, traced.in_avals, strict=True)
-            arguments = tuple(Argument(path, aval, None, False) for path, aval in types)
-        return Key(
-            source=tracing.source_of(traced.jaxpr),
-            in_tree=traced.in_tree,
-            arguments=arguments,
-            statics=tuple(StaticValue.of(*pair) for pair in call.statics),
-            mesh=call.mesh,
-            in_shardings=call.in_shardings,
-            out_shardings=call.out_shardings,
-            result_paths=traced.result_paths,
-            donated=call.donated,
-            devices=None if order is None else order.placement.devices,
-            options=self.options.compiler_options if order is None else order.options,
-            context=context.trace_context() if order is None else order.context,
-        )
 
     def _in_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
         tree = self.options.in_resources
@@ -241,13 +188,13 @@ class Function:
     def lower(self, call: Call, order: Order) -> tuple[Interface, LoweredProgram]:
         """The module of an order."""
         lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.making)
-        self.ledger.note(call.making, lambda: self._key(call, order))
+        self.ledger.note(call.making, lambda: call.key(order))
         return lowered
 
     def compile(self, call: Call, order: Order) -> Prepared:
         """The program of an order."""
         prepared = PROGRAMS.prepared(call.traced.jaxpr, order, call.making)
-        self.ledger.note(call.making, lambda: self._key(call, order))
+        self.ledger.note(call.making, lambda: call.key(order))
         self.ledger.tell(call.making)
         return prepared
 
@@ -264,7 +211,7 @@ class Function:
             prepared = compile_prepared(*lowered, options)
         again.making.source = prepared.program.source
         whole = replace(order, options=(*order.options, *options))
-        self.ledger.note(again.making, lambda: self._key(again, whole))
+        self.ledger.note(again.making, lambda: again.key(whole))
         self.ledger.tell(again.making)
         return prepared.said_as(order.placement)
 

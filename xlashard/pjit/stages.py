@@ -9,9 +9,10 @@ from xlashard._jax import analysis, compiling
 from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values
+from xlashard.pjit.call import Call
 from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.face import Face, Stage
-from xlashard.pjit.function import Call, Function
+from xlashard.pjit.function import Function
 from xlashard.pjit.options import compiler_option_items
 from xlashard.pjit.prepare import Interface, Order, lower_for_platform
 from xlashard.program import LoweredProgram

@@ -11,9 +11,10 @@ from xlashard._jax.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
+from xlashard.pjit.call import Call
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face
-from xlashard.pjit.function import Call, Function
+from xlashard.pjit.function import Function
 from xlashard.pjit.prepare import Order
 from xlashard.pjit.report.communication import Sources, describe_collectives
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport

@@ -15,8 +15,8 @@ from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracing import is_extended, physical_aval
 from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
+from xlashard.pjit.call import Call
 from xlashard.pjit.face import Face
-from xlashard.pjit.function import Call
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.program import ProgramPlan

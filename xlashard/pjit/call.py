@@ -1,0 +1,69 @@
+"""One call of a pjit-ed function, before anything of it is placed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from xlashard._jax import context, tracing
+from xlashard.pjit.arguments import Argument
+from xlashard.pjit.prepare import Order
+from xlashard.pjit.recompile.history import Key, StaticValue
+from xlashard.pjit.recompile.making import Making
+from xlashard.sharding import Mesh, Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call, as far as it is known before anything is placed.
+
+    Attributes:
+        traced: The function, traced for its arguments.
+        values: The dynamic arguments, flat.
+        mesh: The mesh in force, or None.
+        in_shardings: For each argument what was said of it; None for nothing.
+        out_shardings: For each result what was said of it; None for nothing.
+        layouts: The layouts that were asked for, of arguments and of results.
+        donated: For each argument whether its buffers may be reused.
+        statics: The static arguments: names, values, and whether they were passed by name.
+        making: What had to be made for it.
+    """
+
+    traced: tracing.TracedFunction
+    values: tuple[Any, ...]
+    mesh: Mesh | None
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
+    donated: tuple[bool, ...]
+    statics: tuple[tuple[str, Any, bool], ...] = ()
+    making: Making = field(default_factory=Making)
+
+    def on(self, values: Sequence[Any]) -> "Call":
+        """The same call with other arguments of the same types."""
+        return replace(self, values=tuple(values), making=Making())
+
+    def key(self, order: Order | None, options: tuple[tuple[str, Any], ...] = ()) -> Key:
+        """What it is told apart from other calls by.
+
+        Args:
+            order: The program it needs; None as long as it is only traced.
+            options: Options of the compiler, where there is no order yet.
+        """
+        traced, arguments = self.traced, self.making.arguments
+        if arguments is None:
+            types = zip(traced.arg_names, traced.in_avals, strict=True)
+            arguments = tuple(Argument(path, aval, None, False) for path, aval in types)
+        return Key(
+            source=tracing.source_of(traced.jaxpr),
+            in_tree=traced.in_tree,
+            arguments=arguments,
+            statics=tuple(StaticValue.of(*static) for static in self.statics),
+            mesh=self.mesh,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            result_paths=traced.result_paths,
+            donated=self.donated,
+            devices=None if order is None else order.placement.devices,
+            options=options if order is None else order.options,
+            context=context.trace_context() if order is None else order.context,
+        )
