@@ -164,7 +164,11 @@ def test_where_some_axes_are_dealt_out_by_hand(mesh, enter, partitioner):
         in_specs=P("x"),
         out_specs=P("x"),
     )
-    with pytest.raises(ResourceError, match=r"'x'.*shard_map.*leave that axis out"):
+    with pytest.raises(ResourceError, match=r"of x is P\('x',\), but shard_map.*'x'.*leave that"):
+        jax.jit(clash)(X)
+    said = pjit(jnp.sin, out_shardings=NamedSharding(mesh, P("x")))
+    clash = jax.shard_map(said, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(ResourceError, match=r"out_shardings of result is .*shard_map.*'x'"):
         jax.jit(clash)(X)
 
 

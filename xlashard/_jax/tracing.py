@@ -144,6 +144,11 @@ def mesh_in_force() -> Mesh | None:
     return None if concrete is None or concrete.empty else concrete
 
 
+def manual_axes() -> frozenset[str]:
+    """The mesh axes over which a `shard_map` around here runs by hand."""
+    return frozenset(mesh_lib.get_abstract_mesh().manual_axes)
+
+
 def is_top_level() -> bool:
     """True where no transformation and no trace is under way."""
     return core.trace_state_clean()

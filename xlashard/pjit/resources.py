@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax import tracing
 from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError, counted
@@ -142,11 +143,26 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
 
     Raises:
         MeshError: For a spec without a mesh.
-        ResourceError: For a spec that does not fit the mesh.
+        ResourceError: For a spec that does not fit the mesh, or over axes that `shard_map` around
+            the call deals out by hand.
     """
-    given = resource.given
     if resource.is_unspecified:
         return None
+    sharding = _as_sharding(resource, mesh, path)
+    manual = tracing.manual_axes()
+    if manual and isinstance(sharding, NamedSharding):
+        for axis in sharding.normal_spec.axes:
+            if axis in manual:
+                raise ResourceError(
+                    f"{path} is {sharding.spec}, but shard_map around it has dealt {axis!r} out "
+                    "already: each value there is one shard; leave that axis out",
+                    path=path,
+                )
+    return sharding
+
+
+def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
+    given = resource.given
     if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
         return _on_devices(given, mesh, path)
     if isinstance(given, Sharding):
