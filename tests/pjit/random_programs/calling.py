@@ -40,7 +40,9 @@ def _merged(inside: Pool, steps: list[Step], carry: Value) -> str:
         other = f"jnp.sum({made[-1].name}).astype('{carry.dtype}')" if made else "1"
         return f"{carry.name} + {other}"
     made = _made(inside, steps, "fibc")
-    return f"jnp.sin({carry.name} + scalar({made.name}).astype('{carry.dtype}'))"
+    # So weakly that rounding errors don't grow from round to round.
+    share = f"scalar({made.name}) * {1 / max(made.limit, 1.0):.4f}"
+    return f"jnp.sin({carry.name} + ({share}).astype('{carry.dtype}'))"
 
 
 def _rough(value: Value) -> Value:
