@@ -24,6 +24,7 @@ UNREACHED = {
     ("pjit/arguments.py", "_compatible", "{error}"): "JAX's own arrays carry its own shardings",
     ("pjit/arguments.py", "_compatible", "one shape only"): "as above: JAX refuses others before",
     ("pjit/arguments.py", "check_concrete", "raise error"): PASSED_ON,
+    ("pjit/constraint.py", "_is_all_manual", ""): "for jaxprs traced elsewhere; test_nested.py",
     ("pjit/executable.py", "_checked", ""): "for the two classes that derive from it",
     ("pjit/saving.py", "_joined", ""): HEADER,
     ("pjit/trees.py", "tree_from_json", "entries for the keys"): HEADER,

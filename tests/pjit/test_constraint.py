@@ -157,9 +157,7 @@ class TestInsideShardMap:
 
     def test_an_axis_that_is_dealt_out(self, mesh, partitioner):
         for keywords in ({}, {"axis_names": {"x"}}):
-            with pytest.raises(
-                ResourceError, match="of x is P.*shard_map .* dealt 'x' out"
-            ):
+            with pytest.raises(ResourceError, match="of x is P.*shard_map .* dealt 'x' out"):
                 pjit(self.mapped(mesh, P("x"), **keywords))(f32(8, 4))
 
 

@@ -172,6 +172,20 @@ def test_where_some_axes_are_dealt_out_by_hand(mesh, enter, partitioner):
         jax.jit(clash)(X)
 
 
+def test_a_jaxpr_traced_elsewhere_is_refused_inside_shard_map(mesh):
+    rows = NamedSharding(mesh, P("x"))
+    jaxpr = jax.make_jaxpr(lambda x: with_sharding_constraint(x * 2, rows))(f32(2, 4))
+    inside = jax.shard_map(
+        lambda x: jax.core.eval_jaxpr(jaxpr, jaxpr.consts, x)[0],
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+        check_vma=False,
+    )
+    with pytest.raises(ResourceError, match=r"P\('x',\) names 'x', which shard_map"):
+        pjit(inside)(X)
+
+
 def test_under_pmap_and_around_it():
     double = jax.pmap(pjit(lambda x: jax.lax.psum(x * 2, "i")), axis_name="i")
     np.testing.assert_array_equal(double(f32(8, 3)), np.stack([f32(8, 3).sum(0) * 2] * 8))
