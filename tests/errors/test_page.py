@@ -47,4 +47,6 @@ def test_lines_are_wrapped_between_words() -> None:
 def test_long_messages_of_jax_are_cut() -> None:
     assert shortened("short") == "short"
     assert shortened("said\n=== Source Location Trace: ===\nxla/util.h:304") == "said"
+    frames = 'said\nTraceback (most recent call last):\n  File "a", line 1\n    f()\nError: why'
+    assert shortened(frames) == "said\n[...]\nError: why"
     assert shortened("word " * 200).endswith("word [...]")
