@@ -196,6 +196,7 @@ def test_no_value_of_a_call_is_kept(mesh):
         pass
 
     f = pjit(lambda x, w, s: x + w, static_argnums=2)
+    gc.collect()
     before = len(jax.live_arrays())
     x, w = device_put(f32(8), on(mesh, "x")), np.ones(8, np.float32)
     f(x, w, Static())

@@ -6,12 +6,16 @@ They stand in the result tree as ONE node over all handles (`_Outputs`), since a
 per result would cost more than the wrapping itself.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from jax._src import tree_util
 from jax._src.interpreters import pxla
 from jax._src.lib import _jax
+
+from xlashard._jax.caches import cleared_with_jax
 
 type Handle = Any
 type TreeDef = Any
@@ -76,6 +80,32 @@ def output_tree(treedef: TreeDef, handles: Sequence[Handle]) -> TreeDef:
     return tree_util.dispatch_registry.flatten(out, None)[1]
 
 
+class _Dispatchers:
+    """The dispatchers that live, for `jax.clear_caches()` to empty.
+
+    JAX asks jaxlib to empty them all, which leaves some out once a few hundred have come and gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, dispatcher: Any) -> None:
+        """Empties this one too from now on."""
+        with self._lock:
+            self._alive.add(dispatcher)
+
+    def cache_clear(self) -> None:
+        """Lets every dispatcher forget the calls that it has seen."""
+        with self._lock:
+            alive = list(self._alive)
+        for dispatcher in alive:
+            dispatcher._clear_cache()
+
+
+_DISPATCHERS = cleared_with_jax(_Dispatchers())
+
+
 def new_dispatcher(
     name: str,
     fun: Callable[..., Any] | None,
@@ -94,7 +124,7 @@ def new_dispatcher(
         key: Identifies the dispatcher to jaxlib.
     """
     argnums, argnames = static
-    return _jax.pjit(
+    dispatcher = _jax.pjit(
         name,
         fun,
         cache_miss,
@@ -104,6 +134,8 @@ def new_dispatcher(
         tree_util.dispatch_registry,
         pxla.cc_shard_arg,
     )
+    _DISPATCHERS.add(dispatcher)
+    return dispatcher
 
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:
