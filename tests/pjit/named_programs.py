@@ -151,7 +151,7 @@ OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 _PARAMS = {"up": f32(FEATURES, 64), "down": f32(64, FEATURES), "bias": f32(FEATURES)}
 _PARAM_SPECS = {"up": P("data", "model"), "down": P("model", "data"), "bias": P()}
 _STATE = jax.eval_shape(OPTIMIZER.init, _PARAMS)
-_STATE_SPECS = optax.tree.map_params(
+_STATE_SPECS = optax.tree_utils.tree_map_params(
     OPTIMIZER, lambda _, spec: spec, _STATE, _PARAM_SPECS, transform_non_params=lambda _: P()
 )
 

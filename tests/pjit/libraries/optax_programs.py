@@ -91,7 +91,7 @@ def states_placed_like_parameters(imports: Imports, mesh: Any) -> Trained:
     """Specs for the optimiser's state made out of those of the parameters."""
     optimizer = optax.adam(1e-2)
     shapes = jax.eval_shape(lambda: optimizer.init(init_params()))
-    state_specs = optax.tree.map_params(
+    state_specs = optax.tree_utils.tree_map_params(
         optimizer, lambda _, spec: spec, shapes, SPECS, transform_non_params=lambda _: P()
     )
 
