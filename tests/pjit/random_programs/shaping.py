@@ -59,12 +59,9 @@ def pad(pool: Pool) -> Drawn:
         widths = [(pool.dice.below(3), pool.dice.below(3)) for _ in x.shape]
         mode = pool.dice.pick(["constant", "edge", "wrap"])
         return pool.drawn(f"jnp.pad({x.name}, {widths}, mode='{mode}')", x)
-    # Widths below zero together with interior ones end the process in XLA's partitioner.
-    low = 0 if pool.dice.chance(0.5) else -1
-    widths = [
-        (pool.dice.between(low, 2), pool.dice.below(2), 0 if low else pool.dice.below(3))
-        for _ in x.shape
-    ]
+    # Interior widths over a cut dimension give programs that XLA's verifier refuses after
+    # partitioning, with jax.jit as well, and together with widths below zero end the process.
+    widths = [(pool.dice.between(-1, 2), pool.dice.below(2), 0) for _ in x.shape]
     return pool.drawn(f"lax.pad({x.name}, jnp.zeros((), '{x.dtype}'), {widths})", x)
 
 
