@@ -243,6 +243,13 @@ def test_inline_leaves_no_function(mesh):
     assert "func.func private" not in text
     jaxpr = jax.make_jaxpr(f)(f32(8))
     assert "pjit" not in str(jaxpr)
+    assert "pjit" not in str(jax.make_jaxpr(jax.vmap(f))(f32(2, 8)))
+
+
+def test_inline_says_nothing_of_calls_that_run_at_once(mesh, compilations):
+    f = pjit(lambda x: jnp.sin(x) * jnp.cos(x) + 1, inline=True)
+    jax.vmap(f)(f32(2, 8))
+    assert compilations.count == 1
 
 
 def test_jit_inside(mesh):

@@ -12,6 +12,7 @@ from jax._src import core, dispatch, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
 from jax._src.interpreters import batching
+from jax._src.interpreters import partial_eval as pe
 
 from xlashard._jax.shardings import JaxSharding, Mesh
 
@@ -152,6 +153,16 @@ def manual_axes() -> frozenset[str]:
 def is_top_level() -> bool:
     """True where no transformation and no trace is under way."""
     return core.trace_state_clean()
+
+
+def is_staging() -> bool:
+    """True where what is bound becomes a part of a jaxpr, behind whatever transformations."""
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, pe.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def are_only_batched(values: Sequence[Any]) -> bool:

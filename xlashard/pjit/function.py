@@ -285,7 +285,7 @@ class Function:
         ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call, arguments))
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]
-        if options.inline:
+        if options.inline and tracing.is_staging():
             results = as_function(body)(*values)
         else:
             with giving(self._given(call, len(values))):
