@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.array.test_processes import free_port
 from tests.pjit.helpers import f32, make_mesh
 from tests.pjit.saved import cases
+from tests.processes import run_two
 from xlashard import (
     Compiled,
     NamedSharding,
@@ -350,29 +350,8 @@ print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_one_process_saves_and_all_load(tmp_path):
     script = Path(cases.__file__).with_name("two_processes.py")
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": str(ROOT),
-    }
-    port, file = str(free_port()), str(tmp_path / "program")
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script), port, str(number), file],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, output in zip(running, outputs, strict=True):
-        assert process.returncode == 0 and "both ran it" in output, output
+    for output in run_two(script, str(tmp_path / "program")):
+        assert "both ran it" in output, output
 
 
 def test_pickle_is_told_the_way():

@@ -1,6 +1,6 @@
 """Who takes over the buffers of arrays: asked when somebody uses an array that is gone.
 
-A program's first call marks the arrays that it takes. Repeat calls go from jaxlib's dispatcher to
+A program's first call marks the arrays that it takes. Repeat calls go from the dispatcher to
 PJRT without entering Python, so they can't mark anything; but they take only arrays such as the
 first call took, of one shape, dtype and sharding, and these are remembered here.
 """

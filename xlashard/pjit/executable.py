@@ -9,21 +9,13 @@ import jax
 from xlashard._jax import analysis, dispatch
 from xlashard._jax.shardings import Device, Format
 from xlashard._jax.tracebacks import shorten, shortened
-from xlashard.array import wrap_tree
-from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.checks import check_place
 from xlashard.pjit.face import Face, struct
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import (
-    are_laid_out,
-    check_donated_once,
-    fast_path,
-    mark_donated,
-    run_prepared,
-)
+from xlashard.pjit.run import Giving, check_donated_once, run_repeatably
 from xlashard.pjit.saving import save
 
 
@@ -167,20 +159,14 @@ class Executable:
         return dispatch.new_dispatcher(name, None, self._miss, ((), ()), name)
 
     @cached_property
-    def _taker(self) -> Taker:
-        return Taker(self._face.name)
+    def _given(self) -> Giving:
+        face = self._face
+        return Giving(face.donated, face.paths, Taker(face.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)
-        prepared, face = self._prepared, self._face
-        repeatable = repeatable and are_laid_out(prepared, values)
-        handles = run_prepared(prepared, values)
-        mark_donated(values, face.donated, face.paths, self._taker)
-        if all(map(is_handle, handles)):
-            out = wrap_tree(face.out_tree, handles)
-        else:
-            out = face.out_tree.unflatten([wrap_result(h) for h in handles])
-        return out, fast_path(prepared, face.out_tree, handles) if repeatable else None, False
+        out, path = run_repeatably(self._prepared, values, self._face.out_tree, self._given)
+        return out, path if repeatable else None, False
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
         """The flat arguments, if they are what was compiled for, and whether they may stay so."""

@@ -11,8 +11,7 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
-from xlashard.array import wrap_tree
-from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.handles import wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
@@ -26,16 +25,9 @@ from xlashard.pjit.call import Call
 from xlashard.pjit.closed import closed_over_places
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
-from xlashard.pjit.prepare import (
-    PROGRAMS,
-    Interface,
-    Order,
-    Prepared,
-    compile_prepared,
-    make_order,
-)
+from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
-    Giving,
+    BatchGiving,
     constrained_body,
     giving,
     inner_shardings,
@@ -45,13 +37,7 @@ from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, expand, to_sharding
-from xlashard.pjit.run import (
-    are_laid_out,
-    check_donated_once,
-    fast_path,
-    mark_donated,
-    run_prepared,
-)
+from xlashard.pjit.run import Giving, check_donated_once, run_repeatably
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
     Mesh,
@@ -164,10 +150,10 @@ class Function:
             device=device,
         )
         in_layouts, out_layouts = call.layouts
-        return make_order(
-            traced.name,
-            resolve(wanted),
-            call.donated,
+        return Order(
+            name=traced.name,
+            placement=resolve(wanted),
+            donated=call.donated,
             layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
@@ -251,16 +237,8 @@ class Function:
         """The result of a call at the top level, and how the dispatcher may repeat it."""
         traced = call.traced
         check_concrete(call.values, traced.arg_names)
-        prepared = self.prepare(call)
-        repeatable = are_laid_out(prepared, call.values)
-        handles = run_prepared(prepared, call.values)
-        mark_donated(call.values, call.donated, traced.arg_names, self.taker)
-        out_tree = traced.out_tree
-        if all(map(is_handle, handles)):
-            out = wrap_tree(out_tree, handles)
-        else:
-            out = out_tree.unflatten([wrap_result(h) for h in handles])
-        return out, fast_path(prepared, out_tree, handles) if repeatable else None
+        given = Giving(call.donated, traced.arg_names, self.taker)
+        return run_repeatably(self.prepare(call), call.values, traced.out_tree, given)
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Says better than jaxlib why it refused a call, where this can.
@@ -307,14 +285,14 @@ class Function:
         )
         return ins, tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
 
-    def _given(self, call: Call, count: int) -> Giving | None:
+    def _given(self, call: Call, count: int) -> BatchGiving | None:
         """What a call gives away that stands under `vmap` alone; None for nothing."""
         if not any(call.donated) or not tracing.are_only_batched(call.values):
             return None
         first = count - len(call.donated)
         paths = (*("",) * first, *call.traced.arg_names)
         donated = (*(False,) * first, *call.donated)
-        return Giving(donated, paths, self.taker, self.options.donation)
+        return BatchGiving(donated, paths, self.taker, self.options.donation)
 
     def _pinned(
         self, said: Sharding | None, sharding: XLACompatibleSharding | None

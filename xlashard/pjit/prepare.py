@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -75,16 +75,16 @@ class Order:
         donated: For each argument, whether its buffers may be reused.
         keep_unused: Whether arguments without use stay.
         options: Options of the compiler.
-        context: Settings of JAX that its rules read.
+        context: Settings of JAX that its rules read: those in force.
     """
 
     name: str
     placement: Placement
     layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
     donated: tuple[bool, ...]
-    keep_unused: bool
-    options: tuple[tuple[str, Any], ...]
-    context: Any
+    keep_unused: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+    context: Any = field(default_factory=trace_context)
 
     def normal(self) -> "Order":
         """The order of the program that serves this one."""
@@ -144,25 +144,6 @@ def _said_as(
     if mesh is not None and isinstance(found, SingleDeviceSharding):
         return NamedSharding(mesh, PartitionSpec(), memory_kind=found.memory_kind)
     return found
-
-
-def make_order(name: str, placement: Placement, donated: Sequence[bool], **rest: Any) -> Order:
-    """An order under the settings in force."""
-    layouts = rest.get("layouts")
-    if layouts is None:
-        layouts = (
-            (None,) * len(placement.in_shardings),
-            (None,) * len(placement.out_shardings),
-        )
-    return Order(
-        name=name,
-        placement=placement,
-        layouts=layouts,
-        donated=tuple(donated),
-        keep_unused=rest.get("keep_unused", False),
-        options=tuple(rest.get("options", ())),
-        context=trace_context(),
-    )
 
 
 class ProgramCache:

@@ -17,8 +17,6 @@ import jax
 from xlashard._jax import dispatch, tracing
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
-from xlashard.array.handles import wrap_result
-from xlashard.array.takers import Taker
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import (
@@ -27,39 +25,35 @@ from xlashard.pjit.constraint import (
     constraints_in,
     only_places,
 )
-from xlashard.pjit.prepare import PROGRAMS, Prepared, make_order
+from xlashard.pjit.prepare import PROGRAMS, Order, Prepared
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.run import are_laid_out, fast_path, mark_donated, run_prepared
+from xlashard.pjit.run import Giving, run_repeatably
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
 @dataclass(frozen=True, eq=False)
-class Giving:
+class BatchGiving(Giving):
     """What a call gives away that is about to run under `vmap`, and under nothing else.
 
     Only then each of its arguments is an argument of the program that runs, and nobody keeps one
     for later, as a gradient does.
 
     Attributes:
-        donated: For each argument whether its buffers may be reused.
-        paths: Each argument as a person would write it.
-        taker: Who takes the buffers.
         mode: What to do about a donated argument that no result can reuse.
     """
 
-    donated: tuple[bool, ...]
-    paths: tuple[str, ...]
-    taker: Taker
     mode: str
 
 
-_giving: ContextVar[Giving | None] = ContextVar("what the call under vmap gives away", default=None)
+_giving: ContextVar[BatchGiving | None] = ContextVar(
+    "what the call under vmap gives away", default=None
+)
 
 
 @contextmanager
-def giving(what: Giving | None) -> Iterator[None]:
+def giving(what: BatchGiving | None) -> Iterator[None]:
     """Lets the call that is bound within the block give away its arguments."""
     token = _giving.set(what)
     try:
@@ -82,23 +76,18 @@ def _impl(
 
 
 def _dispatched(
-    call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...], given: Giving | None
+    call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...], given: BatchGiving | None
 ) -> Any:
     """What repeats the calls of a piece without entering Python.
 
     It is kept as long as the piece is, and so must not keep that.
     """
     piece = weakref.ref(call_jaxpr)
+    out_tree = jax.tree_util.tree_structure([0] * len(call_jaxpr.outvars))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         prepared = _prepared(args, piece(), label, options, given)
-        repeatable = are_laid_out(prepared, args)
-        handles = run_prepared(prepared, args)
-        if given is not None:
-            mark_donated(args, given.donated, given.paths, given.taker)
-        out = [wrap_result(h) for h in handles]
-        tree = jax.tree_util.tree_structure(out)
-        return out, fast_path(prepared, tree, handles) if repeatable else None, False
+        return *run_repeatably(prepared, args, out_tree, given), False
 
     def evaluate(*args: Any) -> list[Any]:
         return as_function(piece())(*args)
@@ -111,7 +100,7 @@ def _prepared(
     call_jaxpr: Any,
     label: str,
     options: tuple[tuple[str, Any], ...],
-    given: Giving | None,
+    given: BatchGiving | None,
 ) -> Prepared:
     """The program of a piece for its arguments."""
     paths = [f"argument {i} of {label}" for i in range(len(args))]
@@ -135,7 +124,7 @@ def _prepared(
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
     donated = (False,) * len(args) if given is None else given.donated
-    order = make_order(label, resolve(wanted), donated, layouts=layouts, options=options)
+    order = Order(label, resolve(wanted), layouts, donated, options=options)
     making = Making()
     prepared = PROGRAMS.prepared(call_jaxpr, order, making)
     PIECES.note(tracing.source_of(call_jaxpr), making, (call_jaxpr.in_avals, call_jaxpr.out_avals))

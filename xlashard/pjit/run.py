@@ -1,6 +1,7 @@
-"""Running a prepared program on the arguments of a call."""
+"""Running a prepared program on the arguments of a call, and how that is repeated."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -8,24 +9,55 @@ import jax
 
 from xlashard._jax import compiling, dispatch, refs
 from xlashard._jax.transfer import split
-from xlashard.array import Array
-from xlashard.array.handles import is_handle
+from xlashard.array import Array, wrap_tree
+from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import DonationError
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
 
 
-def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
-    """Places the arguments that the program takes, and runs it.
+@dataclass(frozen=True, eq=False)
+class Giving:
+    """What a call gives away.
+
+    Attributes:
+        donated: For each argument whether its buffers may be reused.
+        paths: Each argument as a person would write it.
+        taker: Who takes the buffers.
+    """
+
+    donated: tuple[bool, ...]
+    paths: tuple[str, ...]
+    taker: Taker
+
+
+def run_repeatably(
+    prepared: Prepared, values: Sequence[Any], out_tree: Any, given: Giving | None
+) -> tuple[Any, Any]:
+    """Runs a program for a call that the dispatcher has not seen.
 
     Args:
         prepared: The program.
         values: All arguments of the call, flat.
+        out_tree: The tree of the result.
+        given: What the call gives away; None for nothing.
 
     Returns:
-        The handles of the results.
+        The result, and how the dispatcher may repeat the call: None if it can't.
     """
+    repeatable = _are_laid_out(prepared, values)
+    handles = _run(prepared, values)
+    if given is not None:
+        _mark_donated(values, given)
+    if not all(map(is_handle, handles)):
+        return out_tree.unflatten([wrap_result(h) for h in handles]), None
+    path = _fast_path(prepared, out_tree, handles) if repeatable else None
+    return wrap_tree(out_tree, handles), path
+
+
+def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
+    """Places the arguments that the program takes, and runs it: the handles of the results."""
     taken = (bare(value) for value in compress(values, prepared.kept))
     handles = prepared.program([*map(bare, prepared.consts), *taken])
     if not prepared.written:
@@ -36,20 +68,19 @@ def run_prepared(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     return handles[:results]
 
 
-def mark_donated(
-    values: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], taker: Taker
-) -> None:
+def _mark_donated(values: Sequence[Any], given: Giving) -> None:
     """Leaves word of who took which donated arrays, for errors about their use.
 
     Those that the program had no use for are whole, and are not marked.
     """
-    for value, path in zip(compress(values, donated), compress(paths, donated), strict=True):
+    taken = (compress(side, given.donated) for side in (values, given.paths))
+    for value, path in zip(*taken, strict=True):
         handle = bare(value)
         if not isinstance(handle, jax.Array) or not handle.is_deleted():
             continue
-        taken = taker.note(path, handle)
+        taker = given.taker.note(path, handle)
         if isinstance(value, Array):
-            value._deleted_by = taken
+            value._deleted_by = taker
 
 
 def check_donated_once(
@@ -82,7 +113,7 @@ def _address(value: Any) -> int:
     return split(handle)[0].unsafe_buffer_pointer()
 
 
-def are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
+def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
     """Whether all arguments of a call lie in memory as the program wants them.
 
     Others are laid out anew, which jaxlib's dispatcher wouldn't do.
@@ -94,12 +125,10 @@ def are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
     )
 
 
-def fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
+def _fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
     if prepared.stateful or program.parts.body.has_effects or compiling.checks_results():
-        return None
-    if not all(map(is_handle, handles)):
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,

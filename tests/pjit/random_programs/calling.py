@@ -272,16 +272,21 @@ def vjp(pool: Pool) -> Drawn:
     return pool.drawn(text, exact=False, limit=100.0, blocks=(block,))
 
 
+def _derived_like_argument(pool: Pool) -> tuple[Value, Block]:
+    """A value, and a smooth function of it that closes over none and gives one of its type."""
+    x, block = _derived(pool, closed=True)
+    (param,) = block.params
+    scale = f"jnp.ones_like({param.name}) * scalar(jnp.sin({block.results[0]}))"
+    return x, replace(block, results=(f"({scale}).astype({param.name}.dtype)",))
+
+
 def custom_vjp(pool: Pool) -> Drawn:
     """A function whose derivative is said to be another than it is; it may not close over any."""
     if pool.forward:
         raise NoFit
-    x, block = _derived(pool, closed=True)
-    (param,) = block.params
-    scale = f"jnp.ones_like({param.name}) * scalar(jnp.sin({block.results[0]}))"
+    x, block = _derived_like_argument(pool)
     block = replace(
         block,
-        results=(f"({scale}).astype({param.name}.dtype)",),
         decorator="@jax.custom_vjp",
         rules=(
             f"{block.name}.defvjp(lambda x: ({block.name}(x), x), "
@@ -295,12 +300,9 @@ def custom_vjp(pool: Pool) -> Drawn:
 
 
 def custom_jvp(pool: Pool) -> Drawn:
-    x, block = _derived(pool, closed=True)
-    (param,) = block.params
-    scale = f"jnp.ones_like({param.name}) * scalar(jnp.sin({block.results[0]}))"
+    x, block = _derived_like_argument(pool)
     block = replace(
         block,
-        results=(f"({scale}).astype({param.name}.dtype)",),
         decorator="@jax.custom_jvp",
         rules=(f"{block.name}.defjvps(lambda t, out, x: (jnp.cos(x) * t).astype(out.dtype))",),
     )

@@ -261,20 +261,7 @@ class PlaceReport:
 
 @dataclass(frozen=True, repr=False)
 class ReportFields:
-    """The facts of a report.
-
-    Attributes:
-        name: The function's name.
-        place: Devices, mesh, partitioner, versions.
-        cost: FLOP and bytes accessed; None where the compiler doesn't say.
-        memory: Bytes per device; None where the compiler doesn't say.
-        inputs: The arguments, and the arrays that the function closes over.
-        outputs: The results.
-        collectives: What goes between devices, those first that send most bytes.
-        moves: Arguments that are moved before the program can run, the biggest first.
-        donations: Arguments that were donated, and those that could be.
-        replications: Values that are held more often than anyone said.
-    """
+    """The facts of a report; `ProgramReport`, which can print them, says what each is."""
 
     name: str
     place: PlaceReport

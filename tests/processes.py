@@ -1,0 +1,51 @@
+"""Several real processes that work on one program."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_two(script: Path, *args: str) -> list[str]:
+    """Runs a script in two processes, of two emulated devices each.
+
+    Args:
+        script: It is given a free port, the number of its process, and the arguments.
+        args: The arguments.
+
+    Returns:
+        What each printed, if both ended well.
+    """
+    port = str(_free_port())
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": str(ROOT),
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(script), port, str(number), *args],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for process, output in zip(running, outputs, strict=True):
+        assert process.returncode == 0, output
+    return outputs
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
