@@ -237,11 +237,19 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One candidate beside the baseline that was timed with it."""
+    """One candidate beside the baseline that was timed with it.
+
+    Attributes:
+        measured: The candidate.
+        baseline: What its ratio is taken to.
+        goal: What it should reach, if anything.
+        floor: A candidate that does the least that any of them must do, if there is one.
+    """
 
     measured: Measurement
     baseline: Measurement
     goal: Goal | None
+    floor: Measurement | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -266,6 +274,8 @@ class Comparison:
             "baseline": self.baseline.name,
             "ratio": self.measured.ratio_to(self.baseline),
             "ratio_quartiles": [ratio_low, ratio_high],
+            "floor": None if self.floor is None else self.floor.name,
+            "floor_ratio": None if self.floor is None else self.measured.ratio_to(self.floor),
             "goal": None if self.goal is None else str(self.goal),
             "ok": self.ok,
         }
@@ -281,7 +291,11 @@ class Options:
 
 
 def read_options(
-    description: str, *, rounds: int = 31, argv: Sequence[str] | None = None
+    description: str,
+    *,
+    rounds: int = 31,
+    argv: Sequence[str] | None = None,
+    own: argparse.ArgumentParser | None = None,
 ) -> Options:
     """Reads `--rounds N`, `--json PATH` and `--strict`.
 
@@ -289,8 +303,11 @@ def read_options(
         description: First line of `--help`.
         rounds: How many rounds to run where the command line does not say.
         argv: Arguments to read instead of the process's own.
+        own: A parser of arguments that only this benchmark has, made with `add_help=False`; the
+            caller reads those by its `parse_known_args`.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parents = [] if own is None else [own]
+    parser = argparse.ArgumentParser(description=description, parents=parents)
     parser.add_argument("--rounds", type=int, default=rounds, help="samples of each candidate")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a goal is missed")
@@ -314,6 +331,7 @@ class Report:
         measurements: Mapping[str, Measurement],
         *,
         baseline: str,
+        floor: str | None = None,
         goals: Mapping[str, Goal | float] | None = None,
     ) -> list[Comparison]:
         """Prints one table and keeps it.
@@ -322,6 +340,8 @@ class Report:
             title: What was measured; no two tables of a report share a title.
             measurements: What one `interleave` call returned.
             baseline: The candidate that the others are compared with.
+            floor: A candidate that does the least that any must do; a column says how far off it
+                each one is.
             goals: Candidate to its goal; a plain number is a `RatioGoal`.
 
         Returns:
@@ -331,13 +351,19 @@ class Report:
             ValueError: A baseline or goal names no candidate, or the title is used already.
         """
         goals = goals or {}
-        unknown = sorted({baseline, *goals} - set(measurements))
+        named = {baseline, *goals} | ({floor} if floor else set())
+        unknown = sorted(named - set(measurements))
         if unknown:
             raise ValueError(f"{unknown} not among the candidates {sorted(measurements)}")
         if title in self.tables:
             raise ValueError(f"the report has a table {title!r} already")
         rows = [
-            Comparison(measured, measurements[baseline], _as_goal(goals.get(name)))
+            Comparison(
+                measured,
+                measurements[baseline],
+                _as_goal(goals.get(name)),
+                measurements[floor] if floor else None,
+            )
             for name, measured in measurements.items()
         ]
         self.tables[title] = rows
@@ -413,8 +439,10 @@ def _as_factor(ratio: float) -> str:
 
 def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
     table = Table(title=title, title_justify="left")
+    floor = next((row.floor for row in rows if row.floor is not None), None)
     table.add_column("candidate")
-    for heading in ("median", "IQR", "ratio", "goal", "ok?"):
+    floors = [] if floor is None else [f"to {floor.name}"]
+    for heading in ("median", "IQR", "ratio", *floors, "goal", "ok?"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -422,6 +450,7 @@ def _as_table(title: str, rows: Sequence[Comparison]) -> Table:
             format_seconds(row.measured.median),
             format_seconds(row.measured.iqr) if len(row.measured.samples) > 1 else "",
             "baseline" if row.is_baseline else _as_factor(row.measured.ratio_to(row.baseline)),
+            *([] if row.floor is None else [_as_factor(row.measured.ratio_to(row.floor))]),
             "" if row.goal is None else str(row.goal),
             {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.ok],
         )

@@ -1,13 +1,17 @@
-"""Moving arrays between host and devices and between shardings, beside JAX.
+"""Moving arrays between host and devices and between shardings: beside JAX and beside a plain copy.
 
-`python -m benchmarks.transfer [--mb N]` moves a float32 array of N MB (64 by default) on eight
-emulated devices.
+The devices are eight emulated ones, whose memory is the host's own, so the least that a movement
+can cost is one copy of the value into fresh memory: that is the third candidate of every table.
+Both sides make the same call, on shardings that say the same.
+
+    python -m benchmarks.transfer [--mb N ...] [--memory-gb N] [--rounds N] [--json PATH] [--strict]
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 _COUNT = "--xla_force_host_platform_device_count"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,10 +22,51 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 import xlashard  # noqa: E402
-from benchmarks._measure import Report, interleave, read_options  # noqa: E402
+from benchmarks._measure import Options, Report, interleave, read_options  # noqa: E402
 from xlashard import Array, Mesh, NamedSharding, P  # noqa: E402
 
 COLUMNS = 1024
+MEGABYTES = (256, 2048)
+LEAVES = 2000
+LEAF_SHAPES = ((64,), (64, 64), (8, 128))
+FEW_ROUNDS = 3
+COPY = "plain copy"
+
+type Call = Callable[[], object]
+type Candidates = dict[str, Call]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One table: the same movement done in several ways.
+
+    Attributes:
+        title: What moves where.
+        candidates: The ways, `"jax"`, `"xlashard"` and a plain copy among them.
+        goal: What xlashard may take, in multiples of JAX.
+        identity_goal: The same in multiples of the compiled identity, where that is among them.
+    """
+
+    title: str
+    candidates: Candidates
+    goal: float
+    identity_goal: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all rows share: the mesh and the three ways to deal a matrix out over it."""
+
+    mesh: Mesh
+
+    def of(self, *spec: str | None) -> NamedSharding:
+        """A sharding over the mesh."""
+        return NamedSharding(self.mesh, P(*spec))
+
+    @property
+    def ways(self) -> dict[str, NamedSharding]:
+        """By name: rows, columns, replicated."""
+        return {"rows": self.of("d"), "columns": self.of(None, "d"), "replicated": self.of()}
 
 
 def as_matrix(megabytes: int) -> np.ndarray:
@@ -30,47 +75,16 @@ def as_matrix(megabytes: int) -> np.ndarray:
     return np.random.default_rng(0).random((rows, COLUMNS), np.float32)
 
 
-def main() -> int:
-    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--mb", type=int, default=64)
-    size, rest = own.parse_known_args()
-    options = read_options(__doc__ or "", rounds=9, argv=rest)
+def as_tree() -> dict[str, list[np.ndarray]]:
+    """Small float32 arrays, as the parameters of a model are."""
+    dice = np.random.default_rng(0)
+    shapes = [LEAF_SHAPES[number % len(LEAF_SHAPES)] for number in range(LEAVES)]
+    return {"layers": [dice.random(shape, np.float32) for shape in shapes]}
 
-    value = as_matrix(size.mb)
-    mesh = Mesh(np.array(jax.devices()), ("d",))
-    rows, columns, everywhere = (NamedSharding(mesh, P(*s)) for s in (("d",), (None, "d"), ()))
-    report = Report("transfer")
 
-    def compare(title: str, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
-        measured = interleave(
-            {"jax": theirs, "xlashard": ours}, rounds=options.rounds, inner=1, warmup=2
-        )
-        report.add(f"{title}, {size.mb} MB", measured, baseline="jax", goals={"xlashard": 1.0})
-
-    for title, sharding in (("rows", rows), ("columns", columns), ("replicated", everywhere)):
-        twin = sharding.twin()
-        compare(
-            f"host → {title}",
-            lambda s=sharding: xlashard.device_put(value, s).block_until_ready(),
-            lambda s=twin: jax.device_put(value, s).block_until_ready(),
-        )
-    # JAX's way through the host would reuse a value that was read before, so none is kept.
-    source = jax.block_until_ready(jax.jit(lambda x: x * 1)(jax.device_put(value, rows.twin())))
-    for title, sharding in (("rows → columns", columns), ("rows → replicated", everywhere)):
-        compare(
-            title,
-            lambda s=sharding: xlashard.device_put(fresh(source), s).block_until_ready(),
-            lambda s=sharding: jax.device_put(bare(source), s.twin()).block_until_ready(),
-        )
-    for title, sharding in (("rows", rows), ("columns", columns), ("replicated", everywhere)):
-        handle = jax.block_until_ready(jax.device_put(value, sharding.twin()))
-        compare(
-            f"{title} → host",
-            lambda h=handle: np.asarray(fresh(h)),
-            lambda h=handle: np.asarray(bare(h)),
-        )
-    return report.finish(options)
+def waited(x: object) -> object:
+    """The value, once it is there."""
+    return jax.block_until_ready(x)
 
 
 def bare(handle: jax.Array) -> jax.Array:
@@ -81,6 +95,170 @@ def bare(handle: jax.Array) -> jax.Array:
 def fresh(handle: jax.Array) -> Array:
     """An Array over the same buffers, that remembers no value."""
     return Array.from_jax(bare(handle))
+
+
+def from_host(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row:
+    """A matrix from the host to devices."""
+    sharding = setting.ways[title]
+    twin = sharding.twin()
+    return Row(
+        f"host → {title}",
+        {
+            "jax": lambda: waited(jax.device_put(value, twin)),
+            "xlashard": lambda: waited(xlashard.device_put(value, sharding)),
+            COPY: lambda: np.array(value),
+        },
+        goal,
+    )
+
+
+def from_callback(value: np.ndarray, setting: Setting, title: str) -> Row:
+    """A matrix from a function that gives its pieces."""
+    sharding = setting.ways[title]
+    twin = sharding.twin()
+    shape = value.shape
+    return Row(
+        f"make_array_from_callback → {title}",
+        {
+            "jax": lambda: waited(jax.make_array_from_callback(shape, twin, value.__getitem__)),
+            "xlashard": lambda: waited(
+                xlashard.make_array_from_callback(shape, sharding, value.__getitem__)
+            ),
+            COPY: lambda: np.array(value),
+        },
+        0.8,
+    )
+
+
+def to_host(value: np.ndarray, setting: Setting, title: str) -> Row:
+    """A matrix from devices to the host."""
+    handle = computed(value, setting.ways[title])
+    return Row(
+        f"{title} → host",
+        {
+            "jax": lambda: np.asarray(bare(handle)),
+            "xlashard": lambda: np.asarray(fresh(handle)),
+            COPY: lambda: np.array(value),
+        },
+        1.0,
+    )
+
+
+def between(value: np.ndarray, setting: Setting, title: str, goal: float) -> Row:
+    """A matrix dealt out by rows, to another sharding of the same devices."""
+    source = computed(value, setting.ways["rows"])
+    sharding = setting.ways[title]
+    twin = sharding.twin()
+    candidates: Candidates = {
+        "jax": lambda: waited(jax.device_put(bare(source), twin)),
+        "xlashard": lambda: waited(xlashard.device_put(fresh(source), sharding)),
+        COPY: lambda: np.array(value),
+    }
+    if title != "replicated":
+        return Row(f"rows → {title}", candidates, goal)
+    identity = jax.jit(lambda x: x, out_shardings=twin)
+    candidates["compiled identity"] = lambda: waited(identity(source))
+    return Row(f"rows → {title}", candidates, goal, identity_goal=1.0)
+
+
+def computed(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """The value as a program leaves it behind, with no copy of it on the host."""
+    placed = jax.device_put(value, sharding.twin())
+    return jax.block_until_ready(jax.jit(lambda x: x * 1)(placed))
+
+
+def many_small(setting: Setting, title: str) -> Row:
+    """A tree of small arrays from the host to devices, in one call."""
+    tree = as_tree()
+    sharding = setting.of("d") if title == "sharded" else setting.of()
+    twin = sharding.twin()
+    return Row(
+        f"{LEAVES:,} small arrays → {title}",
+        {
+            "jax": lambda: waited(jax.device_put(tree, twin)),
+            "xlashard": lambda: waited(xlashard.device_put(tree, sharding)),
+            COPY: lambda: [np.array(leaf) for leaf in tree["layers"]],
+        },
+        0.7,
+    )
+
+
+def rows_of_size(megabytes: int, setting: Setting, memory_gb: float) -> Iterator[tuple[Row, int]]:
+    """All movements of one matrix, with its size in MB; nothing is kept from one to the next.
+
+    JAX fills a replicated array's memory once for each device, so where eight copies and the value
+    itself would not fit into the memory that may be used, those rows take a smaller matrix.
+    """
+    value = as_matrix(megabytes)
+    for title in ("rows", "columns"):
+        yield from_host(value, setting, title, 0.6), megabytes
+    yield from_callback(value, setting, "rows"), megabytes
+    yield between(value, setting, "columns", 0.9), megabytes
+    for title in ("rows", "columns"):
+        yield to_host(value, setting, title), megabytes
+    smaller = replicable(megabytes, memory_gb)
+    value = value if smaller == megabytes else as_matrix(smaller)
+    yield from_host(value, setting, "replicated", 0.5), smaller
+    yield from_callback(value, setting, "replicated"), smaller
+    yield between(value, setting, "replicated", 0.25), smaller
+    yield to_host(value, setting, "replicated"), smaller
+
+
+def replicable(megabytes: int, memory_gb: float) -> int:
+    """The largest half, quarter, ... of a size of which eight copies and three more fit."""
+    while megabytes * 11 > memory_gb * 1024 and megabytes > 1:
+        megabytes //= 2
+    return megabytes
+
+
+def measure(report: Report, row: Row, note: str, rounds: int) -> None:
+    """Times one movement and adds its tables to the report."""
+    measured = interleave(row.candidates, rounds=rounds, inner=1, warmup=1)
+    beside_jax = {name: m for name, m in measured.items() if name != "compiled identity"}
+    title = f"{row.title}{note}"
+    report.add(title, beside_jax, baseline="jax", floor=COPY, goals={"xlashard": row.goal})
+    if row.identity_goal is not None:
+        beside_identity = {n: measured[n] for n in ("compiled identity", "xlashard", COPY)}
+        report.add(
+            f"{title}, beside the compiled identity",
+            beside_identity,
+            baseline="compiled identity",
+            floor=COPY,
+            goals={"xlashard": row.identity_goal},
+        )
+
+
+def read_arguments() -> tuple[argparse.Namespace, Options]:
+    """The arguments of this benchmark, and those that all share."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument(
+        "--mb",
+        type=int,
+        action="append",
+        help=f"size of the matrix in MB; may be repeated ({' and '.join(map(str, MEGABYTES))})",
+    )
+    own.add_argument(
+        "--memory-gb",
+        type=float,
+        default=14,
+        help="what may be used; limits the rows of which JAX keeps eight copies (14)",
+    )
+    options = read_options((__doc__ or "").splitlines()[0], rounds=9, own=own)
+    return own.parse_known_args()[0], options
+
+
+def main() -> int:
+    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
+    arguments, options = read_arguments()
+    setting = Setting(Mesh(np.array(jax.devices()), ("d",)))
+    report = Report("transfer")
+    for title in ("sharded", "replicated"):
+        measure(report, many_small(setting, title), "", options.rounds)
+    for size in arguments.mb or MEGABYTES:
+        rounds = options.rounds if size <= MEGABYTES[0] else min(options.rounds, FEW_ROUNDS)
+        for row, megabytes in rows_of_size(size, setting, arguments.memory_gb):
+            measure(report, row, f", {megabytes:,} MB", rounds)
+    return report.finish(options)
 
 
 if __name__ == "__main__":

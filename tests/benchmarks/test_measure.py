@@ -1,5 +1,6 @@
 """The benchmark helper, run on a clock that the candidates themselves move."""
 
+import argparse
 import io
 import json
 from collections.abc import Callable
@@ -119,6 +120,19 @@ def test_empty_measurements_are_refused(
         interleave(candidates, rounds=rounds, inner=inner)
 
 
+def test_a_row_says_how_far_it_is_from_the_least_that_must_be_done() -> None:
+    times = {"theirs": (4.0, 8.0), "ours": (2.0, 2.0), "copy": (1.0, 1.0)}
+    measured = {name: Measurement(name, 1, samples) for name, samples in times.items()}
+    report = quiet_report()
+    rows = report.add("move", measured, baseline="theirs", floor="copy")
+    ours = rows[1].as_json()
+    assert (ours["floor"], ours["floor_ratio"]) == ("copy", 2.0)
+    assert ours["ratio"] == pytest.approx(0.375)
+    assert "to copy" in report.console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="'nothing'"):
+        report.add("other", measured, baseline="theirs", floor="nothing")
+
+
 def test_goals_of_each_kind() -> None:
     slow, base = Measurement("slow", 1, (3.0, 3.0)), Measurement("base", 1, (2.0, 2.0))
     assert RatioGoal(1.5).met(slow, base)
@@ -194,6 +208,9 @@ def test_options(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--rounds", "5", "--json", str(tmp_path / "x.json"), "--strict"]
     assert read_options("demo", argv=argv) == Options(5, tmp_path / "x.json", True)
     assert read_options("demo", rounds=9, argv=[]) == Options(9, None, False)
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--mb", type=int)
+    assert read_options("demo", argv=["--mb", "4"], own=own) == Options(31, None, False)
     with pytest.raises(SystemExit):
         read_options("demo", argv=["--rounds", "0"])
     assert "--rounds must be at least 1, got 0" in capsys.readouterr().err
