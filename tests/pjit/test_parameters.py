@@ -1,6 +1,7 @@
 """Static, donated and keyword arguments, and every kind of callable."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32, spec_of
-from xlashard import P, pjit
+from xlashard import P, device_put, pjit
 from xlashard.errors import ArgumentError, ResourceError
 
 
@@ -297,3 +298,18 @@ def test_too_many_and_too_few_arguments():
         pjit(axpy)(1.0, 2.0, 3.0, 4.0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         pjit(axpy)(1.0, 2.0, z=3.0)
+
+
+def test_options_alone_make_a_decorator():
+    @pjit(static_argnames="n", donate_argnums=0)
+    def power(x, *, n):
+        """Some power."""
+        return x**n
+
+    x = device_put(f32(4))
+    np.testing.assert_array_equal(power(x, n=2), f32(4) ** 2)
+    assert x.is_deleted()
+    assert power.__name__ == "power" and power.__doc__ == "Some power."
+    assert "x, *, n" in str(inspect.signature(power))
+    with pytest.raises(ArgumentError, match="pjit takes a function, not NoneType"):
+        pjit(donate_argnums=0)(None)

@@ -2,16 +2,18 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
 
 import jax
 
 from xlashard._jax import dispatch
-from xlashard._jax.tracebacks import short_tracebacks, shorten
+from xlashard._jax.tracebacks import short_tracebacks, shorten, shortened
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.function import Function
+from xlashard.pjit.jitted import Jitted
 from xlashard.pjit.options import (
     DonationMode,
+    PjitOptions,
     check_callable,
     index_tuple,
     name_tuple,
@@ -22,8 +24,51 @@ from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
 
 
+class _Decorator(Protocol):
+    """What `pjit` is without a function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
+
+
+@overload
+def pjit[**P, R](
+    fun: Callable[P, R],
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    *,
+    static_argnames: str | Sequence[str] | None = ...,
+    donate_argnames: str | Sequence[str] | None = ...,
+    keep_unused: bool = ...,
+    device: Any = ...,
+    backend: str | None = ...,
+    inline: bool = ...,
+    compiler_options: dict[str, Any] | None = ...,
+    donation: DonationMode = ...,
+    in_axis_resources: Any = ...,
+    out_axis_resources: Any = ...,
+) -> Jitted[P, R]: ...
+@overload
 def pjit(
-    fun: Callable[..., Any],
+    *,
+    in_shardings: Any = ...,
+    out_shardings: Any = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    donate_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Sequence[str] | None = ...,
+    donate_argnames: str | Sequence[str] | None = ...,
+    keep_unused: bool = ...,
+    device: Any = ...,
+    backend: str | None = ...,
+    inline: bool = ...,
+    compiler_options: dict[str, Any] | None = ...,
+    donation: DonationMode = ...,
+    in_axis_resources: Any = ...,
+    out_axis_resources: Any = ...,
+) -> _Decorator: ...
+def pjit(
+    fun: Any = UNSPECIFIED,
     in_shardings: Any = UNSPECIFIED,
     out_shardings: Any = UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
@@ -43,7 +88,8 @@ def pjit(
     """Compiles a function into one program that runs over many devices.
 
     Args:
-        fun: A function of pytrees of arrays.
+        fun: A function of pytrees of arrays. Without it comes a decorator with these options:
+            `@pjit(donate_argnums=0)`.
         in_shardings: Where the arguments go: a prefix of the tuple of arguments whose leaves are
             None (replicated), a PartitionSpec on the mesh in force at the call, a Sharding, or
             `UNSPECIFIED` (stay where they are).
@@ -79,7 +125,6 @@ def pjit(
         [0 2 4 6]
     """
     with short_tracebacks:
-        check_callable(fun)
         options = read_options(
             _either(in_shardings, in_axis_resources, "in"),
             _either(out_shardings, out_axis_resources, "out"),
@@ -96,7 +141,14 @@ def pjit(
             index_tuple(static_argnums, "static_argnums"),
             name_tuple(static_argnames, "static_argnames"),
         )
-        return _dispatched(Function(fun, options, static))
+        if fun is not UNSPECIFIED:
+            return _made(fun, options, static)
+
+        @shortened
+        def decorate(fun: Callable[..., Any]) -> Any:
+            return _made(fun, options, static)
+
+        return decorate
 
 
 jit = pjit
@@ -145,6 +197,11 @@ def _either(new: Any, old: Any, side: str) -> Any:
             f"{side}_shardings alone"
         )
     return old if new is UNSPECIFIED else new
+
+
+def _made(fun: Any, options: PjitOptions, static: tuple[Sequence[int], Sequence[str]]) -> Any:
+    check_callable(fun)
+    return _dispatched(Function(fun, options, static))
 
 
 def _dispatched(function: Function) -> Any:

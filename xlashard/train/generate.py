@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from xlashard.train.model import decode, empty_cache
 from xlashard.train.settings import ModelSettings
@@ -11,9 +12,9 @@ from xlashard.train.settings import ModelSettings
 
 def generate(
     parameters: Any,
-    prompt: jax.Array,
-    seed: jax.Array,
-    temperature: jax.Array,
+    prompt: ArrayLike,
+    seed: ArrayLike,
+    temperature: ArrayLike,
     count: int,
     model: ModelSettings,
 ) -> jax.Array:
@@ -41,7 +42,7 @@ def generate(
         token = jnp.where(position < size, prompt[jnp.minimum(position, size - 1)], written)
         scores, cache = decode(parameters, cache, token[None], position, model)
         key = jax.random.fold_in(jax.random.key(seed), position)
-        written = choose(scores[0], key, temperature)
+        written = choose(scores[0], key, jnp.asarray(temperature))
         return (cache, written), written
 
     start = (empty_cache(1, window, model), jnp.zeros((), jnp.uint8))

@@ -1,0 +1,1 @@
+"""At home with the libraries that people use with JAX."""
