@@ -171,6 +171,10 @@ class ArgumentError(XlashardError, TypeError):
     """An argument of a kind that the call can't take."""
 
 
+class DLPackError(XlashardError, BufferError, ValueError):
+    """Memory that can't be shared between libraries as asked."""
+
+
 class DeletedError(XlashardError, RuntimeError):
     """An array whose buffers are gone: deleted, or donated to a program."""
 

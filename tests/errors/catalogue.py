@@ -37,9 +37,9 @@ import numpy as np
 SETUP = f"""\
 {COMMON}from xlashard import (
     AUTO, UNSPECIFIED, Array, GSPMDSharding, Mesh, NamedSharding, P, Sharding,
-    SingleDeviceSharding, compile_stablehlo, device_get, device_put, make_array_from_callback,
-    make_array_from_process_local_data, make_array_from_single_device_arrays, pjit,
-    with_sharding_constraint,
+    SingleDeviceSharding, compile_stablehlo, device_get, device_put, from_dlpack,
+    make_array_from_callback, make_array_from_process_local_data,
+    make_array_from_single_device_arrays, pjit, with_sharding_constraint,
 )
 """
 
@@ -48,6 +48,7 @@ JAX_SETUP = f"""\
     Array, device_get, device_put, jit as pjit, make_array_from_callback,
     make_array_from_process_local_data, make_array_from_single_device_arrays,
 )
+from jax.dlpack import from_dlpack
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
 """
@@ -131,6 +132,7 @@ TOPICS = (
     "process_local",
     "moving",
     "reading",
+    "dlpack",
     "modules",
     "environment",
 )

@@ -26,8 +26,8 @@ Tracer = core.Tracer
 UnnamedResultError = IndivisibleError
 """What JAX raises where no spec on the mesh of the arguments says how a result came out."""
 
-# Zero-copy buffers of the CPU client must start at such an address.
-_ALIGNMENT = 64
+# A CPU device takes host memory that starts at a multiple of this, in bytes, as it is.
+ALIGNMENT = 64
 
 
 @lru_cache(maxsize=4096)
@@ -150,8 +150,8 @@ def start_host_copy(handle: Handle) -> None:
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Memory that a CPU device can take as its buffer without copying it."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    block = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % _ALIGNMENT
+    block = np.empty(size + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
     return block[start : start + size].view(dtype).reshape(shape)
 
 

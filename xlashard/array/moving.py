@@ -243,14 +243,3 @@ def live_arrays(platform: str | None = None) -> list[Array]:
         platform: Only those on this kind of devices.
     """
     return [wrap(handle) for handle in jax.live_arrays(platform) if type(handle) is HandleType]
-
-
-def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An Array over the memory of another library's array.
-
-    Args:
-        external: Anything with `__dlpack__` and `__dlpack_device__`; read-only from now on.
-        device: The device to have it on; where it is, if not given.
-        copy: True always copies, False never; `None` where it must.
-    """
-    return Array.from_jax(jax.dlpack.from_dlpack(external, device=device, copy=copy))

@@ -5,11 +5,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, default_device, make_aval, put
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
 from xlashard.array.host import read_value
 from xlashard.array.text import array_format, array_repr, array_str
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding
 
 
@@ -133,23 +134,50 @@ class HostProtocols(Holder):
     def __numpy_dtype__(self) -> Any:
         return self.dtype
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        check_alive(self)
-        if len(self._handle.sharding.device_set) > 1:
-            raise BufferError(
-                f"DLPack describes memory of one device, this Array {type_text(self)} is on "
-                f"{self._handle.sharding.num_devices}: give x.addressable_shards[i].data instead"
-            )
-        return self._handle.__dlpack__(**kwargs)
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Its memory for another library, read-only where that one asks by `max_version`.
+
+        The memory stays as long as the other library holds it; a program that the Array is donated
+        to meanwhile takes other memory.
+
+        Raises:
+            DLPackError: It is on several devices, or has a dtype or asks for a device that DLPack
+                has no word for.
+        """
+        with short_tracebacks:
+            if dl_device is not None and tuple(dl_device) == self.__dlpack_device__():
+                # Any of the CPU devices, in whose name the host's memory may stand, is one to it.
+                dl_device = None
+            handle = self._on_one_device()
+            try:
+                return handle.__dlpack__(
+                    stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+                )
+            except (RuntimeError, ValueError) as error:
+                raise DLPackError(_export_text(handle, dl_device, error)) from None
 
     def __dlpack_device__(self) -> tuple[Any, int]:
+        with short_tracebacks:
+            return self._on_one_device().__dlpack_device__()
+
+    def _on_one_device(self) -> Any:
         check_alive(self)
-        if len(self._handle.sharding.device_set) > 1:
-            raise BufferError(
+        handle = self._handle
+        count = len(handle.sharding.device_set)
+        if count > 1:
+            whole = "each of which holds all of it" if handle.is_fully_replicated else "in pieces"
+            raise DLPackError(
                 f"DLPack describes memory of one device, this Array {type_text(self)} is on "
-                f"{self._handle.sharding.num_devices}: give x.addressable_shards[i].data instead"
+                f"{count}, {whole}: give x.addressable_shards[i].data instead"
             )
-        return self._handle.__dlpack_device__()
+        return handle
 
     @property
     def __cuda_array_interface__(self) -> Any:
@@ -163,6 +191,17 @@ class HostProtocols(Holder):
         """Another Array over the same buffers."""
         check_alive(self)
         return rewrapped(self, self._handle.clone())
+
+
+def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
+    """Why DLPack can't have it."""
+    where = "" if dl_device is None else f" on the DLPack device {tuple(dl_device)}"
+    advice = (
+        "write x.astype('int8') for one of fewer bits, or np.asarray(x)"
+        if dl_device is None
+        else "ask for no device, or bring it there before by device_put(x, device)"
+    )
+    return f"DLPack can't describe an Array {type_text(handle)}{where} ({error}): {advice}"
 
 
 def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:

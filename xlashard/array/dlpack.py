@@ -1,0 +1,200 @@
+"""`from_dlpack`: other libraries' arrays as Arrays, over their own memory where that can be."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format
+
+from xlashard._jax import sharing
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import ALIGNMENT, Handle, HandleType, copy_to
+from xlashard.array.array import Array, wrap
+from xlashard.array.holder import type_text
+from xlashard.array.host_put import host_value, put_value
+from xlashard.array.moving import device_put
+from xlashard.array.placement import Placement, as_placement, memory_kind_of, places
+from xlashard.errors import ArgumentError, DLPackError
+from xlashard.sharding import SingleDeviceSharding, to_jax
+
+
+def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) -> Array:
+    """An Array over the memory of another library's array.
+
+    Nothing is copied where that memory begins at a multiple of 64 bytes and has no gaps, and the
+    dtype is one that JAX keeps (without `jax_enable_x64` 64-bit numbers become 32-bit ones). The
+    other array must then not change any more. It may go: the memory stays as long as the Array.
+
+    Args:
+        external: Anything with `__dlpack__` and `__dlpack_device__`: an array of NumPy, PyTorch,
+            JAX, an Array on one device.
+        device: Where to have it: a device, a sharding or a `Format`. If not given, the device
+            whose memory it is in (for the host's memory: a CPU device). Any CPU device takes the
+            host's memory as it is.
+        copy: True always copies, False never; None where it must.
+
+    Returns:
+        An `Array`, committed.
+
+    Raises:
+        ArgumentError: It is no such array, or `device` is no place.
+        DLPackError: `copy` is False, but only a copy could do it; elements that no device holds.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard import from_dlpack
+        >>> from_dlpack(np.arange(3, dtype=np.float32), copy=True) + 1
+        Array([1., 2., 3.], dtype=float32)
+    """
+    with short_tracebacks:
+        placement = as_placement(device, "device")
+        where = _memory_of(external)
+        if where == sharing.HOST_MEMORY:
+            there = _cpu_device(external, placement)
+            handle = _from_host(external, there, copy)
+        else:
+            handle = _from_elsewhere(external, copy)
+        handle = _in_known_dtype(handle, copy)
+        if placement.sharding is None:
+            return wrap(handle)
+        return _at_place(handle, placement, copy)
+
+
+def _memory_of(external: Any) -> int:
+    try:
+        kind, _ = external.__dlpack_device__()
+        _ = external.__dlpack__
+    except AttributeError:
+        raise ArgumentError(
+            f"from_dlpack takes an array with __dlpack__ and __dlpack_device__, not "
+            f"{type(external).__name__}: for numbers and lists write device_put(x)"
+        ) from None
+    return int(kind)
+
+
+def _cpu_device(external: Any, placement: Placement) -> Device:
+    """The CPU device that takes the host's memory: the one asked for, if it is one."""
+    sharding = placement.sharding
+    if sharding is not None and sharding.num_devices == 1:
+        if sharding.devices[0].platform == "cpu":
+            return sharding.devices[0]
+    elif isinstance(external, jax.Array) and len(external.devices()) == 1:
+        return next(iter(external.devices()))
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
+    try:
+        capsule = sharing.host_capsule(external, copy=False)
+    except BufferError:
+        if isinstance(external, np.ndarray):
+            # NumPy has no words for bfloat16 and its like, nor (to old readers) for read-only.
+            return _from_numpy(external, device, copy)
+        if copy is False:
+            raise
+        return _copied_by_maker(external, device)
+    # A copy is made after all; asked for one, jaxlib makes none of memory that is aligned.
+    shared = False if copy else copy
+    try:
+        handle = sharing.handle_of_capsule(capsule, device, copy=shared)
+    except (RuntimeError, ValueError):
+        handle, why = _copied(external, device)
+        if copy is False and handle.size:
+            raise DLPackError(_unshared(external, why)) from None
+        return handle
+    return copy_to(handle, handle.sharding, fresh=True) if copy else handle
+
+
+def _copied(external: Any, device: Device) -> tuple[Handle, str]:
+    """A handle over a copy, and why the memory itself was not fit."""
+    capsule = sharing.host_capsule(external, copy=False)
+    try:
+        return sharing.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
+    except (RuntimeError, ValueError):
+        return _copied_by_maker(external, device), _GAPS
+
+
+def _copied_by_maker(external: Any, device: Device) -> Handle:
+    """A handle over a copy that the other library makes: it knows its strides."""
+    try:
+        capsule = sharing.host_capsule(external, copy=True)
+        return sharing.handle_of_capsule(capsule, device, copy=None)
+    except TypeError:
+        raise DLPackError(
+            f"from_dlpack can't read this {_kind(external)}, which {_GAPS}, and whose __dlpack__ "
+            "takes no copy=True: give a contiguous one"
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise DLPackError(
+            f"from_dlpack can't read this {_kind(external)} ({error}): give one of another dtype"
+        ) from None
+
+
+def _from_numpy(external: np.ndarray, device: Device, copy: bool | None) -> Handle:
+    value, _ = host_value(external, lambda: "external")
+    if copy is False:
+        is_aligned = value.ctypes.data % ALIGNMENT == 0
+        why = "" if is_aligned else _UNALIGNED
+        why = why if value.flags.c_contiguous else _GAPS
+        why = why if value.dtype == external.dtype else f"becomes {value.dtype.name}"
+        if why:
+            raise DLPackError(_unshared(external, why))
+    target = places(value.shape, SingleDeviceSharding(device))
+    return put_value(value, target, alias=not copy)
+
+
+_UNALIGNED = f"begins at no multiple of {ALIGNMENT} bytes"
+_GAPS = "has gaps or overlaps between its elements"
+
+
+def _unshared(external: Any, why: str) -> str:
+    return (
+        f"from_dlpack can't share the memory of this {_kind(external)}, which {why}: leave "
+        "copy=False out"
+    )
+
+
+def _from_elsewhere(external: Any, copy: bool | None) -> Handle:
+    handle = sharing.handle_elsewhere(external, None if copy else copy)
+    return copy_to(handle, handle.sharding, fresh=True) if copy else handle
+
+
+def _in_known_dtype(handle: Handle, copy: bool | None) -> Handle:
+    wanted = jax.dtypes.canonicalize_dtype(handle.dtype)
+    if wanted == handle.dtype:
+        return handle
+    if copy is False:
+        raise DLPackError(
+            f"from_dlpack can't share memory of {handle.dtype.name}, which becomes {wanted.name} "
+            "by a copy: leave copy=False out, or call jax.config.update('jax_enable_x64', True) "
+            "before"
+        )
+    return jnp.asarray(handle, wanted)
+
+
+def _at_place(handle: Handle, placement: Placement, copy: bool | None) -> Array:
+    """The Array where it was asked for."""
+    (here,) = handle.sharding.device_set
+    sharding: Any = placement.sharding
+    is_there = (
+        sharding.devices == (here,)
+        and memory_kind_of(sharding) == default_memory_kind(here)
+        and placement.layout is None
+    )
+    if copy is False and not is_there:
+        raise DLPackError(
+            f"from_dlpack can't share memory of {here} with {sharding}: leave "
+            "copy=False out, or give no device"
+        )
+    if placement.layout is not None:
+        sharding = Format(placement.layout, to_jax(sharding, handle.shape))
+    return device_put(wrap(handle), sharding)
+
+
+def _kind(external: Any) -> str:
+    dtype = getattr(external, "dtype", None)
+    if isinstance(external, np.ndarray | HandleType | Array):
+        return f"{type(external).__name__} {type_text(external)}"
+    return type(external).__name__ if dtype is None else f"{type(external).__name__} of {dtype}"
