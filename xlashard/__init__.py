@@ -21,12 +21,17 @@ from xlashard.array import (
     Shard,
     device_get,
     device_put,
+    device_put_replicated,
+    device_put_sharded,
     from_dlpack,
     key_shards,
     live_arrays,
     make_array_from_callback,
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    make_device_array,
+    make_sharded_device_array,
+    unstacked_shards,
 )
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
@@ -50,18 +55,25 @@ from xlashard.pjit import (
 )
 from xlashard.sharding import (
     AbstractMesh,
+    Chunked,
     GSPMDSharding,
     Mesh,
     NamedSharding,
+    NoSharding,
     OpShardingSharding,
     PartitionSpec,
+    PmapSharding,
+    Replicated,
+    ShardedAxis,
     Sharding,
+    ShardingSpec,
     SingleDeviceSharding,
+    Unstacked,
     XLACompatibleSharding,
 )
 
 _apply_flags(_read_flags(_os.environ))
-_install(Array, _wrap_first, _wrap_tree, (NamedSharding, SingleDeviceSharding))
+_install(Array, _wrap_first, _wrap_tree, (NamedSharding, PmapSharding, SingleDeviceSharding))
 
 P = PartitionSpec
 
@@ -71,26 +83,35 @@ __all__ = [
     "AbstractMesh",
     "Array",
     "BoundStep",
+    "Chunked",
     "Compiled",
     "GSPMDSharding",
     "Lowered",
     "Mesh",
     "NamedSharding",
+    "NoSharding",
     "OpShardingSharding",
     "P",
     "PartitionSpec",
+    "PmapSharding",
     "ProgramReport",
     "RecompileReport",
+    "Replicated",
     "Shard",
+    "ShardedAxis",
     "Sharding",
+    "ShardingSpec",
     "SingleDeviceSharding",
     "StableHLOProgram",
     "Traced",
+    "Unstacked",
     "XLACompatibleSharding",
     "__version__",
     "compile_stablehlo",
     "device_get",
     "device_put",
+    "device_put_replicated",
+    "device_put_sharded",
     "explain",
     "explain_recompile",
     "from_dlpack",
@@ -100,6 +121,9 @@ __all__ = [
     "make_array_from_callback",
     "make_array_from_process_local_data",
     "make_array_from_single_device_arrays",
+    "make_device_array",
+    "make_sharded_device_array",
     "pjit",
+    "unstacked_shards",
     "with_sharding_constraint",
 ]

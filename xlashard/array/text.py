@@ -53,9 +53,14 @@ def array_format(array: Holder, spec: str) -> str:
     return format(read_value(array), spec) if spec else array_str(array)
 
 
+def _cut_text(cut: slice | int) -> str:
+    if isinstance(cut, int):
+        return str(cut)
+    whole = cut.start is None and cut.stop is None
+    return ":" if whole else f"{cut.start or 0}:{cut.stop}"
+
+
 def index_text(index: Any) -> str:
     """An index as one writes it: `[0:2, :]`."""
-    parts = [
-        ":" if s.start is None and s.stop is None else f"{s.start or 0}:{s.stop}" for s in index
-    ]
+    parts = [_cut_text(entry) for entry in index]
     return f"[{', '.join(parts)}]" if parts else "[()]"

@@ -12,6 +12,17 @@ from xlashard.geometry.cuts import Index
 from xlashard.geometry.groups import AxisPart, DeviceGroups, DevicePairs, read_groups, read_pairs
 from xlashard.geometry.mesh import Box, MeshGrid
 from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
+from xlashard.geometry.sharding_spec import (
+    Chunked,
+    DimSharding,
+    MeshAxis,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardIndex,
+    ShardingSpec,
+    Unstacked,
+)
 from xlashard.geometry.spec import UNCONSTRAINED, DimAxes, Spec, parse_spec, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
@@ -20,16 +31,25 @@ __all__ = [
     "UNCONSTRAINED",
     "AxisPart",
     "Box",
+    "Chunked",
     "DeviceGroups",
     "DevicePairs",
     "DimAxes",
+    "DimSharding",
     "Index",
+    "MeshAxis",
     "MeshGrid",
+    "NoSharding",
     "Piece",
+    "Replicated",
     "ReshardPlan",
+    "ShardIndex",
+    "ShardedAxis",
+    "ShardingSpec",
     "Spec",
     "TileAssignment",
     "Tiling",
+    "Unstacked",
     "explode_superdims",
     "parse_spec",
     "read_groups",

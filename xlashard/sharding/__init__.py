@@ -2,21 +2,37 @@
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from xlashard.geometry import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.convert import from_hlo, from_jax, to_jax
 from xlashard.sharding.named import NamedSharding, grid_of, partition_spec, spec_of
 from xlashard.sharding.op import GSPMDSharding, OpShardingSharding
+from xlashard.sharding.pmap import PmapSharding
 from xlashard.sharding.single import SingleDeviceSharding
 
 __all__ = [
     "AbstractMesh",
+    "Chunked",
     "GSPMDSharding",
     "Mesh",
     "NamedSharding",
+    "NoSharding",
     "OpShardingSharding",
     "PartitionSpec",
+    "PmapSharding",
+    "Replicated",
+    "ShardedAxis",
     "Sharding",
+    "ShardingSpec",
     "SingleDeviceSharding",
+    "Unstacked",
     "XLACompatibleSharding",
     "from_hlo",
     "from_jax",

@@ -1,0 +1,260 @@
+"""Values stacked along a new dimension with one device per index, as `pmap` takes them."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import (
+    Handle,
+    HandleType,
+    Tracer,
+    aligned_copy,
+    host_view,
+    make_aval,
+    put,
+)
+from xlashard.array.array import Array
+from xlashard.array.holder import check_alive
+from xlashard.array.host_put import host_value
+from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
+from xlashard.array.moving import placed
+from xlashard.array.placement import Places, places
+from xlashard.array.prefix import leaf_path
+from xlashard.array.reshard import reshard
+from xlashard.array.unstacked import in_shape
+from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
+from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.sharding import PmapSharding, SingleDeviceSharding, from_jax
+from xlashard.sharding.checks import checked_devices
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
+    """Puts one value on each device, and makes them one array with a new leading dimension.
+
+    No stack is made on the host: every value goes from where it is to its device.
+
+    Args:
+        shards: One per device: values, or pytrees of one structure. Values may be NumPy arrays,
+            numbers, Arrays, arrays and keys of JAX, all of one shape and dtype.
+        devices: This process's, in the order of the shards.
+
+    Returns:
+        An `Array` of shape `[devices, ...]` with a `PmapSharding` (for keys: a key array of JAX),
+        or a pytree of them. `NamedSharding(Mesh(devices, ("data",)), P("data"))` says the same.
+
+    Raises:
+        PlacementError: Other numbers of shards and devices; shapes or dtypes that differ, with the
+            path of the value.
+        ArgumentError: Structures that differ, no sequence, or a value that no device holds.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put_sharded
+        >>> device_put_sharded([np.arange(3, dtype=np.int32)], jax.devices()[:1])
+        Array([[0, 1, 2]], dtype=int32)
+    """
+    with short_tracebacks:
+        there = _local_devices(devices, "device_put_sharded")
+        trees = _one_per_device(shards, there)
+        leaves, treedef = jax.tree.flatten(trees[0])
+        columns = [leaves]
+        for number, tree in enumerate(trees[1:], 1):
+            others, other_def = jax.tree.flatten(tree)
+            if other_def != treedef:
+                raise ArgumentError(
+                    f"shards[{number}] has the structure {other_def}, but shards[0] has {treedef}: "
+                    "give every device a pytree of one structure"
+                )
+            columns.append(others)
+        out = []
+        for number, values in enumerate(zip(*columns, strict=True)):
+            name = leaf_path(trees[0], number, "")
+            out.append(_stacked([f"shards[{n}]{name}" for n in range(len(there))], values, there))
+        return treedef.unflatten(out)
+
+
+def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
+    """Puts a copy of a value on each device, and makes them one array with a leading dimension.
+
+    Args:
+        x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
+        devices: This process's.
+
+    Returns:
+        `x` with an `Array` of shape `[devices, ...]` with a `PmapSharding` for every value (for
+        keys: a key array of JAX). For one array without that dimension write
+        `device_put(x, NamedSharding(mesh, P()))`.
+
+    Raises:
+        ArgumentError: A value that no device holds, with its path.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put_replicated
+        >>> device_put_replicated({"w": np.ones(2, np.float32)}, jax.devices()[:1])
+        {'w': Array([[1., 1.]], dtype=float32)}
+    """
+    with short_tracebacks:
+        there = _local_devices(devices, "device_put_replicated")
+        leaves, treedef = jax.tree.flatten(x)
+        out = []
+        for number, leaf in enumerate(leaves):
+            piece = _as_piece(leaf, lambda n=number: leaf_path(x, n, "x"))
+            out.append(_over([piece] * len(there), there))
+        return treedef.unflatten(out)
+
+
+class _Piece(NamedTuple):
+    """A value on its way to a device.
+
+    Attributes:
+        value: A NumPy array or a handle on one device; the numbers of keys.
+        weak_type: Whether its dtype is weak.
+        keys: The keys themselves, where it was some.
+    """
+
+    value: Any
+    weak_type: bool
+    keys: Any = None
+
+    @property
+    def type(self) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype; those of keys for keys."""
+        what: Any = self.value if self.keys is None else self.keys
+        return tuple(what.shape), what.dtype
+
+
+def _as_piece(given: Any, name: Callable[[], str]) -> _Piece:
+    if isinstance(given, Tracer):
+        raise ArgumentError(
+            f"{name()} is traced, and only known values can be put on devices one by one: call it "
+            "outside of jit, grad and vmap, or use jnp.stack there"
+        )
+    if isinstance(given, np.ndarray):
+        return _Piece(*host_value(given, name))
+    if is_key_array(given):
+        return _Piece(_on_one_device(key_handle(given)), False, given)
+    if not isinstance(given, Array | HandleType):
+        return _Piece(*host_value(given, name))
+    try:
+        check_alive(given)
+    except DeletedError as error:
+        raise DeletedError(f"{name()}: {error}") from None
+    handle: Handle = given.to_jax() if isinstance(given, Array) else given
+    return _Piece(_on_one_device(handle), handle.weak_type)
+
+
+def _on_one_device(handle: Handle) -> Handle:
+    """An array that is spread over devices, on the first of them."""
+    if handle.sharding.num_devices == 1:
+        return handle
+    device = from_jax(handle.sharding).devices[0]
+    return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
+
+
+def _stacked(names: list[str], values: Sequence[Any], devices: tuple[Device, ...]) -> Any:
+    """One leaf of `device_put_sharded`: checks that the values are alike."""
+    pieces = [_as_piece(v, lambda n=name: n) for name, v in zip(names, values, strict=True)]
+    shape, dtype = pieces[0].type
+    for name, piece in zip(names, pieces, strict=True):
+        found = piece.type
+        if found != (shape, dtype):
+            raise PlacementError(
+                f"{name} has shape {found[0]} and dtype {found[1].name}, but {names[0]} has "
+                f"{shape} and {dtype.name}: give every device a value of one shape and dtype, such "
+                "as np.split(batch, len(devices))"
+            )
+    return _over(pieces, devices)
+
+
+def _over(pieces: list[_Piece], devices: tuple[Device, ...]) -> Any:
+    """One array of a piece for each device, which get the leading dimension here."""
+    first = pieces[0]
+    keys = first.keys
+    shape = first.type[0]
+    target = _places((len(devices), *shape), devices)
+    if keys is not None:
+        target = number_places(target, first.value.shape[len(shape) :])
+    weak_type = all(piece.weak_type for piece in pieces)
+    aval = make_aval(target.shape, first.value.dtype, target.twin, weak_type)
+    values, alias = _in_place(pieces, target)
+    handle = put(aval, target.twin, values, target.devices, alias=alias)
+    return placed(handle, target.sharding) if keys is None else keys_over(handle, keys)
+
+
+def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> Places:
+    return places(shape, _one_on_each(len(shape), devices))
+
+
+@lru_cache(maxsize=256)
+def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
+    return PmapSharding(devices, spec_over_one_dim(ndim, 0, len(devices)))
+
+
+def _in_place(pieces: list[_Piece], target: Places) -> tuple[list[Any], bool]:
+    """The pieces in the shape that they have on their devices, and whether nobody else has them.
+
+    Each is a NumPy array everywhere, or a handle everywhere, as jaxlib wants it.
+    """
+    on_host = target.devices[0].platform == "cpu" or all(
+        isinstance(piece.value, np.ndarray) for piece in pieces
+    )
+    ready: dict[int, Any] = {}
+    for piece, device in zip(pieces, target.devices, strict=True):
+        if id(piece) not in ready:
+            ready[id(piece)] = _shaped(piece.value, target, device, on_host)
+    alias = on_host and len(ready) < len(pieces)
+    if alias:
+        # Every device may take that very memory, or read it while it is the caller's no more.
+        ready = {number: aligned_copy(value) for number, value in ready.items()}
+    return [ready[id(piece)] for piece in pieces], alias
+
+
+def _shaped(value: Any, target: Places, device: Device, on_host: bool) -> Any:
+    """One piece with its leading dimension, still where it was."""
+    if on_host:
+        window = value if isinstance(value, np.ndarray) else host_view(value)[0]
+        return window.reshape(target.shard_shape)
+    if not isinstance(value, np.ndarray):
+        return in_shape(value, target.shard_shape)
+    alone = SingleDeviceSharding(device).twin()
+    return put(
+        make_aval(target.shard_shape, value.dtype, alone),
+        alone,
+        [value.reshape(target.shard_shape)],
+        [device],
+    )
+
+
+def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
+    found = checked_devices(devices, name)
+    here = jax.process_index()
+    foreign = [device for device in found if device.process_index != here]
+    if foreign:
+        raise PlacementError(
+            f"{name} puts values on this process's devices only, but {foreign[0]} belongs to "
+            f"process {foreign[0].process_index}: give jax.local_devices()"
+        )
+    return found
+
+
+def _one_per_device(shards: Any, devices: tuple[Device, ...]) -> list[Any]:
+    if isinstance(shards, str) or not isinstance(shards, Sequence):
+        advice = "[x[0], x[1], ...]" if isinstance(shards, np.ndarray | jax.Array) else "[a, b]"
+        raise ArgumentError(
+            f"shards must be a list with one value per device, not {type(shards).__name__}: write "
+            f"device_put_sharded({advice}, devices)"
+        )
+    if len(shards) != len(devices):
+        raise PlacementError(
+            f"{counted(len(shards), 'shard')} for {counted(len(devices), 'device')}: give one per "
+            f"device, such as device_put_sharded(shards, jax.local_devices()[:{len(shards)}])"
+        )
+    return list(shards)

@@ -1,0 +1,357 @@
+"""Placements in the words of early JAX: how each dimension is cut, and which device axis it takes.
+
+A `ShardingSpec` numbers the cuts of an array from its first dimension to its last, then deals them
+to the axes of a device grid, major to minor, some of which may only hold copies.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.errors import DivisibilityError, RankError, TilingError, counted
+from xlashard.geometry import strides
+from xlashard.geometry.spec import Spec
+from xlashard.geometry.tile_assignment import TileAssignment
+from xlashard.geometry.tiling import Tiling
+
+type ShardIndex = tuple[slice | int, ...]
+"""One entry per dimension: a slice, or the one index that a device holds of an unstacked one."""
+
+
+def _whole_number(given: Any, what: str, least: int) -> int:
+    """A size or number as an int."""
+    if isinstance(given, bool) or not hasattr(given, "__index__") or given.__index__() < least:
+        raise TilingError(f"{what} must be an integer from {least} on, not {given!r}")
+    return given.__index__()
+
+
+@dataclass(frozen=True)
+class NoSharding:
+    """The dimension is not cut."""
+
+    def __repr__(self) -> str:
+        return "NoSharding()"
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """The dimension is cut into equal chunks.
+
+    Attributes:
+        chunks: Into how many, as one or several factors, major to minor; each factor takes a
+            device axis of its own.
+
+    Raises:
+        TilingError: A factor is no integer from 1 on.
+    """
+
+    chunks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.chunks, Sequence) or isinstance(self.chunks, str):
+            raise TilingError(
+                f"the chunks of a dimension must be a list of factors, not {self.chunks!r}: write "
+                "Chunked((4,))"
+            )
+        checked = tuple(_whole_number(n, "a number of chunks", 1) for n in self.chunks)
+        object.__setattr__(self, "chunks", checked)
+
+    def __repr__(self) -> str:
+        return f"Chunked({self.chunks})"
+
+
+@dataclass(frozen=True)
+class Unstacked:
+    """Each device holds one index of the dimension, so that its piece may do without it.
+
+    Attributes:
+        size: Of the dimension, in elements.
+
+    Raises:
+        TilingError: The size is no integer from 1 on.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _whole_number(self.size, "an unstacked size", 1))
+
+    def __repr__(self) -> str:
+        return f"Unstacked({self.size})"
+
+
+@dataclass(frozen=True)
+class ShardedAxis:
+    """An axis of the device grid that takes a cut of the array.
+
+    Attributes:
+        axis: The number of the cut, counted over all dimensions from the first on.
+
+    Raises:
+        TilingError: It is no integer from 0 on.
+    """
+
+    axis: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axis", _whole_number(self.axis, "a sharded axis", 0))
+
+    def __repr__(self) -> str:
+        return f"ShardedAxis({self.axis})"
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """An axis of the device grid along which devices hold the same.
+
+    Attributes:
+        replicas: Its size.
+
+    Raises:
+        TilingError: It is no integer from 1 on.
+    """
+
+    replicas: int
+
+    def __post_init__(self) -> None:
+        number = _whole_number(self.replicas, "a number of replicas", 1)
+        object.__setattr__(self, "replicas", number)
+
+    def __repr__(self) -> str:
+        return f"Replicated({self.replicas})"
+
+
+type DimSharding = NoSharding | Chunked | Unstacked
+type MeshAxis = ShardedAxis | Replicated
+
+
+@dataclass(frozen=True)
+class ShardingSpec:
+    """How arrays of one rank are cut and dealt to a grid of devices.
+
+    Attributes:
+        sharding: One entry per dimension of the array.
+        mesh_mapping: One entry per axis of the device grid, major to minor.
+
+    Raises:
+        TilingError: An entry is of another kind, or the grid does not take every cut exactly once.
+
+    Example:
+        >>> spec = ShardingSpec((Chunked((2,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
+        >>> spec.mesh_shape
+        (2, 2)
+        >>> spec.tiling.tile_ids().tolist()
+        [0, 1, 0, 1]
+    """
+
+    sharding: tuple[DimSharding, ...]
+    mesh_mapping: tuple[MeshAxis, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sharding", _entries(self, "sharding", DimSharding.__value__))
+        object.__setattr__(self, "mesh_mapping", _entries(self, "mesh_mapping", MeshAxis.__value__))
+        cuts = self.cuts
+        taken = [entry.axis for entry in self.mesh_mapping if isinstance(entry, ShardedAxis)]
+        if sorted(taken) != list(range(len(cuts))):
+            raise TilingError(
+                f"{self.sharding} cuts an array {counted(len(cuts), 'time')} ({_listed(cuts)}), "
+                f"but mesh_mapping takes the cuts {_listed(taken)}: give each of "
+                f"{_listed([ShardedAxis(n) for n in range(len(cuts))])} exactly once"
+            )
+
+    def __repr__(self) -> str:
+        return f"ShardingSpec({self.sharding}, {self.mesh_mapping})"
+
+    @property
+    def ndim(self) -> int:
+        """Rank of the arrays that it is for."""
+        return len(self.sharding)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Into how many parts each cut goes, in the order in which `ShardedAxis` counts them."""
+        return tuple(size for entry in self.sharding for size in _factors(entry))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Tiles per array dimension."""
+        return tuple(math.prod(_factors(entry)) for entry in self.sharding)
+
+    @property
+    def unstacked_dims(self) -> tuple[int, ...]:
+        """The dimensions that pieces may do without."""
+        return tuple(n for n, entry in enumerate(self.sharding) if isinstance(entry, Unstacked))
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the device grid's axes."""
+        cuts = self.cuts
+        return tuple(
+            cuts[entry.axis] if isinstance(entry, ShardedAxis) else entry.replicas
+            for entry in self.mesh_mapping
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices in the grid."""
+        return math.prod(self.mesh_shape)
+
+    @property
+    def tiling(self) -> Tiling:
+        """Which tile each device position, row-major in the grid, holds.
+
+        An unstacked dimension has as many tiles as it has elements, each of size 1.
+        """
+        tile_strides = strides.row_major(self.cuts)
+        digits = [
+            (size, tile_strides[entry.axis] if isinstance(entry, ShardedAxis) else 0)
+            for entry, size in zip(self.mesh_mapping, self.mesh_shape, strict=True)
+        ]
+        return Tiling(self.counts, self.num_devices, strides.merge(digits))
+
+    def on_axes(self, names: Sequence[str]) -> Spec:
+        """The partition spec with the same tiles on a mesh of the grid's shape.
+
+        Args:
+            names: Of the axes of that mesh.
+        """
+        by_cut = {
+            entry.axis: name
+            for entry, name in zip(self.mesh_mapping, names, strict=True)
+            if isinstance(entry, ShardedAxis)
+        }
+        left = iter(by_cut[cut] for cut in range(len(by_cut)))
+        return Spec(tuple(tuple(islice(left, len(_factors(e)))) for e in self.sharding))
+
+    def to_tile_assignment(self) -> TileAssignment:
+        """The HLO sharding with the same tiles."""
+        return self.tiling.to_tile_assignment()
+
+    def check_rank(self, ndim: int) -> None:
+        """Checks that arrays of this rank can be cut so.
+
+        Raises:
+            RankError: They have another rank.
+        """
+        if ndim != self.ndim:
+            raise RankError(
+                f"the array has {counted(ndim, 'dimension')}, but {self} is for {self.ndim}: give "
+                "one of NoSharding(), Chunked(...) and Unstacked(...) for each dimension",
+                ndim=ndim,
+                needed=self.ndim,
+            )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Checks that an array of this shape can be cut so.
+
+        Raises:
+            RankError: It has another rank.
+            DivisibilityError: A dimension can't be cut into equal chunks, or is not of the size
+                that it is unstacked by.
+        """
+        self.check_rank(len(shape))
+        for dim in self.unstacked_dims:
+            count = self.counts[dim]
+            if shape[dim] != count:
+                advice = ""
+                if shape[dim] % count == 0:
+                    advice = f": write Chunked(({count},)) for pieces of {shape[dim] // count}"
+                raise DivisibilityError(
+                    f"dimension {dim} of shape {tuple(shape)} has size {shape[dim]}, but "
+                    f"{self.sharding[dim]} gives each device one index of {count}{advice}",
+                    dim=dim,
+                    tiles=count,
+                    shape=shape,
+                )
+        self.tiling.shard_shape(shape)
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of a piece, in elements, without the unstacked dimensions.
+
+        Raises:
+            GeometryError: The shape can't be cut so.
+        """
+        self.check_shape(shape)
+        return without_dims(self.tiling.shard_shape(shape), self.unstacked_dims)
+
+    def indices(self, shape: Sequence[int]) -> npt.NDArray[np.object_]:
+        """Which part of an array each device of the grid holds.
+
+        Args:
+            shape: Of the array, in elements.
+
+        Returns:
+            Tuples of a slice per dimension, or of a number where it is unstacked, in an array of
+            the grid's shape.
+
+        Raises:
+            GeometryError: The shape can't be cut so.
+        """
+        self.check_shape(shape)
+        held = self.tiling.indices(shape)
+        out = np.empty(self.mesh_shape, object)
+        places = product(*(range(size) for size in self.mesh_shape))
+        for place, index in zip(places, held, strict=True):
+            out[place] = at_numbers(index, self.unstacked_dims)
+        return out
+
+
+def at_numbers(index: tuple[slice, ...], dims: Sequence[int]) -> ShardIndex:
+    """An index with numbers in place of the slices of some dimensions, which hold one element."""
+    if not dims:
+        return index
+    # A dimension of a single element is in one tile, whose slice has no bounds.
+    return tuple((cut.start or 0) if dim in dims else cut for dim, cut in enumerate(index))
+
+
+def without_dims(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """A shape without some of its dimensions."""
+    return tuple(size for dim, size in enumerate(shape) if dim not in dims)
+
+
+def spec_over_one_dim(
+    ndim: int, dim: int | None, parts: int, *, unstacked: bool = False
+) -> ShardingSpec:
+    """One dimension dealt to as many devices, the others whole.
+
+    Args:
+        ndim: Rank of the arrays.
+        dim: The dimension; None for copies on all devices.
+        parts: Number of devices.
+        unstacked: Whether it is said as `Unstacked`.
+    """
+    if dim is None:
+        return ShardingSpec((NoSharding(),) * ndim, (Replicated(parts),))
+    cut = Unstacked(parts) if unstacked else Chunked((parts,))
+    whole = (NoSharding(),)
+    return ShardingSpec((*whole * dim, cut, *whole * (ndim - dim - 1)), (ShardedAxis(0),))
+
+
+def _factors(entry: DimSharding) -> tuple[int, ...]:
+    match entry:
+        case Chunked(chunks):
+            return chunks
+        case Unstacked(size):
+            return (size,)
+        case _:
+            return ()
+
+
+def _entries(spec: ShardingSpec, name: str, kinds: Any) -> tuple[Any, ...]:
+    given = getattr(spec, name)
+    names = ", ".join(kind.__name__ for kind in kinds.__args__)
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TilingError(f"{name} must be a list of {names}, not {given!r}")
+    for number, entry in enumerate(given):
+        if not isinstance(entry, kinds):
+            raise TilingError(f"{name}[{number}] must be one of {names}, not {entry!r}")
+    return tuple(given)
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items)) or "none"

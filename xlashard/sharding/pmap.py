@@ -1,0 +1,228 @@
+"""`PmapSharding`: a grid of devices and a `ShardingSpec`, as `pmap` placed its arrays."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import numpy as np
+
+from xlashard._jax.shardings import (
+    Device,
+    JaxNamedSharding,
+    Mesh,
+    default_memory_kind,
+    with_interface,
+)
+from xlashard.errors import ShardingError, counted
+from xlashard.geometry import ShardingSpec, Tiling
+from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.sharding.axes import made_up_grid
+from xlashard.sharding.base import XLACompatibleSharding
+from xlashard.sharding.checks import check_memory_kind, checked_devices
+from xlashard.sharding.named import partition_spec
+from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
+
+if TYPE_CHECKING:
+
+    class _PmapBase(XLACompatibleSharding, JaxNamedSharding):
+        """Both, as a type checker sees them."""
+
+else:
+    _PmapBase = with_interface(XLACompatibleSharding, JaxNamedSharding)
+
+
+class PmapSharding(_PmapBase):
+    """Deals the cuts of an array to the axes of a grid of devices, as `pmap` did.
+
+    A piece has as many dimensions as its array, also under `Unstacked`, where its size along that
+    one is 1; `sharding_spec.indices` and `unstacked_shards` speak of pieces without it.
+
+    Args:
+        devices: The devices, in an array of the spec's `mesh_shape` or a list of as many.
+        sharding_spec: How the arrays are cut and dealt to them.
+        memory_kind: The memory of each device that holds the data, the default one if `None`.
+
+    Raises:
+        ShardingError: If there are more or fewer devices than the spec deals to, they are none, or
+            have no such memory.
+
+    Example:
+        >>> import jax
+        >>> from xlashard.sharding import Chunked, NoSharding, ShardedAxis
+        >>> spec = ShardingSpec((Chunked((1,)), NoSharding()), (ShardedAxis(0),))
+        >>> PmapSharding(jax.devices()[:1], spec).shard_shape((8, 4))
+        (8, 4)
+    """
+
+    def __init__(
+        self,
+        devices: Any,
+        sharding_spec: ShardingSpec,
+        *,
+        memory_kind: str | None = None,
+    ) -> None:
+        if not isinstance(sharding_spec, ShardingSpec):
+            raise ShardingError(
+                "the sharding_spec of a PmapSharding must be a ShardingSpec, not "
+                f"{type(sharding_spec).__name__}: write PmapSharding.default(shape), or "
+                "ShardingSpec((Chunked((8,)), NoSharding()), (ShardedAxis(0),))"
+            )
+        ordered = checked_devices(_flat(devices), "PmapSharding")
+        if len(ordered) != sharding_spec.num_devices:
+            raise ShardingError(
+                f"{sharding_spec} deals an array to a grid of {sharding_spec.mesh_shape}, which is "
+                f"{counted(sharding_spec.num_devices, 'device')}, but {len(ordered)} were given: "
+                f"give that many, such as jax.devices()[:{sharding_spec.num_devices}]"
+            )
+        check_memory_kind(ordered[0], memory_kind, "a PmapSharding")
+        # To JAX it is a mesh with an axis for each of the grid's, so that what JAX computes with
+        # such arrays has a spec too.
+        grid = made_up_grid(sharding_spec.mesh_shape)
+        on_mesh = np.array(ordered, dtype=object).reshape(grid.axis_sizes)
+        spec = partition_spec(sharding_spec.on_axes(grid.axis_names))
+        super().__init__(Mesh(on_mesh, grid.axis_names), spec, memory_kind=memory_kind)
+        self.sharding_spec = sharding_spec
+        self._ordered = ordered
+        self._tiling = sharding_spec.tiling
+
+    @classmethod
+    def default(
+        cls,
+        shape: Sequence[int],
+        sharded_dim: int | None = 0,
+        devices: Sequence[Device] | None = None,
+        *,
+        unstacked: bool = False,
+    ) -> Self:
+        """One index of a dimension, or a copy of everything, on each device.
+
+        Args:
+            shape: Of the array, in elements.
+            sharded_dim: The dimension; it must be as long as there are devices, or a multiple of
+                that where they are given. None puts a copy on each device.
+            devices: The devices; as many of this process's own as the dimension is long, if not
+                given (all of them for copies).
+            unstacked: Whether the spec says `Unstacked`, as it did in early JAX, and not `Chunked`.
+
+        Raises:
+            ShardingError: There is no such dimension, or this process has too few devices.
+            GeometryError: The dimension can't be cut so.
+
+        Example:
+            >>> import jax
+            >>> PmapSharding.default((1, 4), devices=jax.devices()[:1]).shard_shape((1, 4))
+            (1, 4)
+            >>> PmapSharding.default((1, 4), devices=jax.devices()[:1], unstacked=True)
+            PmapSharding(ShardingSpec((Unstacked(1), NoSharding()), (ShardedAxis(0),)), devices=[0])
+        """
+        shape = tuple(shape)
+        if sharded_dim is not None and not -len(shape) <= sharded_dim < len(shape):
+            raise ShardingError(
+                f"sharded_dim={sharded_dim} is no dimension of shape {shape}: give one from 0 to "
+                f"{len(shape) - 1}, or None for a copy on each device"
+            )
+        given = jax.local_devices() if devices is None else devices
+        ordered = checked_devices(_flat(given), "PmapSharding")
+        if devices is None and sharded_dim is not None:
+            ordered = ordered[: _enough(shape, sharded_dim, len(ordered))]
+        dim = None if sharded_dim is None else sharded_dim % len(shape)
+        spec = spec_over_one_dim(len(shape), dim, len(ordered), unstacked=unstacked)
+        made = cls(ordered, spec)
+        spec.check_shape(shape)
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickle_pmap, (names_of(self.devices), self.sharding_spec, self.memory_kind))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, PmapSharding)
+            and self.devices == other.devices
+            and self.sharding_spec == other.sharding_spec
+            and self.memory_kind == other.memory_kind
+        )
+
+    def __hash__(self) -> int:
+        return self._own_hash
+
+    @cached_property
+    def _own_hash(self) -> int:
+        return hash((self.devices, self.sharding_spec, self.memory_kind))
+
+    def __repr__(self) -> str:
+        kind = f", memory_kind={self.memory_kind!r}"
+        if self.memory_kind == default_memory_kind(self.devices[0]):
+            kind = ""
+        return f"PmapSharding({self.sharding_spec}, devices={[d.id for d in self.devices]}{kind})"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the grid in row-major order."""
+        return self._ordered
+
+    @property
+    def memory_kind(self) -> str | None:
+        """The memory of the devices that holds the data."""
+        return self._memory_kind
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """The same placement in another memory of the same devices."""
+        return type(self)(self.devices, self.sharding_spec, memory_kind=kind)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if every device holds every element."""
+        return self._tiling.is_replicated
+
+    def rank_tiling(self, ndim: int) -> Tiling:
+        """The tiling for arrays of a rank; the spec is for one rank only.
+
+        Raises:
+            RankError: The rank is another.
+        """
+        if ndim != self._tiling.ndim:
+            self.sharding_spec.check_rank(ndim)
+        return self._tiling
+
+    def tiling(self, shape: Sequence[int]) -> Tiling:
+        """The tiling for an array of this shape.
+
+        Raises:
+            GeometryError: The shape can't be cut so.
+        """
+        self.sharding_spec.check_shape(shape)
+        return self._tiling
+
+    def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
+        """JAX's name for `is_compatible_aval`."""
+        self.sharding_spec.check_shape(aval_shape)
+
+    @cached_property
+    def _twin(self) -> JaxNamedSharding:
+        return JaxNamedSharding(self.mesh, self.spec, memory_kind=self.memory_kind)
+
+    def twin(self, shape: Sequence[int] = ()) -> JaxNamedSharding:
+        """JAX's `NamedSharding` with the same devices and tiles."""
+        return self._twin
+
+
+def _flat(devices: Any) -> Any:
+    """A grid of devices as a list; anything else as it is."""
+    return list(devices.flat) if isinstance(devices, np.ndarray) else devices
+
+
+def _enough(shape: tuple[int, ...], dim: int, own: int) -> int:
+    """How many devices a dimension takes with one index on each."""
+    wanted = shape[dim]
+    if not 0 < wanted <= own:
+        raise ShardingError(
+            f"dimension {dim} of shape {shape} has size {wanted}, which needs as many devices, but "
+            f"this process has {own}: give the devices yourself, and a size that they divide, such "
+            "as PmapSharding.default(shape, devices=jax.local_devices())"
+        )
+    return wanted
+
+
+def _unpickle_pmap(names: DeviceNames, spec: ShardingSpec, memory_kind: str | None) -> PmapSharding:
+    return PmapSharding(devices_of(names), spec, memory_kind=memory_kind)
