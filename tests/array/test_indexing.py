@@ -1,5 +1,6 @@
 """Indexing: NumPy's values, and no program where a shard is the answer."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,8 +12,15 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
-from xlashard import Array, device_put
-from xlashard.array import indexing
+from xlashard import (
+    Array,
+    PmapSharding,
+    SingleDeviceSharding,
+    device_put,
+    device_put_replicated,
+)
+from xlashard.array import buffer_shape, indexing, shard_index
+from xlashard.errors import DeletedError
 
 V = value(np.float32)
 
@@ -92,11 +100,11 @@ entries = st.one_of(
 @given(index=st.lists(entries, max_size=3).map(tuple))
 def test_bounds_are_those_of_numpy(index: tuple[Any, ...]) -> None:
     v = np.arange(64).reshape(8, 8)
-    bounds = indexing._static_bounds(index, v.shape)
-    if bounds is None:
+    found = shard_index._static_part(index, v.shape)
+    if found is None:
         return
-    part = v[tuple(slice(a, max(a, b)) for a, b in bounds)]
-    assert np.array_equal(part, v[index])
+    part = v[tuple(slice(a, max(a, b)) for a, b in found.bounds)]
+    assert np.array_equal(part.squeeze(found.dropped), v[index])
 
 
 def test_explicit_axes_follow_jax_s_rules() -> None:
@@ -116,3 +124,105 @@ def test_boolean_and_integer_arrays_index() -> None:
     assert same(x[jnp.array([0, 3]), 1], V[[0, 3], 1])
     assert same(x[np.array([0, 3]), :], V[[0, 3]])
     assert DEVICES[0] in x[0].devices()
+
+
+class Compilations:
+    """Counts what XLA compiles. What runs on a shape for the first time is compiled first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, event: str, seconds: float, **_: Any) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def compilations() -> Iterator[Compilations]:
+    counter = Compilations()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    yield counter
+    jax.monitoring.unregister_event_duration_listener(counter)
+
+
+def test_the_counter_counts(compilations: Compilations) -> None:
+    x = device_put(value(np.float32, (8, 3, 5)), PmapSharding.default((8, 3, 5)))
+    assert same(x[2, 1], np.asarray(x)[2, 1])
+    assert compilations.count > 0
+
+
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_numbers_and_slices_that_are_a_shard_compile_nothing(
+    compilations: Compilations, unstacked: bool
+) -> None:
+    v = value(np.float32, (8, 3, 7))
+    x = device_put(v, PmapSharding.default(v.shape, unstacked=unstacked))
+    for index in (0, 7, -1, np.int64(3), (5, ...), (2, slice(None)), slice(4, 5), (slice(4, 5),)):
+        part = x[index]
+        assert type(part) is Array
+        assert same(part, v[index])
+        assert not part.committed
+    for number, row in enumerate(x):
+        assert same(row, v[number])
+        assert row.devices() == {DEVICES[number]}
+    assert [same(row, v[7 - n]) for n, row in enumerate(reversed(x))] == [True] * 8
+    assert compilations.count == 0
+
+
+def test_numbers_in_every_dimension_that_is_cut_into_elements(compilations: Compilations) -> None:
+    v = value(np.int32, (2, 11, 4))
+    x = device_put(v, named("x", None, "y"))
+    assert same(x[1, :, 2], v[1, :, 2])
+    assert same(x[-1, ..., -4:-3], v[-1, ..., -4:-3])
+    assert same(x[0:1, :, 3], v[0:1, :, 3])
+    assert compilations.count == 0
+    assert same(x[1], v[1])
+    assert same(x[1, 4, 2], v[1, 4, 2])
+    assert compilations.count > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4", "float8_e4m3fn", "complex64", "bool"])
+def test_rows_of_every_dtype(dtype: str) -> None:
+    v = value(jnp.dtype(dtype), (8, 3))
+    x = device_put(v, PmapSharding.default(v.shape))
+    assert all(same(row, v[number]) for number, row in enumerate(x))
+
+
+def test_a_row_outlives_its_array() -> None:
+    v = value(np.float32, (8, 4))
+    x = device_put(v, PmapSharding.default(v.shape))
+    row = x[3]
+    x.delete()
+    assert same(row, v[3])
+    with pytest.raises(DeletedError):
+        x[3]
+
+
+def test_weak_types_and_memories_stay() -> None:
+    x = device_put_replicated(2.5, DEVICES)
+    assert x[1].weak_type
+    kinds = [memory.kind for memory in DEVICES[0].addressable_memories()]
+    y = device_put(V, PmapSharding.default(V.shape).with_memory_kind(kinds[-1]))
+    assert y[2].sharding.memory_kind == kinds[-1]
+    assert same(y[2], V[2])
+
+
+def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
+    """What other platforms do, here on a CPU, where the answer must be the same."""
+    (shard,) = device_put(V[:1], DEVICES[3]).addressable_shards
+    for program in (buffer_shape.by_program, buffer_shape.in_shape):
+        out = program(shard.data.to_jax(), (16,))
+        assert out.devices() == {DEVICES[3]}
+        assert same(out, V[0])
+    kinds = [memory.kind for memory in DEVICES[3].addressable_memories()]
+    pinned = device_put(V[:1], SingleDeviceSharding(DEVICES[3], memory_kind=kinds[-1]))
+    out = buffer_shape.by_program(pinned.to_jax(), (16,))
+    assert out.sharding.memory_kind == kinds[-1]
+    assert same(out, V[0])
+
+    @jax.jit
+    def traced(t: Any) -> Any:
+        row = buffer_shape.by_program(shard.data.to_jax(), (16,))
+        assert not isinstance(row, jax.core.Tracer)
+        return row * t
+
+    assert same(traced(np.float32(2)), V[0] * 2)

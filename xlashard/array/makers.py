@@ -19,6 +19,7 @@ from xlashard._jax.transfer import (
     put,
 )
 from xlashard.array.array import Array
+from xlashard.array.buffer_shape import in_shape
 from xlashard.array.holder import check_alive
 from xlashard.array.host_put import host_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
@@ -26,7 +27,6 @@ from xlashard.array.moving import placed
 from xlashard.array.placement import Places, places
 from xlashard.array.prefix import leaf_path
 from xlashard.array.reshard import reshard
-from xlashard.array.unstacked import in_shape
 from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
 from xlashard.geometry.sharding_spec import spec_over_one_dim
 from xlashard.sharding import PmapSharding, SingleDeviceSharding, from_jax

@@ -1,48 +1,16 @@
-"""Pieces with and without dimensions of size 1: what devices hold, and what early JAX showed."""
+"""The pieces of an array without the dimensions that early `pmap` did not show."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
-import jax
-
-from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.transfer import Handle, copy_to, host_view, make_aval, put, split
+from xlashard._jax.transfer import Handle, split
 from xlashard.array.array import Array, wrap
+from xlashard.array.buffer_shape import in_shape
 from xlashard.array.holder import check_alive
 from xlashard.array.shard import Shard
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.sharding_spec import at_numbers, without_dims
-from xlashard.sharding import PmapSharding, SingleDeviceSharding
-
-
-def in_shape(handle: Handle, shape: tuple[int, ...]) -> Handle:
-    """The elements of a handle on one device in another shape, in memory of their own.
-
-    On a CPU they are copied where they lie. Elsewhere no transfer can change the shape of a
-    buffer, and a program on that one device copies them.
-
-    Args:
-        handle: On one device.
-        shape: With as many elements.
-    """
-    (device,) = handle.sharding.device_set
-    if device.platform == "cpu":
-        aval = make_aval(shape, handle.dtype, handle.sharding, handle.weak_type)
-        window = host_view(handle)[0].reshape(shape)
-        return put(aval, handle.sharding, [window], [device], committed=handle.committed)
-    kind, normal = handle.sharding.memory_kind, default_memory_kind(device)
-    if kind in (None, normal):
-        return _in_shape(handle, shape)
-    # Programs work in the device's own memory.
-    own = SingleDeviceSharding(device, memory_kind=normal).twin()
-    return copy_to(_in_shape(copy_to(handle, own), shape), handle.sharding)
-
-
-@partial(jax.jit, static_argnums=1)
-def _in_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    return jax.lax.reshape(x, shape)
+from xlashard.sharding import PmapSharding
 
 
 class UnstackedShard(Shard):
