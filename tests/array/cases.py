@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import xlashard
-from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding
+from xlashard import (
+    Array,
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    P,
+    PmapSharding,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 DEVICES = jax.devices()
 MESH = Mesh(np.array(DEVICES).reshape(2, 4), ("x", "y"))
@@ -63,6 +72,8 @@ SHARDINGS: dict[str, Any] = {
     "permuted mesh": NamedSharding(Mesh(MESH.devices.T[::-1], ("y", "x")), P("x", "y")),
     "bare tiles": GSPMDSharding(DEVICES, "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
     "listed tiles": GSPMDSharding(DEVICES, "{devices=[4,2]3,1,0,2,7,5,6,4}"),
+    "pmap": PmapSharding.default((8, 16)),
+    "pmap unstacked": PmapSharding.default((8, 16), devices=DEVICES[::-1], unstacked=True),
     "pinned": named("x", memory_kind="pinned_host"),
     "jax's own": jax.sharding.NamedSharding(MESH, P("x")),
     "own": Stripes(DEVICES[:4], (2, 0, 3, 1)),
