@@ -45,7 +45,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert pinned.pop("jaxlib") == pinned["jax"]
-    names = ("equinox", "flax", "orbax")
+    names = ("equinox", "flatbuffers", "flax", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
     bounds = lower_bounds([*PROJECT["project"]["dependencies"], *EXTRAS["train"], *libraries])
     assert set(pinned) == set(bounds)

@@ -22,7 +22,8 @@ def _callback_name(callback: Any) -> str | None:
     callback = getattr(callback, "callback_func", callback)
     while isinstance(callback, functools.partial):
         callback = callback.func
-    if not getattr(callback, "__module__", "").startswith("jax."):
+    # A method of a builtin class has no module.
+    if not (getattr(callback, "__module__", None) or "").startswith("jax."):
         return getattr(callback, "__qualname__", type(callback).__name__)
     cells = (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
     names = (_callback_name(inner) for inner in cells if callable(inner))

@@ -12,6 +12,7 @@ from jax._src.interpreters import mlir, pxla
 from xlashard._jax import dispatch
 from xlashard._jax.compiling import note_event
 from xlashard._jax.context import INNER_FOLDERS
+from xlashard._jax.multihost import hand_over_handles
 from xlashard._jax.tracebacks import hide_frames
 from xlashard.config import RECOMPILE_LOGGER, Flags
 
@@ -62,6 +63,8 @@ def install(
     mlir.register_constant_handler(array_type, constant)
     # jaxlib's dispatcher: arguments in, results out.
     dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
+    # Arrays that span processes, where JAX asks for its own class.
+    hand_over_handles(array_type, handle_of)
     # What its own compiled functions give back is said on the mesh of what they were given.
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):

@@ -11,6 +11,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.call import Call
 from xlashard.pjit.compiled import Compiled
+from xlashard.pjit.export import lower_by_jax
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import compiler_option_items
@@ -65,29 +66,30 @@ class Traced(Stage, jax.stages.Traced):
 
     @shortened
     def lower(
-        self, *, lowering_platforms: Sequence[str] | None = None, **internal: Any
+        self,
+        *,
+        lowering_platforms: Sequence[str] | None = None,
+        _private_parameters: Any = None,
     ) -> "Lowered":
         """Chooses the place and writes the module.
 
         Args:
             lowering_platforms: One platform such as `("tpu",)` whose lowering rules to use, where
                 that is not the platform of the devices. Such a module can be read, not compiled.
-            internal: Nothing that has a meaning here.
+            _private_parameters: What `jax.export` says of its module; it gets a stage of JAX's own.
 
         Raises:
-            ArgumentError: If more than one platform is given, or what only JAX's own stages take.
+            ArgumentError: If more than one platform is given.
             DeviceMismatchError: If the arguments live on different devices.
             ResourceError: If a sharding does not fit its argument or result.
         """
-        name = self.fun_name
-        if internal:
-            raise ArgumentError(
-                f"lower() of the traced {name} does not take {next(iter(internal))}; jax.export "
-                f"takes functions of jax.jit: write jax.export.export(jax.jit({name}))(...)"
-            )
         order = self._function.order(self._call, self._function.arguments(self._call))
+        if _private_parameters is not None:
+            options = (lowering_platforms, _private_parameters)
+            by_jax: Any = lower_by_jax(self, self._face, order, *options)
+            return by_jax
         own = compiling.platform_of(order.placement.devices[0])
-        platform = _platform(lowering_platforms, own, name)
+        platform = _platform(lowering_platforms, own, self.fun_name)
         if platform == own:
             interface, program = self._function.lower(self._call, order)
         else:
@@ -102,7 +104,7 @@ def _platform(asked: Sequence[str] | None, own: str, name: str) -> str:
     if len(platforms) != 1:
         raise ArgumentError(
             f"lowering_platforms must name one platform such as ('tpu',), not {platforms}; for a "
-            f"module that fits several write jax.export.export(jax.jit({name}), platforms=...)"
+            f"module that fits several write jax.export.export({name}, platforms=...)"
         )
     return compiling.known_platform(platforms[0])
 

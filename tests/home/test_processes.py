@@ -1,0 +1,15 @@
+"""JAX's `multihost_utils` in two real processes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_two
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
+def test_multihost_utils_in_two_processes() -> None:
+    for output in run_two(Path(__file__).with_name("two_processes.py")):
+        assert "both agree" in output, output

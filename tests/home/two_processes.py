@@ -1,0 +1,71 @@
+"""One of two processes: `python two_processes.py PORT NUMBER` uses JAX's multihost_utils."""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import (
+    assert_equal,
+    broadcast_one_to_all,
+    global_array_to_host_local_array,
+    host_local_array_to_global_array,
+    process_allgather,
+    sync_global_devices,
+)
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+
+from jax.experimental import multihost_utils  # noqa: E402
+
+from xlashard import (  # noqa: E402
+    Array,
+    Mesh,
+    NamedSharding,
+    P,
+    device_put,
+    make_array_from_callback,
+)
+
+ME = jax.process_index()
+MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
+V = np.arange(32, dtype=np.float32).reshape(8, 4)
+EVERY = P(("process", "device"))
+
+
+def spread(*spec: Any) -> Array:
+    return make_array_from_callback(V.shape, NamedSharding(MESH, P(*spec)), lambda index: V[index])
+
+
+rows, whole, own = spread(*EVERY), spread(), device_put(V + ME)
+both = np.stack([V, V + 1])
+
+gathered = process_allgather({"rows": rows, "whole": whole}, tiled=True)
+assert np.array_equal(gathered["rows"], V) and np.array_equal(gathered["whole"], V)
+assert np.array_equal(process_allgather(own), both)
+assert np.array_equal(process_allgather(own, tiled=True), both.reshape(16, 4))
+for x in (rows, whole):
+    try:
+        process_allgather(x)
+    except ValueError as error:
+        assert "tiled=True" in str(error), error
+    else:
+        raise AssertionError("an array of both processes was stacked")
+assert np.array_equal(broadcast_one_to_all({"own": own})["own"], V)
+multihost_utils.assert_equal({"whole": whole, "number": 3})
+try:
+    assert_equal(own, "they differ")
+except AssertionError as error:
+    assert "they differ" in str(error), error
+else:
+    raise AssertionError("different values passed for equal")
+sync_global_devices("half way")
+
+together = host_local_array_to_global_array(own, MESH, EVERY)
+assert np.array_equal(process_allgather(together, tiled=True), both.reshape(16, 4))
+assert host_local_array_to_global_array(rows, MESH, EVERY).shape == V.shape
+mine = global_array_to_host_local_array(rows, MESH, EVERY)
+assert np.array_equal(mine, V[4 * ME : 4 * ME + 4])
+assert np.array_equal(Array.from_jax(mine) * 2, 2 * V[4 * ME : 4 * ME + 4])
+print("both agree")
