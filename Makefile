@@ -55,9 +55,9 @@ check: $(developing) ## Run ruff and the fast tests
 	$(pytest) -m 'not slow' $(ARGS)
 
 .PHONY: goldens
-goldens: $(developing) ## Write what programs and errors say now into the golden files
-	$(python) -m pytest -q tests/program --update-goldens
-	git diff --stat -- tests/program/goldens
+goldens: $(developing) ## Write what programs, errors and pictures say now into the golden files
+	$(python) -m pytest -q tests/program tests/pictures --update-goldens
+	git diff --stat -- tests/program/goldens tests/pictures/goldens docs/pictures
 
 .PHONY: docs-errors
 docs-errors: $(developing) ## Write docs/errors.md from what every error says now

@@ -15,6 +15,7 @@ XLASHARD = Layers(
         "_jax": 1,
         "sharding": 2,
         "program": 3,
+        "pictures": 3,
         "array": 4,
         "pjit": 5,
         "numpy": 6,

@@ -36,6 +36,7 @@ from xlashard.array import (
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.config import read_flags as _read_flags
+from xlashard.pictures import ShardingPicture, visualize
 from xlashard.pjit import (
     AUTO,
     UNSPECIFIED,
@@ -100,6 +101,7 @@ __all__ = [
     "Shard",
     "ShardedAxis",
     "Sharding",
+    "ShardingPicture",
     "ShardingSpec",
     "SingleDeviceSharding",
     "StableHLOProgram",
@@ -125,5 +127,6 @@ __all__ = [
     "make_sharded_device_array",
     "pjit",
     "unstacked_shards",
+    "visualize",
     "with_sharding_constraint",
 ]

@@ -9,7 +9,7 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, default_device, make_aval, put
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
 from xlashard.array.host import read_value
-from xlashard.array.text import array_format, array_repr, array_str
+from xlashard.array.text import array_format, array_html, array_repr, array_str
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding
 
@@ -72,6 +72,9 @@ class HostProtocols(Holder):
                 f"{type_text(self)}: write x[index].astype(int)"
             )
         return operator.index(read_value(self)[()])
+
+    def _repr_html_(self) -> str | None:
+        return array_html(self)
 
     def __repr__(self) -> str:
         return array_repr(self)

@@ -6,6 +6,7 @@ import numpy as np
 
 from xlashard.array.holder import Holder, type_text
 from xlashard.array.host import has_value, read_value
+from xlashard.pictures import html_of
 
 # A bigger value is not worth bringing to the host only to print a few of its elements.
 _PRINTED_BYTES = 1 << 20
@@ -42,6 +43,21 @@ def array_str(array: Holder) -> str:
     if array._handle.is_deleted() or not _printable(array):
         return array_repr(array)
     return str(read_value(array))
+
+
+def array_html(array: Holder) -> str | None:
+    """What a notebook shows of an array in several tiles: how it lies on its devices.
+
+    Of any other it shows the plain text. A notebook asks for that first, and it leaves the value
+    of a small array behind, which stands above the picture then; nothing is read for it here.
+    """
+    if array._handle.is_deleted():
+        return None
+    value = "" if array._value_cache is None else array_repr(array)
+    try:
+        return html_of(array, value)
+    except Exception:  # no picture is worth an error where nobody asked for one
+        return None
 
 
 def array_format(array: Holder, spec: str) -> str:

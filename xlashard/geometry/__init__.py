@@ -10,6 +10,7 @@ from xlashard.geometry.assignment import (
 )
 from xlashard.geometry.cuts import Index
 from xlashard.geometry.groups import AxisPart, DeviceGroups, DevicePairs, read_groups, read_pairs
+from xlashard.geometry.holders import Runs, holder_runs, kept
 from xlashard.geometry.mesh import Box, MeshGrid
 from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
 from xlashard.geometry.sharding_spec import (
@@ -43,6 +44,7 @@ __all__ = [
     "Piece",
     "Replicated",
     "ReshardPlan",
+    "Runs",
     "ShardIndex",
     "ShardedAxis",
     "ShardingSpec",
@@ -51,6 +53,8 @@ __all__ = [
     "Tiling",
     "Unstacked",
     "explode_superdims",
+    "holder_runs",
+    "kept",
     "parse_spec",
     "read_groups",
     "read_pairs",

@@ -11,7 +11,7 @@ import numpy as np
 from rich.panel import Panel
 from rich.text import Text
 
-from xlashard.pjit.report.units import in_bytes
+from xlashard.pictures.units import in_bytes
 from xlashard.train.checks import check_settings
 from xlashard.train.console import Pace, Screen
 from xlashard.train.data import Corpus, held_out_windows, put_batch, read_corpus, training_windows

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from xlashard import ProgramReport
+from xlashard.pictures.units import in_bytes, in_flop
 from xlashard.pjit.report import (
     CollectiveReport,
     CostReport,
@@ -18,7 +19,6 @@ from xlashard.pjit.report import (
     SourceLine,
     ValueReport,
 )
-from xlashard.pjit.report.units import in_bytes, in_flop
 from xlashard.pjit.report.words import line_text, operation_text, short_path
 
 MIB = 1 << 20

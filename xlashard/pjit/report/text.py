@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from xlashard.pictures.units import in_bytes, in_flop
 from xlashard.pjit.report.merging import (
     merged_collectives,
     merged_donations,
@@ -21,7 +22,6 @@ from xlashard.pjit.report.parts import (
     ReportFields,
     ValueReport,
 )
-from xlashard.pjit.report.units import in_bytes, in_flop
 from xlashard.pjit.report.words import (
     decided,
     groups_text,

@@ -1,0 +1,54 @@
+"""Devices of many hosts, for pictures of pods on a machine that is none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlashard import Sharding
+from xlashard.geometry import MeshGrid, Tiling, parse_spec
+
+
+@dataclass(frozen=True)
+class PodDevice:
+    """What a picture asks of a device."""
+
+    id: int
+    process_index: int
+    platform: str = "tpu"
+
+
+class Pod(Sharding):
+    """Tiles on devices that are not there."""
+
+    def __init__(self, devices: Sequence[PodDevice], tiling: Tiling) -> None:
+        self._devices = devices
+        self._tiling = tiling
+
+    @property
+    def devices(self) -> Any:
+        return self._devices
+
+    def tiling(self, shape: Sequence[int]) -> Tiling:
+        return self._tiling
+
+
+def pod(mesh: Mapping[str, int], spec: Sequence[Any], ndim: int, per_host: int = 4) -> Pod:
+    """A spec on a mesh of devices, of which so many neighbours belong to each host."""
+    grid = MeshGrid(tuple(mesh), tuple(mesh.values()))
+    devices = [PodDevice(i, i // per_host) for i in range(grid.size)]
+    return Pod(devices, Tiling.from_spec(grid, parse_spec(spec), ndim))
+
+
+class CountingList(Sequence):
+    """A list that knows how often somebody looked at one of its items."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+        self.looks = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, number: Any) -> Any:
+        self.looks += 1
+        return self._items[number]

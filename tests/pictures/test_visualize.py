@@ -1,0 +1,243 @@
+"""What `visualize` takes, gives and refuses."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import xlashard
+from tests.array.cases import CONSTRUCTORS, SHAPE, SHARDINGS, value
+from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding
+from xlashard.array import host
+from xlashard.errors import ArgumentError, RankError
+
+DEVICES = jax.devices()
+MESH = Mesh(np.array(DEVICES).reshape(2, 4), ("x", "y"))
+ROWS = NamedSharding(MESH, P("x"))
+
+
+@pytest.fixture
+def no_reads(monkeypatch):
+    """Fails a test that brings a value to the host."""
+
+    def refuse(*args):
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(host, "_fetch", refuse)
+
+
+def array(sharding=ROWS, shape=SHAPE):
+    return xlashard.device_put(np.arange(float(np.prod(shape))).reshape(shape), sharding)
+
+
+THINGS = {
+    "an Array": lambda: array(),
+    "an array of JAX": lambda: array().to_jax(),
+    "a ShapeDtypeStruct": lambda: jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=ROWS),
+    "keys": lambda: jax.device_put(
+        jax.random.split(jax.random.key(0), SHAPE), jax.sharding.NamedSharding(MESH, P("x"))
+    ),
+}
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_things_with_a_sharding(thing, no_reads):
+    x = THINGS[thing]()
+    text = str(xlashard.visualize(x))
+    assert text.startswith(f"{x.dtype.name}[8,16]  P('x') on x=2 × y=4\n")
+    assert "CPU 0–3" in text and "CPU 4–7" in text
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, list(SHAPE), (np.int64(8), 16), np.zeros(SHAPE, np.float32)]
+)
+def test_shapes_and_values_with_a_sharding(shape):
+    assert "CPU 4–7" in str(xlashard.visualize(shape, ROWS))
+
+
+def test_an_array_as_if_it_lay_otherwise():
+    assert "P(None, 'y')" in str(xlashard.visualize(array(), NamedSharding(MESH, P(None, "y"))))
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        jax.sharding.NamedSharding(MESH, P("x")),
+        jax.experimental.layout.Format(None, ROWS),
+    ],
+)
+def test_other_writings_of_a_sharding(sharding):
+    assert str(xlashard.visualize(SHAPE, sharding)) == str(xlashard.visualize(SHAPE, ROWS))
+
+
+def test_a_device():
+    text = str(xlashard.visualize(SHAPE, DEVICES[3]))
+    assert text == str(xlashard.visualize(SHAPE, SingleDeviceSharding(DEVICES[3])))
+    assert "CPU 3" in text
+
+
+def test_a_spec_where_a_mesh_is_in_force():
+    expected = str(xlashard.visualize(SHAPE, ROWS))
+    with jax.set_mesh(MESH):
+        assert str(xlashard.visualize(SHAPE, P("x"))) == expected
+    with MESH:
+        assert str(xlashard.visualize(SHAPE, P("x"))) == expected
+    with jax.sharding.use_abstract_mesh(MESH.abstract_mesh):
+        assert "#0–3" in str(xlashard.visualize(SHAPE, P("x")))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: xlashard.visualize("x"), ["not str", "visualize(x)", "visualize((8, 16),"]),
+        (lambda: xlashard.visualize((8, 2)), ["a shape has no", "visualize((8, 2), Named"]),
+        (lambda: xlashard.visualize(np.ones(3)), ["this ndarray has no", "visualize((3,), Named"]),
+        (lambda: xlashard.visualize((8,), P("x")), ["P('x')", "jax.set_mesh(mesh)", "Named"]),
+        (lambda: xlashard.visualize((8,), 3), ["not int", "NamedSharding(mesh, P('data'))"]),
+        (lambda: xlashard.visualize(SHAPE, ROWS, max_tiles=1), ["max_tiles is 1", "2 or more"]),
+        (lambda: xlashard.visualize(SHAPE, ROWS, max_tiles=2.5), ["max_tiles is 2.5"]),
+        (
+            lambda: xlashard.visualize(SHAPE, ROWS).save("x/a.png"),
+            ["'x/a.png'", ".svg, .html, .txt", "picture.save('x/a.svg')"],
+        ),
+    ],
+)
+def test_what_is_refused_with_advice(call, words):
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_spec_for_a_higher_rank():
+    with pytest.raises(RankError, match=r"needs at least 2 dimensions, the array has 1.*P\('x'\)"):
+        xlashard.visualize((8,), NamedSharding(MESH, P("x", "y")))
+
+
+@pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
+def test_a_traced_array_is_drawn_as_its_error_says(jit):
+    with pytest.raises(ArgumentError, match=r"float32\[8,16\] is being traced") as caught:
+        jit(lambda x: (xlashard.visualize(x), x)[1])(jnp.ones(SHAPE))
+    said = str(caught.value)
+    advice = said[said.index("jax.debug") : said.index(", which draws it")]
+    drawn = []
+
+    def f(x):
+        eval(advice, {"jax": jax, "xlashard": xlashard, "print": drawn.append, "x": x})
+        return x + 1
+
+    jit(f)(array())
+    assert "P('x')" in str(drawn[0]) and "CPU 0–3" in str(drawn[0])
+
+
+def test_a_traced_array_on_explicit_axes_knows_its_sharding():
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    drawn = []
+
+    def f(x):
+        drawn.append(str(xlashard.visualize(x)))
+        return x
+
+    with jax.set_mesh(mesh):
+        jax.jit(f)(jax.device_put(np.ones(SHAPE, np.float32), P("x", "y")))
+    assert drawn[0].startswith("float32[8,16]  P('x', 'y') on x=2 × y=4")
+    assert "#7" in drawn[0]
+
+
+def test_print_and_prompt_show_the_same():
+    picture = xlashard.visualize(array())
+    assert repr(picture) == str(picture)
+    assert "\x1b" not in str(picture)
+    console = Console(file=io.StringIO(), width=80)
+    picture.print(console=console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == str(picture).splitlines()
+
+
+def test_a_prompt_of_ipython_in_a_terminal_gets_colours(monkeypatch):
+    picture = xlashard.visualize(array())
+
+    class Printer(list):
+        text = list.append
+
+    plain, coloured = Printer(), Printer()
+    picture._repr_pretty_(plain, False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    picture._repr_pretty_(coloured, False)
+    assert plain == [str(picture)]
+    assert "\x1b[" in coloured[0]
+
+
+def test_ascii_where_standard_output_knows_no_more(monkeypatch):
+    class Old(io.StringIO):
+        encoding = "ascii"
+
+    monkeypatch.setattr("sys.stdout", Old())
+    assert str(xlashard.visualize(array())).isascii()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [(".svg", "<svg "), (".html", "<!DOCTYPE html>"), (".txt", "float32[8,16]")],
+)
+def test_files_by_suffix(suffix, start, tmp_path):
+    picture = xlashard.visualize(array())
+    path = tmp_path / f"picture{suffix}"
+    picture.save(path)
+    assert path.read_text(encoding="utf-8").startswith(start)
+    picture.save(str(path))
+
+
+def test_fewer_tiles_on_request():
+    picture = xlashard.visualize((64,), NamedSharding(MESH, P(("x", "y"))), max_tiles=4)
+    assert "… 6 more …" in str(picture)
+    assert len(list(picture.plan.cells)) == 2
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
+@pytest.mark.parametrize("sharding", ["both", "listed tiles", "single", "own", "replicated"])
+def test_arrays_show_themselves_in_notebooks(constructor, sharding, no_reads):
+    x = CONSTRUCTORS[constructor](value(np.dtype(np.float32)), SHARDINGS[sharding])
+    html = x._repr_html_()
+    if sharding in ("single", "replicated"):
+        assert html is None
+        return
+    assert "<svg" in html and "float32[8,16]" in html and "<pre" not in html
+    assert " B of 512 B" in html
+
+
+def test_a_value_that_is_here_anyway_stands_above_the_picture():
+    x = array()
+    assert "<pre" not in x._repr_html_()
+    repr(x)
+    assert "Array([[  0.," in x._repr_html_()
+
+
+def test_notebooks_show_no_picture_where_there_is_none(no_reads, monkeypatch):
+    x = array()
+    x.delete()
+    assert x._repr_html_() is None
+    y = array()
+    monkeypatch.setattr("xlashard.pictures.api.read_subject", lambda x: 1 / 0)
+    assert y._repr_html_() is None
+
+
+def test_a_deleted_array_is_drawn_as_it_lay():
+    x = array()
+    before = str(xlashard.visualize(x))
+    x.delete()
+    assert str(xlashard.visualize(x)) == before
+
+
+def test_arrays_without_elements():
+    text = str(xlashard.visualize(array(NamedSharding(MESH, P("x", "y")), (0, 16))))
+    assert "0 B" in text and "CPU 7" in text
+
+
+def test_several_pictures_share_a_notebook():
+    html = array()._repr_html_() + array(NamedSharding(MESH, P("y")))._repr_html_()
+    assert " id=" not in html and "<style" not in html

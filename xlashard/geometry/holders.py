@@ -1,0 +1,100 @@
+"""Who holds a tile, without going through all who do."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xlashard.geometry import strides
+from xlashard.geometry.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Numbers in ascending runs, perhaps with a gap of which only the size is known.
+
+    Attributes:
+        first: The runs from the first on.
+        last: The runs up to the last, where some between are left out; otherwise none.
+        count: How many numbers there are, those left out included.
+    """
+
+    first: tuple[range, ...]
+    last: tuple[range, ...]
+    count: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out."""
+        return not self.last
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers that are listed."""
+        for run in (*self.first, *self.last):
+            yield from run
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "Runs":
+        """The runs of some numbers, in ascending order."""
+        return cls(_runs(np.unique(np.asarray(numbers, np.int64))), (), len(set(numbers)))
+
+
+def holder_runs(tiling: Tiling, tile: int, most: int) -> Runs:
+    """The positions that hold a tile, as at most so many runs of neighbours.
+
+    It costs what it lists, not what the tiling spans, where steps say the tiling.
+
+    Args:
+        tiling: The tiling.
+        tile: The number of a tile, row-major.
+        most: Runs to list, at least 2; of more, the first and the last.
+    """
+    if tiling.listed:
+        return _shortened(_runs(np.asarray(tiling.holders(tile))), tiling.num_replicas, most)
+    steps = list(tiling.steps)
+    # Positions that differ in the last digit are neighbours, where that digit copies.
+    length = steps.pop()[0] if steps and not steps[-1][1] else 1
+    numbers = math.prod(size for size, stride in steps if not stride)
+    head, tail = kept(numbers, most)
+    shown = [*range(head), *range(numbers - tail, numbers)]
+    starts = [_start(steps, tile, number) * length for number in shown]
+    runs = [range(start, start + length) for start in starts]
+    return Runs(tuple(runs[:head]), tuple(runs[head:]), tiling.num_replicas)
+
+
+def kept(count: int, most: int) -> tuple[int, int]:
+    """How many of a row to show at its start and at its end; all at its start if they fit.
+
+    One alone is never left out, for to say so takes its place.
+    """
+    if count <= most + 1:
+        return count, 0
+    tail = max(1, most // 4)
+    return most - tail, tail
+
+
+def _start(steps: Sequence[strides.Step], tile: int, number: int) -> int:
+    """Where one of the runs begins, counted in runs: the digits that copy count them."""
+    position = 0
+    by = 1
+    for size, stride in reversed(steps):
+        if stride:
+            digit = tile // stride % size
+        else:
+            number, digit = divmod(number, size)
+        position += digit * by
+        by *= size
+    return position
+
+
+def _runs(ascending: npt.NDArray[np.int64]) -> tuple[range, ...]:
+    breaks = np.flatnonzero(np.diff(ascending) != 1) + 1
+    parts = [part.tolist() for part in np.split(ascending, breaks)]
+    return tuple(range(part[0], part[-1] + 1) for part in parts if part)
+
+
+def _shortened(runs: tuple[range, ...], count: int, most: int) -> Runs:
+    head, tail = kept(len(runs), most)
+    return Runs(runs[:head], runs[len(runs) - tail :], count)

@@ -1,0 +1,163 @@
+"""`visualize`: how an array lies on its devices, for a terminal, a notebook or a file."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from xlashard.errors import ArgumentError
+from xlashard.pictures.page import fragment, page
+from xlashard.pictures.plan import Picture, plan_picture
+from xlashard.pictures.subject import Subject, read_subject
+from xlashard.pictures.svg import svg_text
+from xlashard.pictures.terminal import TerminalPicture
+
+_MOST = 16
+_SUFFIXES = (".svg", ".html", ".txt")
+
+
+@dataclass(frozen=True, repr=False)
+class ShardingPicture:
+    """How an array lies on its devices. Made by `xlashard.visualize`.
+
+    A prompt and a notebook show it by themselves, `print(picture)` writes it as plain text, and
+    `picture.print()` or rich's `print` in colours: one for each tile. Copies of a tile are in one
+    cell. Thick lines run between the devices of different hosts.
+
+    Attributes:
+        subject: What is drawn.
+        max_tiles: How many tiles are drawn along a dimension; of more, the first and the last.
+    """
+
+    subject: Subject
+    max_tiles: int
+
+    @property
+    def plan(self) -> Picture:
+        """The tiles that SVG and HTML show, as values; a terminal may have room for fewer."""
+        return plan_picture(self.subject, self.max_tiles)
+
+    def print(self, *, console: Console | None = None) -> None:
+        """Prints it in colours, where the terminal has them.
+
+        Args:
+            console: Where to; standard output if None.
+        """
+        (console or Console()).print(self)
+
+    def to_svg(self) -> str:
+        """The picture as an SVG file, which needs nothing else and suits any background."""
+        return svg_text(self.plan, alone=True)
+
+    def to_html(self) -> str:
+        """A page with the picture and a table of its tiles."""
+        return page(self.plan)
+
+    def save(self, path: str | Path) -> None:
+        """Writes it to a file.
+
+        Args:
+            path: The file; its suffix says what is written: `.svg`, `.html` or `.txt`.
+
+        Raises:
+            ArgumentError: The suffix is another one.
+        """
+        path = Path(path)
+        writers = dict(zip(_SUFFIXES, (self.to_svg, self.to_html, self._as_text), strict=True))
+        if path.suffix not in writers:
+            raise ArgumentError(
+                f"path is {str(path)!r}, but a picture is written as {', '.join(_SUFFIXES)}: "
+                f"write picture.save({str(path.with_suffix('.svg'))!r})"
+            )
+        path.write_text(writers[path.suffix]() + "\n", encoding="utf-8")
+
+    def _as_text(self) -> str:
+        return _plain(self, Console(file=io.StringIO(), color_system=None, width=100))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield TerminalPicture(self.subject, self.max_tiles)
+
+    def __str__(self) -> str:
+        return _plain(self, Console(color_system=None, force_jupyter=False))
+
+    __repr__ = __str__
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows at a prompt; only a terminal is sent colours."""
+        console = Console(force_jupyter=False)
+        shown = _captured(self, console) if console.is_terminal else str(self)
+        printer.text(shown)
+
+    def _repr_html_(self) -> str:
+        return fragment(self.plan)
+
+
+def visualize(x: Any, sharding: Any = None, *, max_tiles: int = _MOST) -> ShardingPicture:
+    """Draws how an array lies on its devices, or how one would.
+
+    Nothing is read, moved or computed, and drawing costs what is drawn, however many devices there
+    are. Nothing is printed either: a prompt and a notebook show what comes back.
+
+    Args:
+        x: An array of xlashard or JAX; anything else with a `shape` and a `dtype`, such as a
+            `jax.ShapeDtypeStruct`; or a shape, such as `(8, 16)`.
+        sharding: A sharding of xlashard, of JAX or of your own, or a `PartitionSpec` where a mesh
+            is in force; None for the array's own. On an `AbstractMesh`, positions stand for
+            devices. It need not divide the shape.
+        max_tiles: How many tiles to draw along a dimension, at least 2; of more, the first and the
+            last are drawn.
+
+    Returns:
+        The picture: `print` it, `picture.save("x.svg")`, or let a notebook show it.
+
+    Raises:
+        ArgumentError: `x` is neither array nor shape, nothing says its sharding, or it is being
+            traced and the compiler has yet to choose one.
+        GeometryError: The sharding doesn't fit the shape.
+
+    Example:
+        >>> from xlashard import AbstractMesh, NamedSharding, P
+        >>> mesh = AbstractMesh((2, 2), ("data", "model"))
+        >>> print(visualize((4, 6), NamedSharding(mesh, P("model", "data"))))
+        [4,6]  P('model', 'data') on data=2 × model=2
+          devices  4 devices, each holds [2,3]
+          #        a position on the mesh, row-major; it has no devices
+          rows     dimension 0 (4) in 2 tiles of 2, along model=2
+          columns  dimension 1 (6) in 2 tiles of 3, along data=2
+        <BLANKLINE>
+                0:3   3:6
+              ┌─────┬─────┐
+          0:2 │ #0  │ #2  │
+              ├─────┼─────┤
+          2:4 │ #1  │ #3  │
+              └─────┴─────┘
+    """
+    if isinstance(max_tiles, bool) or not isinstance(max_tiles, int) or max_tiles < 2:
+        raise ArgumentError(
+            f"max_tiles is {max_tiles!r}, but a picture needs room for the first and the last tile "
+            "along a dimension: give 2 or more, such as visualize(x, max_tiles=16)"
+        )
+    return ShardingPicture(read_subject(x, sharding), max_tiles)
+
+
+def html_of(x: Any, value: str = "") -> str | None:
+    """What a notebook shows of an array, or None where there is only one tile to show.
+
+    Args:
+        x: The array; only its type and its sharding are looked at.
+        value: A text of its value, where one is at hand.
+    """
+    picture = plan_picture(read_subject(x), _MOST)
+    return fragment(picture, value) if picture.num_tiles > 1 else None
+
+
+def _plain(picture: ShardingPicture, console: Console) -> str:
+    return "\n".join(line.rstrip() for line in _captured(picture, console).splitlines())
+
+
+def _captured(picture: ShardingPicture, console: Console) -> str:
+    with console.capture() as shown:
+        console.print(picture)
+    return shown.get().rstrip("\n")

@@ -1,0 +1,277 @@
+"""What a picture shows, as a value: a grid of tiles, who holds each, and what is left out.
+
+Dimensions that are cut become columns (the last of them), rows (the one before) and panels (all
+others); a dimension that nobody cuts is only named. Of long rows the first and the last tiles are
+drawn, and everything here costs what is drawn, not what the devices number.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from xlashard.geometry import Runs, kept
+from xlashard.pictures.palette import BLANK, COLOURS
+from xlashard.pictures.placement import Places, tile_number
+from xlashard.pictures.subject import LISTED, Subject
+
+_CELLS = 1024
+"""Tiles in all panels together; where there are more, panels are left out."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which numbers of a row are drawn.
+
+    Attributes:
+        first: From its start.
+        last: Up to its end, where some between are left out; otherwise none.
+        left_out: How many those are.
+    """
+
+    first: range
+    last: range
+    left_out: int
+
+    def __iter__(self) -> Iterator[int | None]:
+        """The numbers in order, with None where some are left out."""
+        yield from self.first
+        if self.last:
+            yield None
+            yield from self.last
+
+    def __len__(self) -> int:
+        return len(self.first) + (1 + len(self.last) if self.last else 0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One tile.
+
+    Attributes:
+        index: Its slices, with start and stop.
+        ids: The ids of the devices that hold it, or their positions on a mesh without devices.
+        hosts: The processes of those devices; None on a mesh without devices.
+        by_host: The ids by process.
+        colour: Its background, `"#rrggbb"`.
+    """
+
+    index: tuple[slice, ...]
+    ids: Runs
+    hosts: Runs | None
+    by_host: tuple[tuple[int, Runs], ...]
+    colour: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A grid of tiles that differ in two dimensions at most.
+
+    Attributes:
+        places: The coordinates of its tiles in the dimensions that make the panels.
+        cells: Rows of tiles, `[rows][columns]`; None where some are left out.
+    """
+
+    places: Places
+    cells: tuple[tuple[Cell | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A grid of tiles, ready to be drawn.
+
+    Attributes:
+        subject: What is drawn.
+        row_dim: The dimension that runs down; None where none does.
+        column_dim: The dimension that runs across; None where none does.
+        panel_dims: The dimensions by which panels differ.
+        rows: The tiles of `row_dim` that are drawn.
+        columns: The tiles of `column_dim` that are drawn.
+        panel_numbers: The panels that are drawn, counted row-major.
+        panels: Those panels, None where some are left out.
+    """
+
+    subject: Subject
+    row_dim: int | None
+    column_dim: int | None
+    panel_dims: tuple[int, ...]
+    rows: Shown
+    columns: Shown
+    panel_numbers: Shown
+    panels: tuple[Panel | None, ...]
+
+    @property
+    def whole_dims(self) -> tuple[int, ...]:
+        """The dimensions that nobody cuts."""
+        return tuple(i for i, n in enumerate(self.subject.placement.counts) if n == 1)
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """All tiles that are drawn."""
+        rows = (row for panel in self.panels if panel for row in panel.cells)
+        return (cell for row in rows for cell in row if cell)
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether its devices belong to more than one process."""
+        return len({host for cell in self.cells for host in cell.hosts or ()}) > 1
+
+    def panels_across(self, fit: int) -> int:
+        """How many panels stand side by side, where there is room for so many.
+
+        As many as the last of their dimensions has, if there are several; else in even lines.
+        """
+        if not self.panel_dims or fit < 2:
+            return 1
+        last = self.subject.placement.counts[self.panel_dims[-1]]
+        if len(self.panel_dims) > 1 and last <= fit:
+            return last
+        longest = max(len(self.panel_numbers.first), len(self.panel_numbers.last))
+        return -(-longest // -(-longest // fit))
+
+    @property
+    def num_tiles(self) -> int:
+        """How many tiles there are, drawn or not."""
+        return math.prod(self.subject.placement.counts)
+
+
+def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -> Picture:
+    """Chooses what to draw.
+
+    Args:
+        subject: The array.
+        most: Tiles to draw along a dimension, at least 2; of more, some of the first and the last.
+        most_columns: Columns that there is room for; None for any number.
+    """
+    counts = subject.placement.counts
+    cut = [dim for dim, count in enumerate(counts) if count > 1]
+    row_dim, column_dim = _down_and_across(cut, len(counts))
+    panel_dims = tuple(dim for dim in cut if dim not in (row_dim, column_dim))
+    rows = _shown(1 if row_dim is None else counts[row_dim], most)
+    columns = _shown(1 if column_dim is None else counts[column_dim], most, most_columns)
+    fitting = max(2, _CELLS // (len(rows) * len(columns)))
+    panel_numbers = _shown(math.prod(counts[dim] for dim in panel_dims), min(most, fitting))
+    share = max(32, LISTED // (len(rows) * len(columns) * len(panel_numbers)))
+    drawn: list[Panel | None] = []
+    for number in panel_numbers:
+        if number is None:
+            drawn.append(None)
+            continue
+        at = _digits(number, [counts[dim] for dim in panel_dims])
+        places = dict(zip(panel_dims, at, strict=True))
+        maker = _CellMaker(subject, row_dim, column_dim, places, number, share)
+        cells = tuple(tuple(maker.cell(r, c) for c in columns) for r in rows)
+        drawn.append(Panel(at, cells))
+    return Picture(
+        subject, row_dim, column_dim, panel_dims, rows, columns, panel_numbers, tuple(drawn)
+    )
+
+
+def _shown(count: int, most: int, room: int | None = None) -> Shown:
+    """Which of a row to draw: where not all are, half will do to show how it goes on."""
+    most = most if count <= most else max(2, most // 2)
+    head, tail = kept(count, most if room is None else min(most, room))
+    return Shown(range(head), range(count - tail, count), count - head - tail)
+
+
+def _down_and_across(cut: Sequence[int], ndim: int) -> tuple[int | None, int | None]:
+    """The dimensions of rows and columns: as a matrix is written, the last one runs across."""
+    if len(cut) >= 2:
+        return cut[-2], cut[-1]
+    if not cut:
+        return None, None
+    return (None, cut[0]) if cut[0] == ndim - 1 else (cut[0], None)
+
+
+def _digits(number: int, sizes: Sequence[int]) -> Places:
+    digits = []
+    for size in reversed(sizes):
+        number, digit = divmod(number, size)
+        digits.append(digit)
+    return tuple(reversed(digits))
+
+
+@dataclass(frozen=True)
+class _CellMaker:
+    """Makes the tiles of one panel.
+
+    Attributes:
+        subject: The array.
+        row_dim: The dimension that runs down.
+        column_dim: The dimension that runs across.
+        places: The coordinates in the dimensions that make the panels.
+        number: The number of the panel.
+        share: How many devices of each tile to look at.
+    """
+
+    subject: Subject
+    row_dim: int | None
+    column_dim: int | None
+    places: dict[int, int]
+    number: int
+    share: int
+
+    def cell(self, row: int | None, column: int | None) -> Cell | None:
+        """The tile at a place of the panel, None for a gap."""
+        if row is None or column is None:
+            return None
+        placement = self.subject.placement
+        at = {**self.places}
+        if self.row_dim is not None:
+            at[self.row_dim] = row
+        if self.column_dim is not None:
+            at[self.column_dim] = column
+        places = tuple(at.get(dim, 0) for dim in range(len(placement.counts)))
+        index = tuple(placement.cut(dim, place) for dim, place in enumerate(places))
+        ids, by_host = self._names(placement.holders(places, self.share))
+        hosts = None
+        if self.subject.devices is not None:
+            hosts = _hosts(ids, by_host)
+        return Cell(index, ids, hosts, by_host, self._colour(places, row, column, ids))
+
+    def _names(self, positions: Runs) -> tuple[Runs, tuple[tuple[int, Runs], ...]]:
+        """The ids of devices at some positions, and by the host that they belong to."""
+        devices = self.subject.devices
+        if devices is None:
+            return positions, ()
+        head, tail = _sample(positions, self.share)
+        first, last = ([devices[p] for p in part] for part in (head, tail))
+        by_host: dict[int, list[int]] = {}
+        for device in (*first, *last):
+            by_host.setdefault(device.process_index, []).append(device.id)
+        listed, rest = (Runs.of([d.id for d in part]).first for part in (first, last))
+        grouped = tuple((host, Runs.of(by_host[host])) for host in sorted(by_host))
+        return Runs(listed, rest, positions.count), grouped
+
+    def _colour(self, places: Places, row: int, column: int, ids: Runs) -> str:
+        """A colour that no neighbour has, and that no other tile has where there are enough."""
+        placement = self.subject.placement
+        is_empty = not placement.is_even and not all(
+            cut.stop - cut.start for cut in map(placement.cut, range(len(places)), places)
+        )
+        if is_empty or not ids.count:
+            return BLANK
+        number = tile_number(places, placement.counts)
+        if math.prod(placement.counts) > len(COLOURS):
+            number = column + 3 * row + 5 * self.number
+        return COLOURS[number % len(COLOURS)]
+
+
+def _hosts(ids: Runs, by_host: Iterable[tuple[int, Runs]]) -> Runs:
+    """The processes of some devices; those of the last ones apart where devices are left out."""
+    numbers = [host for host, _ in by_host]
+    if ids.is_whole or len(numbers) == 1:
+        return Runs.of(numbers)
+    *first, last = numbers
+    return Runs(Runs.of(first).first, Runs.of([last]).first, len(numbers))
+
+
+def _sample(runs: Runs, most: int) -> tuple[list[int], list[int]]:
+    """The first and the last numbers of runs; all of them as the first if they are few."""
+    head, tail = kept(runs.count, most)
+    if not tail and runs.is_whole:
+        return list(runs), []
+    first = islice((n for run in runs.first for n in run), head)
+    ends = runs.last or runs.first
+    last = islice((n for run in reversed(ends) for n in reversed(run)), tail)
+    return list(first), list(last)[::-1]

@@ -1,0 +1,226 @@
+"""What is to be drawn, read from an array, or from a shape and a sharding."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.experimental.layout import Format
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, device_assignment
+from xlashard._jax.tracing import mesh_in_force
+from xlashard.errors import ArgumentError, ShardingError, TilingError
+from xlashard.geometry import Tiling
+from xlashard.pictures.placement import Pieces, Placement, Tiles
+from xlashard.sharding import (
+    GSPMDSharding,
+    NamedSharding,
+    Sharding,
+    SingleDeviceSharding,
+    XLACompatibleSharding,
+    from_jax,
+    grid_of,
+    spec_of,
+)
+
+LISTED = 4096
+"""Devices that one picture looks at, one by one."""
+
+type AnySharding = Sharding | JaxSharding
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """An array, or one that might be, and where its tiles are.
+
+    Attributes:
+        shape: Its shape.
+        dtype: The name of its dtype; None for a shape alone.
+        itemsize: Bytes per element; None for a shape alone.
+        sharding: The sharding in words.
+        memory_kind: The memory that holds the data, where it is not the devices' usual one.
+        mesh: The mesh axes with their sizes; empty where there is no mesh.
+        dim_axes: For each dimension the mesh axes that cut it, None where that is left open;
+            None where there is no mesh.
+        devices: The devices by position; None on a mesh without devices.
+        placement: Where the tiles are.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str | None
+    itemsize: int | None
+    sharding: str
+    memory_kind: str | None
+    mesh: tuple[tuple[str, int], ...]
+    dim_axes: tuple[tuple[str, ...] | None, ...] | None
+    devices: Sequence[Device] | None
+    placement: Placement
+
+    @property
+    def copied_along(self) -> tuple[tuple[str, int], ...]:
+        """The mesh axes along which each tile is repeated."""
+        used = {axis for axes in self.dim_axes or () for axis in axes or ()}
+        return tuple((name, size) for name, size in self.mesh if name not in used and size > 1)
+
+    @cached_property
+    def num_hosts(self) -> int | None:
+        """How many processes its devices belong to, where there are few enough to look at all."""
+        if self.devices is None or len(self.devices) > LISTED:
+            return None
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all elements."""
+        return None if self.itemsize is None else math.prod(self.shape) * self.itemsize
+
+    @property
+    def tile_bytes(self) -> int | None:
+        """Bytes of the biggest tile."""
+        return None if self.itemsize is None else math.prod(self.placement.tile) * self.itemsize
+
+
+def read_subject(x: Any, sharding: Any = None) -> Subject:
+    """Reads what a caller wants to see; of an array neither value nor buffers are touched.
+
+    Args:
+        x: An array, a `ShapeDtypeStruct`, or a shape.
+        sharding: A sharding; None for the array's own.
+
+    Raises:
+        ArgumentError: Nothing says the shape, or the sharding.
+        GeometryError: The sharding does not fit the shape.
+    """
+    shape, dtype = _type_of(x)
+    given = _sharding_of(x) if sharding is None else as_sharding(sharding)
+    own = _own_class(given)
+    devices, placement = _placed(own, shape)
+    named = isinstance(own, NamedSharding)
+    return Subject(
+        shape=shape,
+        dtype=None if dtype is None else dtype.name,
+        itemsize=None if dtype is None else dtype.itemsize,
+        sharding=_words(own),
+        memory_kind=_chosen_memory(own.memory_kind, devices),
+        mesh=tuple(grid_of(own.mesh).shape.items()) if named else (),
+        dim_axes=own.normal_spec.for_rank(len(shape)) if named else None,
+        devices=devices,
+        placement=placement,
+    )
+
+
+def is_shape(x: Any) -> bool:
+    """Whether it is a shape: a sequence of sizes."""
+    return isinstance(x, tuple | list) and all(
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0 for n in x
+    )
+
+
+def _type_of(x: Any) -> tuple[tuple[int, ...], Any]:
+    if is_shape(x):
+        return tuple(map(int, x)), None
+    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    if shape is None or dtype is None:
+        raise ArgumentError(
+            f"visualize draws an array, or a shape with a sharding, not {type(x).__name__}: write "
+            "visualize(x) of a jax.Array or visualize((8, 16), NamedSharding(mesh, P('data')))"
+        )
+    return tuple(shape), dtype
+
+
+def _sharding_of(x: Any) -> AnySharding:
+    """The sharding that a thing carries itself."""
+    if isinstance(x, Tracer):
+        return _sharding_of_tracer(x)
+    own = getattr(x, "sharding", None)
+    if isinstance(own, Sharding | JaxSharding):
+        return own
+    shape = tuple(x) if is_shape(x) else x.shape
+    kind = "a shape" if is_shape(x) else f"this {type(x).__name__}"
+    raise ArgumentError(
+        f"{kind} has no sharding of its own: write visualize({shape}, NamedSharding(mesh, "
+        "P('data')))"
+    )
+
+
+def _sharding_of_tracer(x: Any) -> AnySharding:
+    sharding = jax.typeof(x).sharding
+    mesh = sharding.mesh
+    if not mesh.empty and all(kind == AxisType.Explicit for kind in mesh.axis_types):
+        return sharding
+    raise ArgumentError(
+        f"this {jax.typeof(x).str_short()} is being traced, and the compiler chooses its sharding "
+        "later: write jax.debug.inspect_array_sharding(x, callback=lambda s: "
+        "print(xlashard.visualize(x.shape, s))), which draws it when that is known"
+    )
+
+
+def as_sharding(given: Any) -> AnySharding:
+    """Reads a sharding as people write it.
+
+    Raises:
+        ArgumentError: It is none, or a spec where no mesh is in force.
+    """
+    if isinstance(given, Format) and given.sharding is not None:
+        given = given.sharding
+    if isinstance(given, Sharding | JaxSharding):
+        return given
+    if isinstance(given, jax.Device):
+        return SingleDeviceSharding(given)
+    if isinstance(given, PartitionSpec):
+        mesh = mesh_in_force() or jax.sharding.get_abstract_mesh()
+        if not mesh.empty:
+            return NamedSharding(mesh, given)
+        spec = spec_of(given).describe()
+        raise ArgumentError(
+            f"sharding is {spec}, but no mesh is in force: call inside "
+            f"`with jax.set_mesh(mesh):`, or write NamedSharding(mesh, {spec})"
+        )
+    raise ArgumentError(
+        f"sharding must be a sharding, not {type(given).__name__}: for example "
+        "NamedSharding(mesh, P('data'))"
+    )
+
+
+def _own_class(given: AnySharding) -> Any:
+    """The sharding of this package that says the same; a stranger's class as it is."""
+    try:
+        return from_jax(given)
+    except ShardingError:
+        if isinstance(given, jax.sharding.NamedSharding):
+            raise
+        return given
+
+
+def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, Placement]:
+    if isinstance(own, NamedSharding) and isinstance(own.mesh, AbstractMesh):
+        return None, Tiles(own.tiling(shape), shape)
+    if isinstance(own, XLACompatibleSharding):
+        return own.devices, Tiles(own.tiling(shape), shape)
+    devices = own.devices if isinstance(own, Sharding) else device_assignment(own)
+    try:
+        if isinstance(own, Sharding):
+            return devices, Tiles(own.tiling(shape), shape)
+        index_map = own.devices_indices_map(shape)
+        return devices, Tiles(Tiling.from_indices(shape, [index_map[d] for d in devices]), shape)
+    except TilingError:
+        index_map = own.devices_indices_map(shape)
+        return devices, Pieces.from_indices(shape, [index_map[d] for d in devices])
+
+
+def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | None:
+    """A kind of memory, unless it is the one that devices use anyway."""
+    return None if devices and kind == default_memory_kind(devices[0]) else kind
+
+
+def _words(own: Any) -> str:
+    if isinstance(own, NamedSharding):
+        return own.normal_spec.describe()
+    if isinstance(own, GSPMDSharding):
+        return f"GSPMDSharding {own.tile_assignment.to_text()}"
+    return type(own).__name__

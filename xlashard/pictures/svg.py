@@ -1,0 +1,258 @@
+"""A picture as SVG: text that can be selected, a tooltip on each tile, any background."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import pairwise
+
+from xlashard.pictures.borders import THICK, Borders
+from xlashard.pictures.palette import INK
+from xlashard.pictures.plan import Cell, Panel, Picture
+from xlashard.pictures.words import (
+    cut_text,
+    devices_text,
+    facts,
+    hosts_text,
+    index_text,
+    left_out_text,
+    panel_text,
+    placed_text,
+    title_text,
+)
+
+_LETTER = 7.25
+"""Width of a character of the font, in pixels."""
+
+_LINE = 17
+_GAP = 24
+_MARGIN = 8
+_WIDEST = 1400
+"""Panels stand side by side up to this width."""
+
+_LONGEST_CELL = 24
+_LONGEST_LINE = 110
+_FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
+
+# In a page it takes the colour around it; a file brings its own paper, for nobody knows what a
+# viewer puts behind it.
+_PAPER = (
+    "<style>.xlashard-picture{{color:#1f2328}}.xlashard-picture .paper{{fill:#fff}}"
+    "@media(prefers-color-scheme:dark){{.xlashard-picture{{color:#e6edf3}}"
+    ".xlashard-picture .paper{{fill:#0d1117}}}}</style>"
+    '<rect class="paper" width="{width:.0f}" height="{height:.0f}" rx="6"/>'
+)
+
+
+def svg_text(picture: Picture, *, alone: bool) -> str:
+    """The picture as an SVG element, without ids, scripts or anything from elsewhere.
+
+    Args:
+        picture: The picture.
+        alone: For a file of its own: with the words above the grid, and colours for a light and a
+            dark background. In a page the words are the page's.
+    """
+    sheet = _Sheet(picture)
+    title = title_text(picture.subject)
+    said = [f"{word}: {sentence}" for word, sentence in facts(picture)]
+    top = _MARGIN
+    head: list[str] = []
+    width = sheet.size[0]
+    if alone:
+        rows = [title, *(f"{word:<9}{sentence}" for word, sentence in facts(picture))]
+        short = [
+            row if len(row) <= _LONGEST_LINE else row[: _LONGEST_LINE - 1] + "…" for row in rows
+        ]
+        for number, row in enumerate(short):
+            top += _LINE
+            weight = "" if number else ' font-weight="bold"'
+            head.append(_text(_MARGIN, top - 4, row, f'{weight} xml:space="preserve"'))
+        top += 10
+        width = max(width, max(map(len, short)) * _LETTER)
+    width, height = width + 2 * _MARGIN, top + sheet.size[1] + _MARGIN
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="xlashard-picture" role="img" '
+            f'aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'width="{width:.0f}" height="{height:.0f}" style="max-width:100%;height:auto" '
+            f'font-family="{_FONT}" font-size="12" fill="currentColor">',
+            f"<title>{escape(title)}</title><desc>{escape('; '.join(said))}</desc>",
+            _PAPER.format(width=width, height=height) if alone else "",
+            *head,
+            f'<g transform="translate({_MARGIN} {top})">',
+            *sheet.panels(),
+            "</g></svg>",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Where everything is, in pixels."""
+
+    picture: Picture
+
+    @cached_property
+    def cell(self) -> tuple[float, float]:
+        """Width and height of a tile."""
+        picture = self.picture
+        words = [w for cell in picture.cells for w in self._words(cell)]
+        if picture.column_dim is not None:
+            words += [self._column_name(c) for c in picture.columns if c is not None]
+        return max(map(len, words)) * _LETTER + 18, 42 if picture.has_hosts else 32
+
+    @cached_property
+    def label(self) -> float:
+        """Width of what stands left of the tiles."""
+        if self.picture.row_dim is None:
+            return 0
+        return max(len(self._row_name(row)) for row in self.picture.rows) * _LETTER + 10
+
+    @cached_property
+    def columns(self) -> list[float]:
+        """Where the columns begin, and where the last one ends."""
+        gap = len(left_out_text(self.picture.columns)) * _LETTER + 12
+        return _edges(self.label, self.cell[0], gap, list(self.picture.columns))
+
+    @cached_property
+    def rows(self) -> list[float]:
+        """Where the rows begin, and where the last one ends."""
+        above = _LINE * (bool(self.picture.panel_dims) + (self.picture.column_dim is not None))
+        return _edges(above + 2, self.cell[1], _LINE + 4, list(self.picture.rows))
+
+    @cached_property
+    def across(self) -> int:
+        """How many panels stand side by side."""
+        return self.picture.panels_across(int((_WIDEST + _GAP) // (self.columns[-1] + _GAP)))
+
+    @cached_property
+    def places(self) -> list[tuple[float, float]]:
+        """Where each panel is; where some are left out, the next begins a new line."""
+        width, height = self.columns[-1] + _GAP, self.rows[-1] + _GAP
+        places = []
+        x = y = 0.0
+        for panel in self.picture.panels:
+            if panel is None:
+                y += height if x else 0
+                places.append((0.0, y))
+                x, y = 0.0, y + _LINE + _GAP
+                continue
+            if x >= width * self.across:
+                x, y = 0.0, y + height
+            places.append((x, y))
+            x += width
+        return places
+
+    @cached_property
+    def size(self) -> tuple[float, float]:
+        """Width and height of all panels together."""
+        right = max(x for x, _ in self.places) + self.columns[-1]
+        return right, self.places[-1][1] + self.rows[-1]
+
+    def panels(self) -> Iterator[str]:
+        """The elements of each panel."""
+        for number, (panel, (x, y)) in enumerate(
+            zip(self.picture.panels, self.places, strict=True)
+        ):
+            yield f'<g transform="translate({x:g} {y:g})">'
+            if panel is None:
+                rest = f"… {self.picture.panel_numbers.left_out:,} more panels …"
+                yield _text(self.label, _LINE, rest, ' opacity="0.7"')
+            else:
+                yield from self._panel(number, panel)
+            yield "</g>"
+
+    def _panel(self, number: int, panel: Panel) -> Iterator[str]:
+        picture = self.picture
+        if picture.panel_dims:
+            yield _text(self.label + 2, 11, panel_text(picture, number), ' font-weight="bold"')
+        yield from self._names()
+        for row, cells in enumerate(panel.cells):
+            for column, cell in enumerate(cells):
+                yield self._tile(cell, row, column)
+        if picture.has_hosts:
+            yield self._host_lines(panel.cells)
+
+    def _names(self) -> Iterator[str]:
+        """The ranges above the columns and left of the rows."""
+        picture = self.picture
+        if picture.column_dim is not None:
+            for column, (left, right) in zip(picture.columns, pairwise(self.columns), strict=True):
+                name = (
+                    left_out_text(picture.columns) if column is None else self._column_name(column)
+                )
+                yield _middle((left + right) / 2, self.rows[0] - 6, name, ' opacity="0.8"')
+        if picture.row_dim is not None:
+            for row, (top, bottom) in zip(picture.rows, pairwise(self.rows), strict=True):
+                style = ' text-anchor="end" opacity="0.8"'
+                yield _text(self.label - 7, (top + bottom) / 2 + 4, self._row_name(row), style)
+
+    def _tile(self, cell: Cell | None, row: int, column: int) -> str:
+        left, right = self.columns[column : column + 2]
+        top, bottom = self.rows[row : row + 2]
+        middle, centre = (left + right) / 2, (top + bottom) / 2 + 4
+        if cell is None:
+            return _middle(middle, centre, "…", ' opacity="0.7"')
+        words = self._words(cell)
+        first = centre - 7.5 * (len(words) - 1)
+        lines = (
+            _middle(middle, first + 15 * n, word, ' font-weight="bold"' if not n else "")
+            for n, word in enumerate(words)
+        )
+        tip = f"{index_text(self.picture, cell)} on {placed_text(self.picture, cell)}"
+        return (
+            f'<g class="tile" fill="{INK}"><title>{escape(tip)}</title>'
+            f'<rect x="{left + 1.5:g}" y="{top + 1.5:g}" width="{right - left - 3:g}" '
+            f'height="{bottom - top - 3:g}" rx="3" fill="{cell.colour}"/>'
+            f"{''.join(lines)}</g>"
+        )
+
+    def _host_lines(self, cells: Sequence[Sequence[Cell | None]]) -> str:
+        """The lines between hosts, and around all of them."""
+        borders = Borders.of(cells, has_hosts=True)
+        drawn = []
+        for row, weights in enumerate(borders.across):
+            for (left, right), weight in zip(pairwise(self.columns), weights, strict=True):
+                if weight == THICK:
+                    drawn.append(f"M{left:g} {self.rows[row]:g}H{right:g}")
+        for weights, (top, bottom) in zip(borders.down, pairwise(self.rows), strict=True):
+            for left, weight in zip(self.columns, weights, strict=True):
+                if weight == THICK:
+                    drawn.append(f"M{left:g} {top:g}V{bottom:g}")
+        return (
+            '<path class="hosts" fill="none" stroke="currentColor" stroke-width="2" '
+            f'stroke-linecap="square" d="{"".join(drawn)}"/>'
+        )
+
+    def _words(self, cell: Cell) -> list[str]:
+        words = [devices_text(self.picture, cell, _LONGEST_CELL)]
+        if self.picture.has_hosts:
+            words.append(hosts_text(cell, _LONGEST_CELL))
+        return words
+
+    def _column_name(self, column: int) -> str:
+        dim = self.picture.column_dim
+        assert dim is not None
+        return cut_text(self.picture.subject.placement.cut(dim, column))
+
+    def _row_name(self, row: int | None) -> str:
+        dim = self.picture.row_dim
+        assert dim is not None
+        if row is None:
+            return left_out_text(self.picture.rows)
+        return cut_text(self.picture.subject.placement.cut(dim, row))
+
+
+def _edges(start: float, size: float, gap: float, row: Sequence[int | None]) -> list[float]:
+    edges = [start]
+    for number in row:
+        edges.append(edges[-1] + (gap if number is None else size))
+    return edges
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}"{style}>{escape(text)}</text>'
+
+
+def _middle(x: float, y: float, text: str, style: str = "") -> str:
+    return _text(x, y, text, f' text-anchor="middle"{style}')

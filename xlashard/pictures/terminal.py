@@ -1,0 +1,259 @@
+"""A picture in a terminal: as many tiles as its width allows, legible without colours too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from xlashard.pictures.borders import Borders, line
+from xlashard.pictures.palette import INK
+from xlashard.pictures.plan import Cell, Panel, Picture, plan_picture
+from xlashard.pictures.subject import Subject
+from xlashard.pictures.words import (
+    cut_text,
+    devices_text,
+    facts,
+    hosts_text,
+    in_ascii,
+    left_out_text,
+    panel_text,
+    title_text,
+)
+
+_LONGEST = 28
+"""Characters of a cell, however much room there is."""
+
+_BETWEEN = 3
+"""Spaces between panels that stand side by side."""
+
+
+@dataclass(frozen=True)
+class TerminalPicture:
+    """An array for rich to print.
+
+    Attributes:
+        subject: The array.
+        most: Tiles to draw along a dimension.
+    """
+
+    subject: Subject
+    most: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = _Page(options.max_width, options.ascii_only)
+        sheet = _fitting(self.subject, self.most, page)
+        yield Text(page.say(title_text(self.subject)), style="bold")
+        known = Table.grid(padding=(0, 2))
+        for word, sentence in facts(sheet.picture):
+            known.add_row(Text(word, "dim"), Text(page.say(sentence)))
+        yield Padding(known, (0, 0, 1, 2))
+        for text in sheet.lines():
+            text.no_wrap = True
+            text.overflow = "ellipsis"
+            yield text
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What the terminal can show."""
+
+    width: int
+    ascii_only: bool
+
+    def say(self, text: str) -> str:
+        """A text in characters that it knows."""
+        return in_ascii(text) if self.ascii_only else text
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """A picture with the widths of its parts.
+
+    Attributes:
+        picture: The picture.
+        page: Where it goes.
+        cell: Characters in a cell.
+        label: Characters left of the cells.
+        platform: Whether cells say the kind of devices.
+    """
+
+    picture: Picture
+    page: _Page
+    cell: int
+    label: int
+    platform: bool
+
+    @property
+    def width(self) -> int:
+        """Of one panel."""
+        return self.label + 1 + sum(self.column_width(c) + 1 for c in self.picture.columns)
+
+    def column_width(self, column: int | None) -> int:
+        """Of one column."""
+        if column is not None:
+            return self.cell
+        return len(self.page.say(left_out_text(self.picture.columns))) + 2
+
+    def lines(self) -> list[Text]:
+        """The panels, as many side by side as there is room for."""
+        picture = self.picture
+        if not picture.panel_dims:
+            return self._panel(0)[:-1]
+        across = picture.panels_across((self.page.width + _BETWEEN) // (self.width + _BETWEEN))
+        drawn: list[Text] = []
+        together: list[list[Text]] = []
+        for number, panel in enumerate(picture.panels):
+            if panel is None or len(together) == across:
+                drawn += _side_by_side(together, self.width)
+                together = []
+            if panel is None:
+                rest = f"{picture.panel_numbers.left_out:,} more panels"
+                drawn += [Text(self.page.say(f"{' ' * self.label} … {rest} …"), "dim"), Text("")]
+            else:
+                together.append(self._panel(number))
+        drawn += _side_by_side(together, self.width)
+        return drawn[:-1]
+
+    def _panel(self, number: int) -> list[Text]:
+        """One panel, with its heading, the ranges above and left of it, and a blank line."""
+        picture = self.picture
+        panel = picture.panels[number]
+        assert panel is not None
+        borders = Borders.of(panel.cells, has_hosts=picture.has_hosts)
+        drawn = []
+        if picture.panel_dims:
+            drawn.append(Text(f"{' ' * self.label} {panel_text(picture, number)}", "bold"))
+        if picture.column_dim is not None:
+            drawn.append(self._column_names())
+        for row, cells in enumerate(panel.cells):
+            drawn.append(self._border(borders, row))
+            drawn += self._row(borders, panel, row, cells)
+        drawn += [self._border(borders, len(panel.cells)), Text("")]
+        return drawn
+
+    def _column_names(self) -> Text:
+        picture = self.picture
+        dim = picture.column_dim
+        assert dim is not None
+        text = " " * (self.label + 1)
+        for column in picture.columns:
+            if column is None:
+                name = self.page.say(left_out_text(picture.columns))
+            else:
+                name = cut_text(picture.subject.placement.cut(dim, column))
+            text += f"{name:^{self.column_width(column)}} "
+        return Text(text.rstrip(), style="cyan")
+
+    def _border(self, borders: Borders, row: int) -> Text:
+        ascii_only = self.page.ascii_only
+        text = " " * self.label
+        for column, number in enumerate(self.picture.columns):
+            text += borders.crossing(row, column, ascii_only=ascii_only)
+            dash = line(borders.across[row][column], down=False, ascii_only=ascii_only)
+            text += dash * self.column_width(number)
+        return Text(text + borders.crossing(row, len(self.picture.columns), ascii_only=ascii_only))
+
+    def _row(
+        self, borders: Borders, panel: Panel, row: int, cells: Sequence[Cell | None]
+    ) -> list[Text]:
+        bar = partial(line, down=True, ascii_only=self.page.ascii_only)
+        height = 2 if self.picture.has_hosts and any(cells) else 1
+        drawn = []
+        for n in range(height):
+            text = Text(self._row_name(row) if n == 0 else " " * self.label, style="")
+            text.stylize("cyan")
+            for column, (number, cell) in enumerate(zip(self.picture.columns, cells, strict=True)):
+                text.append(bar(borders.down[row][column]), "default")
+                width = self.column_width(number)
+                text.append(f"{self._label(cell, n):^{width}}", _style(cell))
+            text.append(bar(borders.down[row][-1]), "default")
+            drawn.append(text)
+        return drawn
+
+    def _row_name(self, row: int) -> str:
+        dim = self.picture.row_dim
+        if dim is None:
+            return " " * self.label
+        place = list(self.picture.rows)[row]
+        if place is None:
+            name = self.page.say(left_out_text(self.picture.rows))
+        else:
+            name = cut_text(self.picture.subject.placement.cut(dim, place))
+        return f"{name:>{self.label - 1}} "
+
+    def _label(self, cell: Cell | None, number: int) -> str:
+        room = self.cell - 2
+        if cell is None:
+            text = "" if number else "…"
+        elif number:
+            text = hosts_text(cell, room)
+        else:
+            text = devices_text(self.picture, cell, room, platform=self.platform)
+        return self.page.say(text)
+
+
+def _style(cell: Cell | None) -> Style:
+    if cell is None:
+        return Style(dim=True)
+    return Style(color=INK, bgcolor=cell.colour)
+
+
+def _fitting(subject: Subject, most: int, page: _Page) -> _Sheet:
+    """The picture with most columns, and then with the longest texts, that fits."""
+    columns = most
+    while True:
+        picture = plan_picture(subject, most, columns)
+        sheets = [_sized(picture, page, longest) for longest in (_LONGEST, 14, 7)]
+        fitting = (s for s in sheets if s.width <= page.width)
+        found = next(fitting, None)
+        if found is not None:
+            return found
+        if columns <= 2 or len(picture.columns) <= 2:
+            return sheets[-1]
+        columns = min(columns, len(picture.columns)) - 1
+
+
+def _sized(picture: Picture, page: _Page, longest: int) -> _Sheet:
+    """A sheet whose cells have room for what they say, up to a length."""
+    platform = longest > 7
+    words = [
+        text
+        for cell in picture.cells
+        for text in (
+            devices_text(picture, cell, longest, platform=platform),
+            hosts_text(cell, longest) if picture.has_hosts else "",
+        )
+    ]
+    placement = picture.subject.placement
+    label = 0
+    if picture.column_dim is not None:
+        dim = picture.column_dim
+        words += [cut_text(placement.cut(dim, c)) for c in picture.columns if c is not None]
+    if picture.row_dim is not None:
+        dim = picture.row_dim
+        names = [
+            left_out_text(picture.rows) if r is None else cut_text(placement.cut(dim, r))
+            for r in picture.rows
+        ]
+        label = max(len(page.say(name)) for name in names) + 3
+    cell = max(len(page.say(word)) for word in words) + 2
+    return _Sheet(picture, page, cell, label or 2, platform)
+
+
+def _side_by_side(panels: Sequence[list[Text]], width: int) -> list[Text]:
+    joined = []
+    for parts in zip(*panels, strict=True):
+        text = Text()
+        for n, part in enumerate(parts):
+            if n:
+                text.append(" " * _BETWEEN)
+            text.append_text(part)
+            if n < len(parts) - 1:
+                text.append(" " * (width - part.cell_len))
+        joined.append(text)
+    return joined

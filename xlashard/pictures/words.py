@@ -1,0 +1,208 @@
+"""The words of a picture, the same in a terminal, in SVG and in HTML."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from xlashard.geometry import Runs
+from xlashard.pictures.plan import Cell, Picture, Shown
+from xlashard.pictures.subject import Subject
+from xlashard.pictures.units import in_bytes
+
+_WRITTEN_OUT = 4
+"""Runs in even steps that are written out, where there is room for all."""
+
+_ASCII = str.maketrans({"–": "-", "×": "x", "…": "...", "·": "-"})
+
+
+def in_ascii(text: str) -> str:
+    """The same words for a terminal that knows nothing else."""
+    return text.translate(_ASCII)
+
+
+def runs_text(runs: Runs, most: int) -> str:
+    """Numbers as people write them: `0–3, 8, 9`; in even steps `0, 8 … 504`.
+
+    Args:
+        runs: The numbers.
+        most: Characters that there is room for; of more numbers, the first and the last.
+    """
+    first, last = ([_run_text(run) for run in part] for part in (runs.first, runs.last))
+    text = ", ".join([*first, *(["…"] if last else []), *last])
+    if len(first) > _WRITTEN_OUT and runs.is_whole and _is_even(runs.first):
+        text = f"{', '.join(first[:2])} … {first[-1]}"
+    if len(text) <= most or not first:
+        return text
+    end = _run_text((runs.last or runs.first)[-1])
+    for count in range(min(len(first), most // 2), 0, -1):
+        text = f"{', '.join(first[:count])} … {end}"
+        if len(text) <= most:
+            return text
+    return f"{runs.first[0].start} +{runs.count - 1}"
+
+
+def _is_even(runs: Sequence[range]) -> bool:
+    """Whether runs are of one length, and one step apart."""
+    steps = {b.start - a.start for a, b in pairwise(runs)}
+    return len(steps) == 1 and len(set(map(len, runs))) == 1
+
+
+def _run_text(run: range) -> str:
+    if len(run) == 1:
+        return str(run.start)
+    return f"{run.start}{'–' if len(run) > 2 else ', '}{run[-1]}"
+
+
+def devices_text(picture: Picture, cell: Cell, most: int, *, platform: bool = True) -> str:
+    """Who holds a tile: `CPU 0–3`, or `#0–3` by position where there are no devices.
+
+    Args:
+        picture: The picture.
+        cell: The tile.
+        most: Characters that there is room for.
+        platform: Whether to say the kind of devices.
+    """
+    if not cell.ids.count:
+        return "nobody"
+    kind = platform_of(picture.subject)
+    before = "#" if picture.subject.devices is None else f"{kind} " if platform and kind else ""
+    return before + runs_text(cell.ids, most - len(before))
+
+
+def hosts_text(cell: Cell, most: int) -> str:
+    """Whose devices hold a tile: `host 0`, `hosts 0–3`."""
+    if cell.hosts is None or not cell.hosts.count:
+        return ""
+    before = "host " if cell.hosts.count == 1 else "hosts "
+    return before + runs_text(cell.hosts, most - len(before))
+
+
+def placed_text(picture: Picture, cell: Cell, most: int = 200) -> str:
+    """Devices and hosts of a tile in one line."""
+    if len(cell.by_host) < 2 or not cell.ids.is_whole:
+        hosts = hosts_text(cell, most) if picture.has_hosts else ""
+        return devices_text(picture, cell, most) + (f" on {hosts}" if hosts else "")
+    kind = platform_of(picture.subject)
+    each = most // len(cell.by_host)
+    groups = (f"{runs_text(ids, each)} on host {host}" for host, ids in cell.by_host)
+    return f"{kind} {'; '.join(groups)}"
+
+
+def cut_text(cut: slice) -> str:
+    """A range as in an index: `0:2`."""
+    return f"{cut.start}:{cut.stop}"
+
+
+def index_text(picture: Picture, cell: Cell) -> str:
+    """The index of a tile, `[0:2, :]`; whole dimensions as a colon."""
+    whole = set(picture.whole_dims)
+    parts = (":" if dim in whole else cut_text(cut) for dim, cut in enumerate(cell.index))
+    return f"[{', '.join(parts)}]"
+
+
+def panel_text(picture: Picture, number: int) -> str:
+    """What a panel shows of the array: `[0:2, :, :]`."""
+    panel = picture.panels[number]
+    cuts = {}
+    if panel is not None:
+        placement = picture.subject.placement
+        pairs = zip(picture.panel_dims, panel.places, strict=True)
+        cuts = {dim: cut_text(placement.cut(dim, place)) for dim, place in pairs}
+    parts = (cuts.get(dim, ":") for dim in range(len(picture.subject.shape)))
+    return f"[{', '.join(parts)}]"
+
+
+def left_out_text(row: Shown) -> str:
+    """What stands for the tiles of a row that are not drawn."""
+    return f"… {row.left_out:,} more …" if row.left_out else ""
+
+
+def platform_of(subject: Subject) -> str:
+    """The kind of the devices, as it stands before their numbers: `CPU`, `TPU`."""
+    return str(subject.devices[0].platform).upper() if subject.devices else ""
+
+
+def type_text(subject: Subject) -> str:
+    """Dtype and shape: `float32[8,16]`."""
+    return f"{subject.dtype or ''}{_shape_text(subject.shape)}"
+
+
+def title_text(subject: Subject) -> str:
+    """What the picture is of: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
+    where = f" on {_axes_text(subject.mesh, ' × ')}" if subject.mesh else ""
+    return f"{type_text(subject)}  {subject.sharding}{where}"
+
+
+def facts(picture: Picture) -> Iterator[tuple[str, str]]:
+    """What one should know besides the grid: pairs of a word and a sentence."""
+    subject = picture.subject
+    yield "devices", _devices_fact(subject)
+    if subject.devices is None:
+        yield "#", "a position on the mesh, row-major; it has no devices"
+    for dim in picture.panel_dims:
+        yield "panels", _cut_fact(subject, dim)
+    for role, dim in (("rows", picture.row_dim), ("columns", picture.column_dim)):
+        if dim is not None:
+            yield role, _cut_fact(subject, dim)
+    if picture.whole_dims and picture.num_tiles > 1:
+        yield "whole", ", ".join(_whole_fact(subject, dim) for dim in picture.whole_dims)
+    if (copies := _copies_fact(picture)) is not None:
+        yield "copies", copies
+    if not subject.placement.is_even:
+        yield "uneven", "tiles differ in size; one that ends where it begins has no elements"
+
+
+def _devices_fact(subject: Subject) -> str:
+    count = subject.placement.num_devices
+    kind = platform_of(subject)
+    words = f"{count:,} {kind}".strip() + (" device" if count == 1 else " devices")
+    if (subject.num_hosts or 1) > 1:
+        words += f" of {subject.num_hosts} hosts"
+    most = "" if subject.placement.is_even else "at most "
+    words += (
+        f"{', each holds' if count > 1 else ', holds'} {most}{_shape_text(subject.placement.tile)}"
+    )
+    if subject.nbytes is not None and subject.tile_bytes is not None:
+        words += f", {in_bytes(subject.tile_bytes)}"
+        words += f" of {in_bytes(subject.nbytes)}" if subject.tile_bytes < subject.nbytes else ""
+    if subject.memory_kind is not None:
+        words += f", in {subject.memory_kind} memory"
+    return words
+
+
+def _cut_fact(subject: Subject, dim: int) -> str:
+    count, extent = subject.placement.counts[dim], subject.placement.tile[dim]
+    most = "" if subject.placement.is_even else "at most "
+    along = ""
+    if subject.dim_axes is not None:
+        sizes = dict(subject.mesh)
+        axes = [(name, sizes[name]) for name in subject.dim_axes[dim] or ()]
+        along = f", along {_axes_text(axes, ' × ')}"
+    return f"dimension {dim} ({subject.shape[dim]:,}) in {count:,} tiles of {most}{extent:,}{along}"
+
+
+def _whole_fact(subject: Subject, dim: int) -> str:
+    is_open = subject.dim_axes is not None and subject.dim_axes[dim] is None
+    return f"dimension {dim} ({subject.shape[dim]:,}){', left to the partitioner' * is_open}"
+
+
+def _copies_fact(picture: Picture) -> str | None:
+    subject = picture.subject
+    counts = {cell.ids.count for cell in picture.cells}
+    most = max(counts)
+    if most < 2:
+        return None
+    along = subject.copied_along
+    words = (
+        f"each tile on {most:,} devices" if picture.num_tiles > 1 else f"all on {most:,} devices"
+    )
+    if len(counts) > 1:
+        words = f"tiles on {min(counts)} to {most:,} devices"
+    return words + (f", along {_axes_text(along, ' × ')}" if along else "")
+
+
+def _axes_text(axes: Sequence[tuple[str, int]], between: str) -> str:
+    return between.join(f"{name}={size}" for name, size in axes)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
