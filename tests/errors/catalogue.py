@@ -129,6 +129,7 @@ TOPICS = (
     "shardings",
     "parsing",
     "constructors",
+    "pmap",
     "process_local",
     "moving",
     "reading",

@@ -46,6 +46,7 @@ UNREACHED = {
     ("array/constructors.py", "make_array_from_callback", "none of the sharding's"): PROCESSES,
     ("array/constructors.py", "make_array_from_single_device_arrays", "no arrays to"): PROCESSES,
     ("array/host.py", "_fetch", ""): PROCESSES,
+    ("array/makers.py", "_local_devices", ""): PROCESSES,
     ("array/order.py", "asked_otherwise", "raise error"): PASSED_ON,
     ("array/process_local.py", "_inferred_shape", "cuts by the global shape"): PROCESSES,
     ("array/process_local.py", "_inferred_shape", "distinct tiles per dimension"): PROCESSES,

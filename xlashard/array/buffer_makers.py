@@ -99,7 +99,8 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
     """
     with short_tracebacks:
         shape, dtype = _type_of(aval)
-        there = SingleDeviceSharding(_device_of(0, device_buffer) if device is None else device)
+        found = _device_of(0, device_buffer)
+        there = SingleDeviceSharding(found if device is None else device)
         kind = device_buffer.sharding.memory_kind
         there = there if kind is None else there.with_memory_kind(kind)
         out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)

@@ -68,8 +68,8 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             others, other_def = jax.tree.flatten(tree)
             if other_def != treedef:
                 raise ArgumentError(
-                    f"shards[{number}] has the structure {other_def}, but shards[0] has {treedef}: "
-                    "give every device a pytree of one structure"
+                    f"{_first_difference(trees[0], tree, number)}: give every device a pytree of "
+                    "one structure"
                 )
             columns.append(others)
         out = []
@@ -109,6 +109,22 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
             piece = _as_piece(leaf, lambda n=number: leaf_path(x, n, "x"))
             out.append(_over([piece] * len(there), there))
         return treedef.unflatten(out)
+
+
+def _first_difference(first: Any, other: Any, number: int) -> str:
+    """Where the structure of one device's values leaves that of the first device's."""
+    here, there = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        for tree in (first, other)
+    )
+    for path in there:
+        if path not in here:
+            return f"shards[{number}]{path} has no counterpart in shards[0]"
+    for path in here:
+        if path not in there:
+            return f"shards[0]{path} has no counterpart in shards[{number}]"
+    structures = jax.tree.structure(other), jax.tree.structure(first)
+    return f"shards[{number}] is a {structures[0]}, but shards[0] a {structures[1]}"
 
 
 class _Piece(NamedTuple):
