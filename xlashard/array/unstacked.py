@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, split
 from xlashard.array.array import Array, wrap
 from xlashard.array.buffer_shape import in_shape
@@ -53,22 +54,24 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
         >>> shard.index, shard.data.shape
         ((0, slice(None, None, None)), (3,))
     """
-    check_alive(x)
-    sharding = x.sharding
-    if sharding_spec is None:
-        if not isinstance(sharding, PmapSharding):
-            raise ArgumentError(
-                f"x has a {type(sharding).__name__}, which does not say what is unstacked: write "
-                "unstacked_shards(x, sharding_spec), or [s.data for s in x.addressable_shards]"
-            )
-        sharding_spec = sharding.sharding_spec
-    sharding_spec.check_shape(x.shape)
-    dims = sharding_spec.unstacked_dims
-    pieces = [wrap(without(buffer, dims)) for buffer in split(x.to_jax())]
-    shards = UnstackedShard.all_of(sharding, x.shape, pieces)
-    for shard in shards:
-        shard.unstacked = dims
-    return shards
+    with short_tracebacks:
+        check_alive(x)
+        sharding = x.sharding
+        if sharding_spec is None:
+            if not isinstance(sharding, PmapSharding):
+                raise ArgumentError(
+                    f"x has a {type(sharding).__name__}, which does not say what is unstacked: "
+                    "write unstacked_shards(x, sharding_spec), or [s.data for s in "
+                    "x.addressable_shards]"
+                )
+            sharding_spec = sharding.sharding_spec
+        sharding_spec.check_shape(x.shape)
+        dims = sharding_spec.unstacked_dims
+        pieces = [wrap(without(buffer, dims)) for buffer in split(x.to_jax())]
+        shards = UnstackedShard.all_of(sharding, x.shape, pieces)
+        for shard in shards:
+            shard.unstacked = dims
+        return shards
 
 
 def without(buffer: Handle, dims: Sequence[int]) -> Handle:

@@ -14,6 +14,7 @@ from xlashard._jax.shardings import (
     default_memory_kind,
     with_interface,
 )
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ShardingError, counted
 from xlashard.geometry import ShardingSpec, Tiling
 from xlashard.geometry.sharding_spec import spec_over_one_dim
@@ -116,21 +117,22 @@ class PmapSharding(_PmapBase):
             >>> PmapSharding.default((1, 4), devices=jax.devices()[:1], unstacked=True)
             PmapSharding(ShardingSpec((Unstacked(1), NoSharding()), (ShardedAxis(0),)), devices=[0])
         """
-        shape = tuple(shape)
-        if sharded_dim is not None and not -len(shape) <= sharded_dim < len(shape):
-            raise ShardingError(
-                f"sharded_dim={sharded_dim} is no dimension of shape {shape}: give one from 0 to "
-                f"{len(shape) - 1}, or None for a copy on each device"
-            )
-        given = jax.local_devices() if devices is None else devices
-        ordered = checked_devices(_flat(given), "PmapSharding")
-        if devices is None and sharded_dim is not None:
-            ordered = ordered[: _enough(shape, sharded_dim, len(ordered))]
-        dim = None if sharded_dim is None else sharded_dim % len(shape)
-        spec = spec_over_one_dim(len(shape), dim, len(ordered), unstacked=unstacked)
-        made = cls(ordered, spec)
-        spec.check_shape(shape)
-        return made
+        with short_tracebacks:
+            shape = tuple(shape)
+            if sharded_dim is not None and not -len(shape) <= sharded_dim < len(shape):
+                raise ShardingError(
+                    f"sharded_dim={sharded_dim} is no dimension of shape {shape}: give one from 0 "
+                    f"to {len(shape) - 1}, or None for a copy on each device"
+                )
+            given = jax.local_devices() if devices is None else devices
+            ordered = checked_devices(_flat(given), "PmapSharding")
+            if devices is None and sharded_dim is not None:
+                ordered = ordered[: _enough(shape, sharded_dim, len(ordered))]
+            dim = None if sharded_dim is None else sharded_dim % len(shape)
+            spec = spec_over_one_dim(len(shape), dim, len(ordered), unstacked=unstacked)
+            made = cls(ordered, spec)
+            spec.check_shape(shape)
+            return made
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle_pmap, (names_of(self.devices), self.sharding_spec, self.memory_kind))
