@@ -183,6 +183,10 @@ class NotAddressableError(XlashardError, RuntimeError):
     """A value that is not wholly in this process."""
 
 
+class TransferGuardError(XlashardError, RuntimeError):
+    """A transfer that `jax_transfer_guard` or one of its kind forbids."""
+
+
 class ResourceError(XlashardError, ValueError):
     """A sharding given to `pjit` that does not fit its argument or result.
 

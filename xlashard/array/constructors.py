@@ -1,6 +1,7 @@
 """Arrays from a callback, and from arrays that are on their devices already."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of
 from xlashard.array.array import Array
+from xlashard.array.guards import Way, free_transfers, guarded, guards_in_force
 from xlashard.array.holder import check_alive
 from xlashard.array.host_put import gather_pieces, host_value, stage_piece
 from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, number_places
@@ -53,6 +55,8 @@ def make_array_from_callback(
     Raises:
         PlacementError: A piece with another shape or dtype, with its index; a bad shape.
         ArgumentError: A piece that no device can hold, or a traced one; no sharding.
+        TransferGuardError: JAX's transfer guards forbid it: to them, as in JAX, a piece is not
+            moved explicitly.
 
     Example:
         >>> import jax, numpy as np
@@ -77,14 +81,16 @@ def make_array_from_callback(
             index = indices[numbers[0]]
             piece = _read_piece(data_callback(index), index, target.shard_shape, expected)
             expected, keys = piece.dtype, piece.keys
-            buffers |= stage_piece(piece.value, target, numbers)
+            with _crossing(piece, index, [target.devices[number] for number in numbers]):
+                buffers |= stage_piece(piece.value, target, numbers)
         if expected is None:
             raise ArgumentError(
                 "none of the sharding's devices is in this process, so nothing tells the dtype: "
                 "write make_array_from_callback(shape, sharding, data_callback, dtype=...)"
             )
         ordered = [buffers[number] for number in range(len(target.positions))]
-        return _finished(ordered, expected, target, layout, keys)
+        with free_transfers():
+            return _finished(ordered, expected, target, layout, keys)
 
 
 def _canonical(dtype: Any) -> Any:
@@ -133,6 +139,19 @@ def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> _
 
 def _name(index: Any) -> str:
     return f"data_callback's piece for index {index_text(index)}"
+
+
+def _crossing(piece: _Piece, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
+    """The block in which a piece goes to its devices, if the transfer guards let it."""
+    guards = guards_in_force()
+    if guards is None:
+        return nullcontext()
+    way = Way.HOST_TO_DEVICE
+    if not isinstance(piece.value, np.ndarray):
+        if piece.value.devices() == set(devices):
+            return free_transfers()
+        way = Way.DEVICE_TO_DEVICE
+    return guarded(guards, way, _name(index), "device_put(whole, sharding)")
 
 
 def _as_piece(given: Any, index: Any, dtype: Any) -> _Piece:

@@ -1,11 +1,13 @@
 """Reading values: every distinct piece comes to the host once, all of them on their way at once."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
 from xlashard.errors import NotAddressableError
 from xlashard.geometry import Tiling
@@ -41,18 +43,58 @@ def _needed(handle: Handle) -> tuple[Tiling, _Distinct]:
     return tiling, _distinct(tiling, sharding.addressable_positions)
 
 
-def start_read(array: Holder) -> None:
-    """Starts the copies that reading the value will wait for."""
+def start_read(array: Holder, *, explicit: bool = False) -> None:
+    """Starts the copies that reading the value will wait for.
+
+    Args:
+        array: The array.
+        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+    """
     check_alive(array)
     handle = array._handle
     if array._value_cache is not None:
         return
-    buffers = split(handle)
-    if handle.is_fully_replicated:
-        start_host_copy(buffers[0])
-        return
-    for number in _needed(handle)[1].buffers:
-        start_host_copy(buffers[number])
+    with _allowed(handle, explicit):
+        buffers = split(handle)
+        if handle.is_fully_replicated:
+            start_host_copy(buffers[0])
+            return
+        for number in _needed(handle)[1].buffers:
+            start_host_copy(buffers[number])
+
+
+def _allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
+    """The block in which a value is brought to the host, if the transfer guards let it."""
+    guards = guards_in_force()
+    if guards is None or _lies_open(handle):
+        return _FREE
+    asked_by = "" if explicit else "device_get(x)"
+    what = f"the value of an Array {type_text(handle)}"
+    return guarded(guards, Way.DEVICE_TO_HOST, what, asked_by)
+
+
+_FREE = nullcontext()
+
+
+def _lies_open(handle: Handle) -> bool:
+    """Whether the value is one block in memory that the host reads where it lies."""
+    if not handle.is_fully_replicated:
+        return False
+    return handle.platform() == "cpu" or handle.sharding.memory_kind in _HOST_KINDS
+
+
+_HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+def may_be_read(array: Holder) -> bool:
+    """Whether the transfer guards let the value come to the host without being asked for."""
+    guards = guards_in_force()
+    return (
+        guards is None
+        or array._value_cache is not None
+        or _lies_open(array._handle)
+        or not guards.refuse(Way.DEVICE_TO_HOST, explicit=False)
+    )
 
 
 def has_value(array: Holder) -> bool:
@@ -63,16 +105,21 @@ def has_value(array: Holder) -> bool:
     return bool(split(handle)) and _needed(handle)[1].complete
 
 
-def read_value(array: Holder) -> np.ndarray:
+def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     """The value as a read-only NumPy array.
 
     A copy is kept for the next time. Where the value is one block in memory that the host can
     read, it is a window on that instead, and nothing is kept, so that the buffer stays free to be
     donated.
 
+    Args:
+        array: The array.
+        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+
     Raises:
         DeletedError: The buffers are gone.
         NotAddressableError: Parts of it are in other processes.
+        TransferGuardError: JAX's transfer guards forbid it.
     """
     handle = array._handle
     if handle.is_deleted():
@@ -81,7 +128,8 @@ def read_value(array: Holder) -> np.ndarray:
     value = array._value_cache
     if value is not None:
         return value
-    value, own = _fetch(handle)
+    with _allowed(handle, explicit):
+        value, own = _fetch(handle)
     value.flags.writeable = False
     if own:
         array._value_cache = value

@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.transfer import HandleType
+from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
 from xlashard.array.methods import bare_index, on_handle
 from xlashard.array.shard_index import has_explicit_axes, rows_are_shards, whole_shard
@@ -60,9 +61,10 @@ class Indexing(Holder):
             return
         for start in starts:
             count = min(_ROWS_AT_ONCE, length - start)
-            if has_explicit_axes(self._handle):
-                rows = [self._handle[i] for i in range(start, start + count)]
-            else:
-                rows = _rows(self._handle, start, count)
+            with free_transfers():
+                if has_explicit_axes(self._handle):
+                    rows = [self._handle[i] for i in range(start, start + count)]
+                else:
+                    rows = _rows(self._handle, start, count)
             for row in reversed(rows) if reverse else rows:
                 yield rewrapped(self, row)

@@ -1,5 +1,6 @@
 """`device_put` and its way back: pytrees of values to places, and from there to the host."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -15,11 +16,19 @@ from xlashard._jax.transfer import (
     split,
 )
 from xlashard.array.array import Array, wrap
-from xlashard.array.holder import check_alive
+from xlashard.array.guards import Guards, Way, guarded, guards_in_force
+from xlashard.array.holder import check_alive, type_text
 from xlashard.array.host import read_value, start_read
 from xlashard.array.host_put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
-from xlashard.array.placement import Placement, Places, as_placement, is_place, places
+from xlashard.array.placement import (
+    Placement,
+    Places,
+    as_placement,
+    is_place,
+    memory_kind_of,
+    places,
+)
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.protocols import host_to_handle
 from xlashard.array.reshard import relayout, reshard
@@ -29,8 +38,9 @@ from xlashard.errors import (
     GeometryError,
     PlacementError,
     ShardingError,
+    TransferGuardError,
 )
-from xlashard.sharding import Sharding, to_jax
+from xlashard.sharding import Sharding, from_jax, to_jax
 
 
 def device_put(
@@ -64,6 +74,8 @@ def device_put(
         ArgumentError: A value that no device holds, or a place that is none, with its path.
         PlacementError: A shape that can't be placed so, with its path.
         DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -87,19 +99,46 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
     donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
     aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
     known: dict[int, Placement] = {}
+    guards = guards_in_force()
     out = []
     for number, (leaf, entry) in enumerate(zip(leaves, entries, strict=True)):
         try:
             placement = known.get(id(entry))
             if placement is None:
                 placement = known[id(entry)] = as_placement(entry, "device")
-            moved = _put_leaf(leaf, placement, donated[number], aliased[number], src)
+            flags = donated[number], aliased[number]
+            if guards is None:
+                moved = _put_leaf(leaf, placement, *flags, src)
+            else:
+                with _crossing(guards, leaf, placement, aliased[number] is False):
+                    moved = _put_leaf(leaf, placement, *flags, src)
         except (GeometryError, PlacementError) as error:
             raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from None
-        except (ArgumentError, DeletedError, ShardingError) as error:
+        except (ArgumentError, DeletedError, ShardingError, TransferGuardError) as error:
             raise type(error)(f"{leaf_path(x, number, 'x')}: {error}") from None
         out.append(moved)
     return treedef.unflatten(out)
+
+
+def _crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -> Any:
+    """The block in which a leaf is put somewhere, if the guards let it go there."""
+    if isinstance(x, Tracer):
+        return nullcontext()
+    if not isinstance(x, jax.Array):
+        return guarded(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
+    if not fresh and (placement.sharding is None or _is_there(x, placement)):
+        return nullcontext()
+    return guarded(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
+
+
+def _is_there(x: jax.Array, placement: Placement) -> bool:
+    """Whether no byte of an array must move to be in a place."""
+    here, sharding = from_jax(x.sharding), placement.sharding
+    if sharding is None or placement.layout is not None:
+        return False
+    return memory_kind_of(here) == memory_kind_of(sharding) and (
+        here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
+    )
 
 
 def _is_flag(x: Any) -> bool:
@@ -220,14 +259,16 @@ def device_get(x: Any) -> Any:
     Raises:
         NotAddressableError: A value that is not wholly in this process.
         DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
     """
     leaves, treedef = jax.tree.flatten(x)
     arrays = [wrap(leaf) if type(leaf) is HandleType else leaf for leaf in leaves]
     for array in arrays:
         if isinstance(array, Array):
-            start_read(array)
+            start_read(array, explicit=True)
     return treedef.unflatten(
-        read_value(array)
+        read_value(array, explicit=True)
         if isinstance(array, Array)
         else (jax.device_get(array) if isinstance(array, jax.Array) else array)
         for array in arrays

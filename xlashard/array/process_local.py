@@ -10,6 +10,7 @@ from jax.experimental.layout import Layout
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import make_aval, put
 from xlashard.array.array import Array
+from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
 from xlashard.array.moving import placed
 from xlashard.array.placement import as_shape, as_sharding, is_place, places
@@ -21,6 +22,7 @@ from xlashard.errors import (
     GeometryError,
     PlacementError,
     ShardingError,
+    TransferGuardError,
     counted,
 )
 from xlashard.geometry import Tiling
@@ -50,6 +52,8 @@ def make_array_from_process_local_data(
         PlacementError: A dimension with a size that can't be, with the sizes that can, and its
             path; a sharding that gives processes unequal shares, with no `global_shape`.
         ArgumentError: Something that no device can hold; no sharding.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -64,13 +68,19 @@ def make_array_from_process_local_data(
         entries = broadcast_prefix(sharding, local_data, is_place, "sharding", "local_data")
         shapes = broadcast_prefix(global_shape, local_data, _is_shape, "global_shape", "local_data")
         out = []
+        guards = guards_in_force()
         for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
             try:
-                out.append(_from_local(*as_sharding(entry, "sharding"), leaf, shape))
+                there = as_sharding(entry, "sharding")
+                if guards is None:
+                    out.append(_from_local(*there, leaf, shape))
+                    continue
+                with guarded(guards, Way.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
+                    out.append(_from_local(*there, leaf, shape))
             except (GeometryError, PlacementError) as error:
                 path = leaf_path(local_data, number, "local_data")
                 raise PlacementError(f"{path}: {error}") from None
-            except (ArgumentError, DeletedError, ShardingError) as error:
+            except (ArgumentError, DeletedError, ShardingError, TransferGuardError) as error:
                 path = leaf_path(local_data, number, "local_data")
                 raise type(error)(f"{path}: {error}") from None
         return treedef.unflatten(out)

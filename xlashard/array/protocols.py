@@ -1,12 +1,14 @@
 """What Python and NumPy ask of a value: conversions, text, pickling and other people's memory."""
 
 import operator
+from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, default_device, make_aval, put
+from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
 from xlashard.array.host import read_value
 from xlashard.array.text import array_format, array_html, array_repr, array_str
@@ -217,5 +219,8 @@ def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
 
 def _unpickle(kind: type[Holder], value: np.ndarray, weak_type: bool) -> Holder:
     array = kind()
-    array._handle = host_to_handle(value, weak_type)
+    guards = guards_in_force()
+    what = f"a pickled Array {type_text(value)}"
+    with nullcontext() if guards is None else guarded(guards, Way.HOST_TO_DEVICE, what):
+        array._handle = host_to_handle(value, weak_type)
     return array

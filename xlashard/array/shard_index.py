@@ -9,6 +9,7 @@ from jax.sharding import AxisType
 
 from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.buffer_shape import in_shape
+from xlashard.array.guards import free_transfers
 from xlashard.geometry import Tiling
 from xlashard.geometry.sharding_spec import without_dims
 from xlashard.sharding import from_jax
@@ -51,10 +52,11 @@ def whole_shard(handle: Handle, index: Any) -> Handle | None:
         return None
     shard = split(handle)[number]
     there = shard.sharding
-    if part.dropped:
-        copied = in_shape(shard, without_dims(shard.shape, part.dropped))
-    else:
-        copied = copy_to(shard, there, fresh=True)
+    with free_transfers():
+        if part.dropped:
+            copied = in_shape(shard, without_dims(shard.shape, part.dropped))
+        else:
+            copied = copy_to(shard, there, fresh=True)
     aval = make_aval(copied.shape, shard.dtype, there, handle.weak_type)
     return assemble(aval, there, [copied], committed=False)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from xlashard.array.holder import Holder, type_text
-from xlashard.array.host import has_value, read_value
+from xlashard.array.host import has_value, may_be_read, read_value
 from xlashard.pictures import html_of
 
 # A bigger value is not worth bringing to the host only to print a few of its elements.
@@ -13,7 +13,7 @@ _PRINTED_BYTES = 1 << 20
 
 
 def _printable(array: Holder) -> bool:
-    return array.nbytes <= _PRINTED_BYTES and has_value(array)
+    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_be_read(array)
 
 
 def array_repr(array: Holder) -> str:

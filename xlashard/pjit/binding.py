@@ -1,6 +1,7 @@
 """How a bound step's program takes and gives buffers: checked and worked out once."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import is_extended
+from xlashard.array.guards import guards_in_force
 from xlashard.errors import ArgumentError
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
@@ -15,6 +17,7 @@ from xlashard.pjit.checks import check_place, check_type
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
+from xlashard.pjit.transfers import arguments_may_move
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +132,10 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
         check_type(leaf, path, aval, text, "lower and compile it for such a state")
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(given, sharding, f"{plan.name} keeps {{}}")
-    handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
+    guards = guards_in_force()
+    twins = prepared.program.out_twins[:count]
+    with nullcontext() if guards is None else arguments_may_move(guards, leaves, paths, twins):
+        handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         check_donated_once(handles, [True] * count, paths, plan.name)
     return leaves, handles

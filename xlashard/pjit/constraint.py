@@ -23,6 +23,7 @@ from xlashard._jax.primitives import (
 )
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.array.guards import free_transfers
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.geometry import Spec
@@ -170,6 +171,12 @@ def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
+    # It is a computation, whatever JAX moves for it.
+    with free_transfers():
+        return _constrained(x, sharding)
+
+
+def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
     aval = tracing.abstractify(x)
     sharding = _dividing(sharding, aval.shape)
     if not is_open(sharding):

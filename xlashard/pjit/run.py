@@ -10,11 +10,13 @@ import jax
 from xlashard._jax import compiling, dispatch, refs
 from xlashard._jax.transfer import split
 from xlashard.array import Array, wrap_tree
+from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import DonationError
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.transfers import arguments_may_move
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,15 @@ def run_repeatably(
         The result, and how the dispatcher may repeat the call: None if it can't.
     """
     repeatable = _are_laid_out(prepared, values)
-    handles = _run(prepared, values)
+    guards = guards_in_force()
+    if guards is None:
+        handles = _run(prepared, values)
+    else:
+        paths = ("an argument",) * len(values) if given is None else given.paths
+        kept = list(compress(values, prepared.kept)), list(compress(paths, prepared.kept))
+        twins = prepared.program.in_twins[len(prepared.consts) :]
+        with arguments_may_move(guards, *kept, twins):
+            handles = _run(prepared, values)
     if given is not None:
         _mark_donated(values, given)
     if not all(map(is_handle, handles)):

@@ -10,6 +10,7 @@ from xlashard._jax import dispatch
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
+from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
@@ -18,6 +19,7 @@ from xlashard.pjit.checks import check_type
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
+from xlashard.pjit.transfers import arguments_may_move
 
 
 class BoundStep:
@@ -154,7 +156,12 @@ class BoundStep:
         text = f"{name} was bound for {{}}, but was called with {{}}"
         check_type(value, path, aval, text, "lower, compile and bind it for such arguments")
         check_alive(value, path, aval)
-        return self._program.place_one(wanted.position or 0, bare(value))
+        position, handle = wanted.position or 0, bare(value)
+        guards = guards_in_force()
+        if guards is None:
+            return self._program.place_one(position, handle)
+        with arguments_may_move(guards, [value], [path], [wanted.twin]):
+            return self._program.place_one(position, handle)
 
     def _failed(self, state: Sequence[Any], inputs: Sequence[Any]) -> None:
         """After a call that raised: keeps a state that was not taken, and says why, if it can.

@@ -1,0 +1,68 @@
+"""Transfer guards, asked once where a transfer begins, in the words of whoever asked for it.
+
+The transfer itself then runs free: how it is done (through the host's memory, by a program, by
+copies between devices) is none of the guards' business.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from xlashard._jax.guards import Guards, Way, guards_in_force
+from xlashard.errors import TransferGuardError
+
+__all__ = ["Guards", "Way", "check_transfer", "free_transfers", "guarded", "guards_in_force"]
+
+_log = logging.getLogger("xlashard.transfer")
+
+_WORDS = {
+    Way.HOST_TO_DEVICE: "goes from the host to devices",
+    Way.DEVICE_TO_DEVICE: "goes from device to device",
+    Way.DEVICE_TO_HOST: "goes from devices to the host",
+}
+
+
+def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> None:
+    """Asks the guards for a transfer, and writes it down where they want that.
+
+    Args:
+        guards: The guards.
+        way: Which way it goes.
+        what: What is moved, as its owner would call it.
+        asked_by: What one writes to ask for it by name, if this was not written: then the transfer
+            is an implicit one.
+
+    Raises:
+        TransferGuardError: A guard forbids it.
+    """
+    explicit = not asked_by
+    if guards.refuse(way, explicit=explicit):
+        setting = f"jax.transfer_guard_{way.value}"
+        instead = f"{asked_by}, or " if asked_by else ""
+        raise TransferGuardError(
+            f"{what} {_WORDS[way]}, which {setting}({guards.level(way)!r}) forbids: write "
+            f"{instead}`with {setting}('allow'):` around it"
+        )
+    if guards.log(way, explicit=explicit):
+        kind = "as asked for" if explicit else "without being asked for"
+        _log.warning("%s %s, %s", what, _WORDS[way], kind)
+
+
+@contextmanager
+def guarded(guards: Guards, way: Way, what: str, asked_by: str = "") -> Iterator[None]:
+    """A block in which something is moved, if it may be; as `check_transfer`."""
+    check_transfer(guards, way, what, asked_by)
+    with jax.transfer_guard("allow"):
+        yield
+
+
+@contextmanager
+def free_transfers() -> Iterator[None]:
+    """A block that computes, whatever it has to move for that."""
+    if guards_in_force() is None:
+        yield
+        return
+    with jax.transfer_guard("allow"):
+        yield
