@@ -2,10 +2,12 @@
 
 import doctest
 import importlib
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -78,9 +80,20 @@ def test_docstring_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     module = importlib.import_module(name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    result = doctest.testmod(module, optionflags=flags)
+    runner = doctest.DocTestRunner(optionflags=flags)
+    for test in doctest.DocTestFinder().find(module, name):
+        if not is_documented_by_jax(module, test.name):
+            runner.run(test)
+    result = runner.summarize(verbose=False)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def is_documented_by_jax(module: ModuleType, name: str) -> bool:
+    """Whether it is a function of `xlashard.numpy`, which shows the text of its namesake."""
+    member = vars(module).get(name.rpartition(".")[2])
+    theirs = inspect.unwrap(member) if callable(member) else member
+    return (getattr(theirs, "__module__", None) or "").startswith("jax.")
 
 
 SAMPLE = """# Title

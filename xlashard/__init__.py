@@ -13,6 +13,7 @@ Example:
 
 import os as _os
 
+from xlashard import numpy as numpy
 from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install
 from xlashard._version import __version__

@@ -41,6 +41,7 @@ SETUP = f"""\
     make_array_from_callback, make_array_from_process_local_data,
     make_array_from_single_device_arrays, pjit, with_sharding_constraint,
 )
+import xlashard.numpy as xnp
 """
 
 JAX_SETUP = f"""\
@@ -49,6 +50,7 @@ JAX_SETUP = f"""\
     make_array_from_process_local_data, make_array_from_single_device_arrays,
 )
 from jax.dlpack import from_dlpack
+from jax import numpy as xnp
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
 """
@@ -134,6 +136,7 @@ TOPICS = (
     "moving",
     "reading",
     "dlpack",
+    "functions",
     "modules",
     "environment",
 )

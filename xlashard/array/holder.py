@@ -53,17 +53,6 @@ class Holder(jax.Array):
         raise AttributeError(f"an Array has no attribute {name!r}", name=name, obj=self)
 
 
-def rewrapped(like: Holder, out: Any) -> Any:
-    """What a handle's method gave, with its handles wrapped; anything else as it is."""
-    if type(out) is HandleType:
-        array = type(like)()
-        array._handle = out
-        return array
-    if type(out) in (tuple, list):
-        return type(out)(rewrapped(like, part) for part in out)
-    return out
-
-
 def type_text(x: Any) -> str:
     """Shape and dtype as in `float32[4,8]`."""
     return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"

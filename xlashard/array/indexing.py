@@ -8,8 +8,9 @@ import jax
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.guards import free_transfers
-from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
-from xlashard.array.methods import bare_index, on_handle
+from xlashard.array.holder import Holder, check_alive, type_text
+from xlashard.array.methods import on_handle
+from xlashard.array.results import as_arrays
 from xlashard.array.shard_index import has_explicit_axes, rows_are_shards, whole_shard
 from xlashard.errors import ArgumentError
 
@@ -34,8 +35,8 @@ class Indexing(Holder):
         if not handle.is_fully_replicated:
             shard = whole_shard(handle, index)
             if shard is not None:
-                return rewrapped(self, shard)
-        return on_handle(self, HandleType.__getitem__, (bare_index(index),), {})
+                return as_arrays(type(self), shard, ())
+        return on_handle(self, HandleType.__getitem__, (index,), {})
 
     def __iter__(self) -> Iterator[Self]:
         return self._iterate(reverse=False)
@@ -67,4 +68,4 @@ class Indexing(Holder):
                 else:
                     rows = _rows(self._handle, start, count)
             for row in reversed(rows) if reverse else rows:
-                yield rewrapped(self, row)
+                yield as_arrays(type(self), row, self)

@@ -6,27 +6,24 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from xlashard._jax.transfer import HandleType, UnnamedResultError
-from xlashard.array.holder import Holder, check_alive, rewrapped
-from xlashard.array.order import asked_otherwise
-
-
-def _bare(x: Any) -> Any:
-    return x._handle if isinstance(x, Holder) else x
+from xlashard._jax.transfer import HandleType
+from xlashard.array.attempts import Call, tried_again
+from xlashard.array.holder import Holder
+from xlashard.array.nested import bare
+from xlashard.array.results import as_arrays
 
 
 def on_handle(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of a function of the handle, wrapped."""
-    bare_args = [_bare(x) for x in args]
-    bare_kwargs = {name: _bare(x) for name, x in kwargs.items()}
     try:
-        out = call(self._handle, *bare_args, **bare_kwargs)
-    except RuntimeError:
-        check_alive(self, *args, *kwargs.values())
-        raise
-    except (TypeError, UnnamedResultError) as error:
-        out = asked_otherwise(self, error, lambda h: call(h, *bare_args, **bare_kwargs))
-    return rewrapped(self, out)
+        out = call(self._handle, *map(bare, args), **bare(kwargs))
+    except Exception as error:
+        out = tried_again(error, Call(call.__name__, call, (self, *args), kwargs))
+    if type(out) is HandleType and out.committed:
+        array = type(self)()
+        array._handle = out
+        return array
+    return as_arrays(type(self), out, (self, args, kwargs))
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -161,7 +158,7 @@ class Updates[A: NumpyMethods]:
 def _update(name: str) -> Callable[..., Any]:
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
         def updated(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(handle.at[bare_index(self._index)], name)(*args, **kwargs)
+            return getattr(handle.at[bare(self._index)], name)(*args, **kwargs)
 
         return on_handle(self._array, updated, args, kwargs)
 
@@ -193,10 +190,3 @@ class PartUpdates[A: NumpyMethods]:
     power: Callable[..., A] = _update("power")
     min: Callable[..., A] = _update("min")
     max: Callable[..., A] = _update("max")
-
-
-def bare_index(index: Any) -> Any:
-    """An index with handles in the place of Arrays."""
-    if type(index) is tuple:
-        return tuple(map(_bare, index))
-    return _bare(index)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-from xlashard._jax.transfer import HandleType, UnnamedResultError
-from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
-from xlashard.array.order import asked_otherwise
-from xlashard.errors import ArgumentError, DeviceMismatchError
+from xlashard._jax.transfer import HandleType
+from xlashard.array.attempts import Call, tried_again
+from xlashard.array.holder import Holder
+from xlashard.array.results import as_arrays
+from xlashard.errors import ArgumentError
 
 
 def _unary(name: str) -> Callable[..., Any]:
@@ -15,12 +16,13 @@ def _unary(name: str) -> Callable[..., Any]:
     def operator(self: Holder, *args: Any) -> Any:
         try:
             out = call(self._handle, *args)
-        except RuntimeError:
-            check_alive(self)
-            raise
-        except (TypeError, UnnamedResultError) as error:
-            out = asked_otherwise(self, error, lambda handle: call(handle, *args))
-        return rewrapped(self, out)
+        except Exception as error:
+            out = tried_again(error, Call(name, call, (self, *args), {}, ("x",)))
+        if type(out) is HandleType and out.committed:
+            array = type(self)()
+            array._handle = out
+            return array
+        return as_arrays(type(self), out, self)
 
     operator.__name__ = name
     return operator
@@ -33,35 +35,16 @@ def _binary(name: str) -> Callable[..., Any]:
         kind = type(self)
         try:
             out = call(self._handle, other._handle if type(other) is kind else other)
-        except RuntimeError:
-            check_alive(self, other)
-            raise
-        except (TypeError, UnnamedResultError) as error:
-            out = asked_otherwise(self, error, lambda handle: call(handle, other))
-        except ValueError:
-            _check_devices(name, self, other)
-            raise
-        if type(out) is HandleType:
+        except Exception as error:
+            out = tried_again(error, Call(name, call, (self, other), {}, ("left", "right")))
+        if type(out) is HandleType and out.committed:
             array = kind()
             array._handle = out
             return array
-        # A tracer, a pair (divmod), or NotImplemented.
-        return rewrapped(self, out)
+        return as_arrays(kind, out, (self, other))
 
     operator.__name__ = name
     return operator
-
-
-def _check_devices(name: str, self: Holder, other: Any) -> None:
-    if not isinstance(other, Holder | HandleType) or not (self.committed and other.committed):
-        return
-    mine, its = ([d.id for d in x.sharding._device_assignment] for x in (self._handle, other))
-    if mine != its:
-        raise DeviceMismatchError(
-            f"{name} needs its operands on the same devices in the same order: the left one, "
-            f"{type_text(self)}, is on {mine} and the right one, {type_text(other)}, on {its}; "
-            "move one of them, for example device_put(right, left.sharding)"
-        ) from None
 
 
 class Operators(Holder):

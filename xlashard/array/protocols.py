@@ -9,8 +9,9 @@ import numpy as np
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, default_device, make_aval, put
 from xlashard.array.guards import Way, guarded, guards_in_force
-from xlashard.array.holder import Holder, check_alive, rewrapped, type_text
+from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import read_value
+from xlashard.array.results import as_arrays
 from xlashard.array.text import array_format, array_html, array_repr, array_str
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding
@@ -195,7 +196,7 @@ class HostProtocols(Holder):
     def clone(self) -> Self:
         """Another Array over the same buffers."""
         check_alive(self)
-        return rewrapped(self, self._handle.clone())
+        return as_arrays(type(self), self._handle.clone(), ())
 
 
 def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:

@@ -1,0 +1,21 @@
+"""What makes arrays by being indexed: `r_[...]`, `mgrid[...]`."""
+
+from typing import Any
+
+from xlashard.array import Array
+from xlashard.array.nested import bare
+from xlashard.array.results import as_arrays
+
+
+class Indexed:
+    """An object of `jax.numpy` of which `[...]` gives arrays, as Arrays."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+        self.__doc__ = theirs.__doc__
+
+    def __getitem__(self, key: Any) -> Any:
+        return as_arrays(Array, self._theirs[bare(key)], (key,))
+
+    def __repr__(self) -> str:
+        return repr(self._theirs)

@@ -1,0 +1,16 @@
+"""The functions of `jax.numpy.linalg` for Arrays; see `xlashard.numpy`."""
+
+import typing as _typing
+
+import jax.numpy.linalg as _jnp
+
+if _typing.TYPE_CHECKING:
+    from jax.numpy.linalg import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
+
+from xlashard.numpy._namespace import Namespace as _Namespace
+
+_names = _Namespace(_jnp, __name__, globals())
+if not _typing.TYPE_CHECKING:
+    # A type checker reads the names above, and knows which there aren't.
+    __getattr__ = _names.get
+__dir__ = _names.listing
