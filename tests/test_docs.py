@@ -93,7 +93,7 @@ def is_documented_by_jax(module: ModuleType, name: str) -> bool:
     """Whether it is a function of `xlashard.numpy`, which shows the text of its namesake."""
     member = vars(module).get(name.rpartition(".")[2])
     theirs = inspect.unwrap(member) if callable(member) else member
-    return (getattr(theirs, "__module__", None) or "").startswith("jax.")
+    return (getattr(theirs, "__module__", None) or "").startswith(("jax.", "numpy"))
 
 
 SAMPLE = """# Title
