@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
+import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
@@ -16,11 +17,12 @@ from xlashard.array.operators import Operators
 from xlashard.array.protocols import HostProtocols
 from xlashard.array.shard import Shard
 from xlashard.array.takers import DELETE
+from xlashard.array.typed import Typed
 from xlashard.errors import ArgumentError
 from xlashard.sharding import Sharding, from_jax, to_jax
 
 
-class Array(Operators, NumpyMethods, Indexing, HostProtocols):
+class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
     """An array dealt out over devices.
 
     It is made by a constructor (`device_put`, `make_array_from_callback`, ...), by a program, or
@@ -77,7 +79,7 @@ class Array(Operators, NumpyMethods, Indexing, HostProtocols):
         return self._handle.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The type of the elements."""
         return self._handle.dtype
 

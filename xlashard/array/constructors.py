@@ -34,7 +34,7 @@ def make_array_from_callback(
     sharding: Any,
     data_callback: Callable[[tuple[slice, ...]], Any],
     dtype: Any = None,
-) -> Any:
+) -> Array:
     """Makes an array whose pieces a function gives, for this process's devices only.
 
     Each piece goes to its devices before the next is asked for, so that the host holds one at a
@@ -196,7 +196,7 @@ def _finished(
 
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None
-) -> Any:
+) -> Array:
     """Makes one array of arrays that are on one device each, without copying.
 
     Args:

@@ -30,27 +30,34 @@ class Holder(jax.Array):
 
     _handle: Handle
 
+    _deleted_by: Any
+    _own_sharding: Any
+    _value_cache: Any
+
     if TYPE_CHECKING:
 
         def __init__(self) -> None: ...
 
-    def __getattr__(self, name: str) -> Any:
-        """Reached only where the ordinary lookup found nothing."""
-        if name in _OPTIONAL:
-            return None
-        if name == "_handle":
-            raise ArgumentError(
-                "this Array has no buffers, for it was made by Array(): make one with "
-                "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
-            )
-        own = getattr(type(self), name, None)
-        if isinstance(own, property):
-            # Python comes here when a property itself raises AttributeError, and drops its text.
-            return own.__get__(self)
-        if name.startswith("_") and not name.startswith("__"):
-            # JAX reaches for private members of its own class in places that take any array.
-            return getattr(self._handle, name)
-        raise AttributeError(f"an Array has no attribute {name!r}", name=name, obj=self)
+    else:
+        # Not for type checkers, which would take every name for one that is there.
+
+        def __getattr__(self, name: str) -> Any:
+            """Reached only where the ordinary lookup found nothing."""
+            if name in _OPTIONAL:
+                return None
+            if name == "_handle":
+                raise ArgumentError(
+                    "this Array has no buffers, for it was made by Array(): make one with "
+                    "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
+                )
+            own = getattr(type(self), name, None)
+            if isinstance(own, property):
+                # Python comes here when a property raises AttributeError, and drops its text.
+                return own.__get__(self)
+            if name.startswith("_") and not name.startswith("__"):
+                # JAX reaches for private members of its own class in places that take any array.
+                return getattr(self._handle, name)
+            raise AttributeError(f"an Array has no attribute {name!r}", name=name, obj=self)
 
 
 def type_text(x: Any) -> str:

@@ -1,10 +1,11 @@
 """`device_put` and its way back: pytrees of values to places, and from there to the host."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
 from jax.experimental.layout import Format
+from jax.typing import ArrayLike
 
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import (
@@ -43,6 +44,41 @@ from xlashard.errors import (
 from xlashard.sharding import Sharding, from_jax, to_jax
 
 
+class _Options(TypedDict, total=False):
+    """The keywords of `device_put`, for type checkers."""
+
+    src: Any
+    donate: Any
+    may_alias: Any
+
+
+class _NamedTuple(Protocol):
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+
+
+@overload
+def device_put(x: ArrayLike, device: Any = ..., **options: Unpack[_Options]) -> Array: ...
+@overload
+def device_put[K, V: ArrayLike](
+    x: dict[K, V], device: Any = ..., **options: Unpack[_Options]
+) -> dict[K, Array]: ...
+@overload
+def device_put[V: ArrayLike](
+    x: list[V], device: Any = ..., **options: Unpack[_Options]
+) -> list[Array]: ...
+@overload
+def device_put[T: _NamedTuple](x: T, device: Any = ..., **options: Unpack[_Options]) -> T: ...
+@overload
+def device_put[V: ArrayLike](
+    x: tuple[V, ...], device: Any = ..., **options: Unpack[_Options]
+) -> tuple[Array, ...]: ...
+@overload
+def device_put(
+    x: dict[Any, Any] | list[Any] | tuple[Any, ...], device: Any = ..., **options: Unpack[_Options]
+) -> Any: ...
+@overload
+def device_put[T](x: T, device: Any = ..., **options: Unpack[_Options]) -> T: ...
 def device_put(
     x: Any,
     device: Any = None,

@@ -48,7 +48,7 @@ from xlashard.sharding import (
 )
 
 
-def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+def with_sharding_constraint[T](x: T, shardings: Any) -> T:
     """Tells the partitioner how a value inside a program is dealt out.
 
     Its gradient is dealt out alike. Outside of any program it moves concrete arrays, and leaves out

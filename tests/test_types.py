@@ -1,0 +1,125 @@
+"""What a type checker knows of Arrays is true, complete, and what users need."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.typing import arrays, functions
+from xlashard import Array
+from xlashard._jax.transfer import HandleType
+
+ROOT = Path(__file__).resolve().parent.parent
+STUB = ROOT / "xlashard" / "array" / "typed.pyi"
+
+
+@pytest.mark.slow
+def test_pyright_understands_what_users_write() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "tests/typing"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", [arrays, functions])
+def test_it_runs_too(module) -> None:
+    module.run()
+
+
+# Parameters that came after the oldest JAX that is supported.
+NEWER = {"strategy"}
+
+
+def members(name: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a class of the stub."""
+    (kind,) = [
+        node
+        for node in ast.parse(STUB.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    return any(getattr(mark, "id", "") == "property" for mark in function.decorator_list)
+
+
+def public(names: object) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def parameters(function: ast.FunctionDef) -> tuple[list[str], list[str]]:
+    """Names that may stand by position (with * for all of them) and by name only."""
+    arguments = function.args
+    by_position = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][1:]
+    if arguments.vararg:
+        by_position.append(f"*{arguments.vararg.arg}")
+    return by_position, [a.arg for a in arguments.kwonlyargs]
+
+
+def real_parameters(function: object) -> tuple[list[str], list[str]]:
+    by_position, by_name = [], []
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            by_position.append(f"*{name}")
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            by_name.append(name)
+        else:
+            by_position.append(name)
+    return by_position, by_name
+
+
+METHODS = {n: f for n, f in members("Typed").items() if n in public([n]) and not is_property(f)}
+UPDATES = {n: f for n, f in members("_PartUpdates").items() if n in public([n])}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_take_what_jax_gives_them(name: str) -> None:
+    assert parameters(METHODS[name]) == real_parameters(getattr(HandleType, name))
+    assert callable(getattr(Array, name))
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_take_what_jax_gives_them(name: str) -> None:
+    real = real_parameters(getattr(type(jax.numpy.zeros(1).at[0]), name))
+    by_position, by_name = parameters(UPDATES[name])
+    assert by_position == real[0]
+    assert [n for n in by_name if n in real[1] or n not in NEWER] == real[1]
+
+
+def _is_ours(member: object) -> bool:
+    return inspect.isfunction(member) and member.__module__.startswith("xlashard")
+
+
+def test_nothing_of_jax_is_left_out() -> None:
+    """Each public member of JAX's arrays is one of ours: in the stub, or written out."""
+    stub = set(members("Typed"))
+    written = {
+        name
+        for kind in Array.__mro__
+        if kind.__module__.startswith("xlashard")
+        for name, member in vars(kind).items()
+        if isinstance(member, property) or _is_ours(member)
+    }
+    assert public(dir(jax.Array)) <= stub | written
+    # What comes from JAX by a loop is in the stub: nobody sees its parameters elsewhere.
+    for name in public(dir(HandleType)):
+        member = getattr(HandleType, name)
+        if inspect.isfunction(member) and name in public(dir(Array)):
+            assert name in stub or name in written, name
+    assert not public(stub) - public(dir(Array))
+
+
+def test_every_operator_is_in_the_stub() -> None:
+    special = set(members("Typed")) - public(members("Typed"))
+    assert all(hasattr(Array, name) for name in special)
+    arithmetic = {n for n in vars(HandleType) if n.startswith("__r") and n[3:-2] != "epr__"}
+    assert len(special) > 40 and "__rmatmul__" in special & arithmetic
