@@ -310,3 +310,27 @@ def test_programs_take_them() -> None:
     assert same(np.asarray(total), np.full(8, 28, np.float32))
     assert [float(v) for v in x] == list(range(8))
     assert x[3].devices() == {DEVICES[3]}
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_copies_that_are_donated_do_not_overwrite_each_other(size: int) -> None:
+    whole = np.ones(size, np.float32)
+    for donate in (
+        jax.pmap(lambda v: v + jax.lax.axis_index("i"), axis_name="i", donate_argnums=0),
+        pjit(lambda v: v + jnp.arange(8, dtype=v.dtype)[:, None], donate_argnums=0),
+    ):
+        x = device_put_replicated(whole, DEVICES)
+        out = donate(x)
+        assert x.is_deleted()
+        assert same(
+            np.asarray(out), np.repeat(np.arange(1, 9, dtype=np.float32), size).reshape(8, -1)
+        )
+        assert same(whole, np.ones(size, np.float32))
+
+
+def test_the_leading_dimension_joins_another_on_the_devices() -> None:
+    """As docs/pmap.md says."""
+    x = device_put_sharded(list(value(np.float32, (8, 4, 3))), DEVICES)
+    joined = x.reshape(-1, *x.shape[2:])
+    assert joined.shape == (32, 3)
+    assert joined.sharding.is_equivalent_to(PmapSharding.default((32, 3), devices=DEVICES), 2)

@@ -7,11 +7,12 @@ import pytest
 
 from tests.processes import run_two
 
-SCRIPT = Path(__file__).with_name("two_processes.py")
+SCRIPTS = ("two_processes.py", "two_processes_pmap.py")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
-def test_arrays_across_two_processes() -> None:
-    for output in run_two(SCRIPT):
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_arrays_across_two_processes(script: str) -> None:
+    for output in run_two(Path(__file__).with_name(script)):
         assert "both agree" in output, output

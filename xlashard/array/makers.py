@@ -1,7 +1,7 @@
 """Values stacked along a new dimension with one device per index, as `pmap` takes them."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -74,9 +74,14 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             columns.append(others)
         out = []
         for number, values in enumerate(zip(*columns, strict=True)):
-            name = leaf_path(trees[0], number, "")
-            out.append(_stacked([f"shards[{n}]{name}" for n in range(len(there))], values, there))
+            # How a value is called is worked out where something is wrong with it.
+            name = partial(_name_in_shards, trees[0], number)
+            out.append(_stacked(name, values, there))
         return treedef.unflatten(out)
+
+
+def _name_in_shards(tree: Any, leaf: int, device: int) -> str:
+    return leaf_path(tree, leaf, f"shards[{device}]")
 
 
 def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
@@ -127,6 +132,13 @@ def _first_difference(first: Any, other: Any, number: int) -> str:
     return f"shards[{number}] is a {structures[0]}, but shards[0] a {structures[1]}"
 
 
+# Of NumPy's; others depend on settings of JAX.
+_TAKEN_AS_THEY_ARE = frozenset(
+    np.dtype(name)
+    for name in ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32")
+)
+
+
 class _Piece(NamedTuple):
     """A value on its way to a device.
 
@@ -153,6 +165,8 @@ def _as_piece(given: Any, name: Callable[[], str]) -> _Piece:
             f"{name()} is traced, and only known values can be put on devices one by one: call it "
             "outside of jit, grad and vmap, or use jnp.stack there"
         )
+    if type(given) is np.ndarray and given.dtype in _TAKEN_AS_THEY_ARE:
+        return _Piece(given, False)
     if isinstance(given, np.ndarray):
         return _Piece(*host_value(given, name))
     if is_key_array(given):
@@ -175,15 +189,21 @@ def _on_one_device(handle: Handle) -> Handle:
     return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
 
 
-def _stacked(names: list[str], values: Sequence[Any], devices: tuple[Device, ...]) -> Any:
-    """One leaf of `device_put_sharded`: checks that the values are alike."""
-    pieces = [_as_piece(v, lambda n=name: n) for name, v in zip(names, values, strict=True)]
+def _stacked(name: Callable[[int], str], values: Sequence[Any], devices: tuple[Device, ...]) -> Any:
+    """One leaf of `device_put_sharded`: checks that the values are alike.
+
+    Args:
+        name: From the number of a device to what to call its value in an error.
+        values: One per device.
+        devices: These.
+    """
+    pieces = [_as_piece(value, partial(name, number)) for number, value in enumerate(values)]
     shape, dtype = pieces[0].type
-    for name, piece in zip(names, pieces, strict=True):
+    for number, piece in enumerate(pieces):
         found = piece.type
         if found != (shape, dtype):
             raise PlacementError(
-                f"{name} has shape {found[0]} and dtype {found[1].name}, but {names[0]} has "
+                f"{name(number)} has shape {found[0]} and dtype {found[1].name}, but {name(0)} has "
                 f"{shape} and {dtype.name}: give every device a value of one shape and dtype, such "
                 "as np.split(batch, len(devices))"
             )
@@ -205,6 +225,7 @@ def _over(pieces: list[_Piece], devices: tuple[Device, ...]) -> Any:
     return placed(handle, target.sharding) if keys is None else keys_over(handle, keys)
 
 
+@lru_cache(maxsize=1024)
 def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> Places:
     return places(shape, _one_on_each(len(shape), devices))
 

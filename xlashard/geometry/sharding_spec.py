@@ -7,6 +7,7 @@ to the axes of a device grid, major to minor, some of which may only hold copies
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, product
 from typing import Any
 
@@ -201,7 +202,10 @@ class ShardingSpec:
         """Number of devices in the grid."""
         return math.prod(self.mesh_shape)
 
-    @property
+    def __getstate__(self) -> dict[str, object]:
+        return {"sharding": self.sharding, "mesh_mapping": self.mesh_mapping}
+
+    @cached_property
     def tiling(self) -> Tiling:
         """Which tile each device position, row-major in the grid, holds.
 

@@ -85,7 +85,6 @@ class PmapSharding(_PmapBase):
         super().__init__(Mesh(on_mesh, grid.axis_names), spec, memory_kind=memory_kind)
         self.sharding_spec = sharding_spec
         self._ordered = ordered
-        self._tiling = sharding_spec.tiling
 
     @classmethod
     def default(
@@ -175,7 +174,7 @@ class PmapSharding(_PmapBase):
     @property
     def is_fully_replicated(self) -> bool:
         """True if every device holds every element."""
-        return self._tiling.is_replicated
+        return self.sharding_spec.tiling.is_replicated
 
     def rank_tiling(self, ndim: int) -> Tiling:
         """The tiling for arrays of a rank; the spec is for one rank only.
@@ -183,9 +182,9 @@ class PmapSharding(_PmapBase):
         Raises:
             RankError: The rank is another.
         """
-        if ndim != self._tiling.ndim:
+        if ndim != self.sharding_spec.tiling.ndim:
             self.sharding_spec.check_rank(ndim)
-        return self._tiling
+        return self.sharding_spec.tiling
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """The tiling for an array of this shape.
@@ -194,7 +193,7 @@ class PmapSharding(_PmapBase):
             GeometryError: The shape can't be cut so.
         """
         self.sharding_spec.check_shape(shape)
-        return self._tiling
+        return self.sharding_spec.tiling
 
     def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
         """JAX's name for `is_compatible_aval`."""
