@@ -27,7 +27,13 @@ from xlashard import (
     pjit,
     unstacked_shards,
 )
-from xlashard.errors import ArgumentError, DeletedError, DivisibilityError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    DivisibilityError,
+    PlacementError,
+    TransferGuardError,
+)
 
 FOUR = DEVICES[2:6]
 V = value(np.float32, (4, 3, 2))
@@ -334,3 +340,35 @@ def test_the_leading_dimension_joins_another_on_the_devices() -> None:
     joined = x.reshape(-1, *x.shape[2:])
     assert joined.shape == (32, 3)
     assert joined.sharding.is_equivalent_to(PmapSharding.default((32, 3), devices=DEVICES), 2)
+
+
+def test_transfer_guards_are_asked() -> None:
+    held = device_put(np.ones(3, np.float32), DEVICES[0])
+    for level in ("disallow", "log"):
+        with jax.transfer_guard(level):
+            # Both are explicit, however they are done.
+            assert same(
+                device_put_sharded([np.ones(3, np.float32), held], FOUR[:2]),
+                np.ones((2, 3), np.float32),
+            )
+            assert device_put_replicated({"a": 1.0, "b": held}, FOUR)["b"].shape == (4, 3)
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        assert device_put_replicated(held, FOUR).shape == (4, 3)
+        with pytest.raises(TransferGuardError, match=r"^x\['a'\] goes from the host to devices"):
+            device_put_replicated({"a": 1.0}, FOUR)
+        with pytest.raises(TransferGuardError, match=r"^shards\[1\]\['a'\] goes from the host"):
+            device_put_sharded([{"a": held}, {"a": np.ones(3)}], FOUR[:2])
+    with jax.transfer_guard_device_to_device("disallow_explicit"):
+        with pytest.raises(TransferGuardError, match=r"^shards\[0\] goes from device to device"):
+            device_put_sharded([held, held], FOUR[:2])
+        assert device_put_sharded([1, 2], FOUR[:2]).shape == (2,)
+
+
+def test_views_of_one_array() -> None:
+    batch = value(np.float32, (4, 6))
+    assert same(device_put_sharded(np.split(batch, 4), FOUR), batch[:, None])
+    assert same(device_put_sharded([batch[0]] * 4, FOUR), np.stack([batch[0]] * 4))
+    spread = np.broadcast_to(batch[1], (4, 6))
+    assert same(device_put_sharded(list(spread), FOUR), spread)
+    doubles = [np.broadcast_to(np.float64(2), (3,)) for _ in range(4)]
+    assert same(device_put_sharded(doubles, FOUR), np.full((4, 3), 2, np.float32))

@@ -20,6 +20,7 @@ from xlashard._jax.transfer import (
 )
 from xlashard.array.array import Array
 from xlashard.array.buffer_shape import in_shape
+from xlashard.array.guards import Guards, Way, check_transfer, free_transfers, guards_in_force
 from xlashard.array.holder import check_alive
 from xlashard.array.host_put import host_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
@@ -52,6 +53,8 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             path of the value.
         ArgumentError: Structures that differ, no sequence, or a value that no device holds.
         DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -61,6 +64,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """
     with short_tracebacks:
         there = _local_devices(devices, "device_put_sharded")
+        guards = guards_in_force()
         trees = _one_per_device(shards, there)
         leaves, treedef = jax.tree.flatten(trees[0])
         columns = [leaves]
@@ -76,7 +80,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         for number, values in enumerate(zip(*columns, strict=True)):
             # How a value is called is worked out where something is wrong with it.
             name = partial(_name_in_shards, trees[0], number)
-            out.append(_stacked(name, values, there))
+            out.append(_stacked(name, values, there, guards))
         return treedef.unflatten(out)
 
 
@@ -99,6 +103,8 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     Raises:
         ArgumentError: A value that no device holds, with its path.
         DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
 
     Example:
         >>> import jax, numpy as np
@@ -108,11 +114,16 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     """
     with short_tracebacks:
         there = _local_devices(devices, "device_put_replicated")
+        guards = guards_in_force()
         leaves, treedef = jax.tree.flatten(x)
         out = []
         for number, leaf in enumerate(leaves):
-            piece = _as_piece(leaf, lambda n=number: leaf_path(x, n, "x"))
-            out.append(_over([piece] * len(there), there))
+            name = partial(leaf_path, x, number, "x")
+            if guards is not None:
+                _ask(guards, leaf, name)
+            with free_transfers():
+                piece = _as_piece(leaf, name)
+                out.append(_over([piece] * len(there), there))
         return treedef.unflatten(out)
 
 
@@ -189,25 +200,71 @@ def _on_one_device(handle: Handle) -> Handle:
     return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
 
 
-def _stacked(name: Callable[[int], str], values: Sequence[Any], devices: tuple[Device, ...]) -> Any:
+def _ask(guards: Guards, value: Any, name: Callable[[], str]) -> None:
+    """Asks JAX's transfer guards whether a value may go to a device."""
+    if not isinstance(value, Tracer):
+        on_device = isinstance(value, jax.Array)
+        way = Way.DEVICE_TO_DEVICE if on_device else Way.HOST_TO_DEVICE
+        check_transfer(guards, way, name())
+
+
+def _stacked(
+    name: Callable[[int], str],
+    values: Sequence[Any],
+    devices: tuple[Device, ...],
+    guards: Guards | None,
+) -> Any:
     """One leaf of `device_put_sharded`: checks that the values are alike.
 
     Args:
         name: From the number of a device to what to call its value in an error.
         values: One per device.
         devices: These.
+        guards: JAX's transfer guards, where some are in force.
     """
-    pieces = [_as_piece(value, partial(name, number)) for number, value in enumerate(values)]
-    shape, dtype = pieces[0].type
-    for number, piece in enumerate(pieces):
-        found = piece.type
-        if found != (shape, dtype):
-            raise PlacementError(
-                f"{name(number)} has shape {found[0]} and dtype {found[1].name}, but {name(0)} has "
-                f"{shape} and {dtype.name}: give every device a value of one shape and dtype, such "
-                "as np.split(batch, len(devices))"
-            )
-    return _over(pieces, devices)
+    if guards is not None:
+        for number, value in enumerate(values):
+            _ask(guards, value, partial(name, number))
+    elif _are_plain(values):
+        return _put_plain(values, devices)
+    with free_transfers():
+        pieces = [_as_piece(value, partial(name, number)) for number, value in enumerate(values)]
+        shape, dtype = pieces[0].type
+        for number, piece in enumerate(pieces):
+            found = piece.type
+            if found != (shape, dtype):
+                raise PlacementError(
+                    f"{name(number)} has shape {found[0]} and dtype {found[1].name}, but {name(0)} "
+                    f"has {shape} and {dtype.name}: give every device a value of one shape and "
+                    "dtype, such as np.split(batch, len(devices))"
+                )
+        return _over(pieces, devices)
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Whether they are NumPy arrays of one kind that take no thought."""
+    first = values[0]
+    if type(first) is not np.ndarray or first.dtype not in _TAKEN_AS_THEY_ARE:
+        return False
+    shape, dtype = first.shape, first.dtype
+    return all(type(v) is np.ndarray and v.shape == shape and v.dtype == dtype for v in values)
+
+
+def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Array:
+    """`_over` for such."""
+    target = _places((len(devices), *values[0].shape), devices)
+    aval = make_aval(target.shape, values[0].dtype, target.twin)
+    alias = not _begin_apart(values)
+    rows = [aligned_copy(value)[None] for value in values] if alias else [v[None] for v in values]
+    handle = put(aval, target.twin, rows, target.devices, alias=alias)
+    return placed(handle, target.sharding)
+
+
+def _begin_apart(values: Sequence[np.ndarray]) -> bool:
+    """Whether no two begin at one address, which jaxlib can't take unless it may alias them."""
+    if all(value.base is None and value.size for value in values):
+        return len(set(map(id, values))) == len(values)
+    return len({value.ctypes.data for value in values}) == len(values)
 
 
 def _over(pieces: list[_Piece], devices: tuple[Device, ...]) -> Any:
@@ -247,7 +304,7 @@ def _in_place(pieces: list[_Piece], target: Places) -> tuple[list[Any], bool]:
     for piece, device in zip(pieces, target.devices, strict=True):
         if id(piece) not in ready:
             ready[id(piece)] = _shaped(piece.value, target, device, on_host)
-    alias = on_host and len(ready) < len(pieces)
+    alias = on_host and not (len(ready) == len(pieces) and _begin_apart(list(ready.values())))
     if alias:
         # Every device may take that very memory, or read it while it is the caller's no more.
         ready = {number: aligned_copy(value) for number, value in ready.items()}
