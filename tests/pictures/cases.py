@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.array.cases import Stripes
-from tests.pictures.pods import pod
+from tests.pictures.pods import pod, pod_mesh
 from xlashard import AbstractMesh, Mesh, NamedSharding, P
 
 DEVICES = jax.devices()
@@ -28,11 +28,19 @@ PICTURES = {
     "a scalar": (struct((), jnp.int32, MESH), None),
     "uneven, the last tiles empty": ((9, 4), NamedSharding(MESH, P(("data", "model")))),
     "hosts": ((64, 1024), pod({"data": 4, "model": 4}, ("data", "model"), 2)),
-    "copies across hosts": ((64, 1024), pod({"data": 4, "model": 4}, ("model",), 2)),
+    "copies across hosts": (
+        struct((64, 1024), jnp.bfloat16, pod_mesh({"data": 4, "model": 4}), "model"),
+        None,
+    ),
     "hosts side by side": ((8, 8), pod({"x": 4, "y": 4}, ("y", "x"), 2)),
     "three dimensions": (
-        (16, 64, 8),
-        pod({"data": 2, "fsdp": 2, "model": 4}, ("data", "fsdp", "model"), 3, per_host=8),
+        struct(
+            (16, 64, 4096, 8),
+            jnp.float32,
+            pod_mesh({"data": 2, "fsdp": 2, "model": 4}, per_host=4),
+            *("data", "fsdp", None, "model"),
+        ),
+        None,
     ),
     "four dimensions": ((8, 8, 8, 8), pod(dict.fromkeys("abcd", 2), tuple("abcd"), 4, per_host=16)),
     "many panels": ((64, 4, 4), pod({"a": 32, "b": 2, "c": 2}, tuple("abc"), 3, per_host=128)),

@@ -1,10 +1,13 @@
 """Devices of many hosts, for pictures of pods on a machine that is none."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard import Sharding
+import numpy as np
+
+from xlashard import Mesh, Sharding
 from xlashard.geometry import MeshGrid, Tiling, parse_spec
 
 
@@ -37,6 +40,13 @@ def pod(mesh: Mapping[str, int], spec: Sequence[Any], ndim: int, per_host: int =
     grid = MeshGrid(tuple(mesh), tuple(mesh.values()))
     devices = [PodDevice(i, i // per_host) for i in range(grid.size)]
     return Pod(devices, Tiling.from_spec(grid, parse_spec(spec), ndim))
+
+
+def pod_mesh(mesh: Mapping[str, int], per_host: int = 4) -> Mesh:
+    """A mesh of such devices, in their own order."""
+    devices = np.empty(math.prod(mesh.values()), object)
+    devices[:] = [PodDevice(i, i // per_host) for i in range(devices.size)]
+    return Mesh(devices.reshape(tuple(mesh.values())), tuple(mesh))
 
 
 class CountingList(Sequence):

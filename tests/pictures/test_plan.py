@@ -237,3 +237,10 @@ def test_a_pod_of_jax_meshes():
 
 def test_public_names():
     assert xlashard.visualize is not None and xlashard.ShardingPicture is not None
+
+
+def test_panels_are_left_out_where_they_are_big():
+    picture = plan((64, 64, 64), pod(dict.fromkeys("abc", 8), tuple("abc"), 3))
+    assert [number for number in picture.panel_numbers] == [0, 1, 2, None, 7]
+    all_of_them = plan((64, 64, 64), pod(dict.fromkeys("abc", 8), tuple("abc"), 3), most=24)
+    assert len(list(all_of_them.cells)) == 512

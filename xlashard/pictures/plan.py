@@ -8,15 +8,13 @@ drawn, and everything here costs what is drawn, not what the devices number.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from xlashard.geometry import Runs, kept
 from xlashard.pictures.palette import BLANK, COLOURS
 from xlashard.pictures.placement import Places, tile_number
 from xlashard.pictures.subject import LISTED, Subject
-
-_CELLS = 1024
-"""Tiles in all panels together; where there are more, panels are left out."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Picture:
         rows = (row for panel in self.panels if panel for row in panel.cells)
         return (cell for row in rows for cell in row if cell)
 
-    @property
+    @cached_property
     def has_hosts(self) -> bool:
         """Whether its devices belong to more than one process."""
         return len({host for cell in self.cells for host in cell.hosts or ()}) > 1
@@ -149,8 +147,9 @@ def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -
     panel_dims = tuple(dim for dim in cut if dim not in (row_dim, column_dim))
     rows = _shown(1 if row_dim is None else counts[row_dim], most)
     columns = _shown(1 if column_dim is None else counts[column_dim], most, most_columns)
-    fitting = max(2, _CELLS // (len(rows) * len(columns)))
-    panel_numbers = _shown(math.prod(counts[dim] for dim in panel_dims), min(most, fitting))
+    # All panels together have no more tiles than the biggest one could have.
+    fitting = max(2, most * most // (len(rows) * len(columns)))
+    panel_numbers = _shown(math.prod(counts[dim] for dim in panel_dims), most, fitting)
     share = max(32, LISTED // (len(rows) * len(columns) * len(panel_numbers)))
     drawn: list[Panel | None] = []
     for number in panel_numbers:
@@ -168,9 +167,12 @@ def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -
 
 
 def _shown(count: int, most: int, room: int | None = None) -> Shown:
-    """Which of a row to draw: where not all are, half will do to show how it goes on."""
-    most = most if count <= most else max(2, most // 2)
-    head, tail = kept(count, most if room is None else min(most, room))
+    """Which of a row to draw, where there is room for so many.
+
+    Where that many could be drawn, but not all, half will do to show how it goes on.
+    """
+    room = most if room is None else room
+    head, tail = kept(count, room if count <= most else min(room, max(2, most // 2)))
     return Shown(range(head), range(count - tail, count), count - head - tail)
 
 
