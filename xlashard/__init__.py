@@ -37,7 +37,7 @@ from xlashard.array import (
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.config import read_flags as _read_flags
-from xlashard.pictures import ShardingPicture, visualize
+from xlashard.pictures import ShardingPicture, TreePicture, visualize
 from xlashard.pjit import (
     AUTO,
     UNSPECIFIED,
@@ -107,6 +107,7 @@ __all__ = [
     "SingleDeviceSharding",
     "StableHLOProgram",
     "Traced",
+    "TreePicture",
     "Unstacked",
     "XLACompatibleSharding",
     "__version__",

@@ -128,6 +128,7 @@ TOPICS = (
     "steps",
     "transformations",
     "report",
+    "pictures",
     "shardings",
     "parsing",
     "constructors",

@@ -9,7 +9,10 @@ from tests.errors.running import Site, ours, raise_sites
 
 ROOMS = (
     "config.py",
-    *(f"{room}/**/*.py" for room in ("pjit", "sharding", "array", "program", "numpy", "_jax")),
+    *(
+        f"{room}/**/*.py"
+        for room in ("pjit", "sharding", "array", "program", "pictures", "numpy", "_jax")
+    ),
 )
 
 PROCESSES = "needs several processes, which tests/array/two_processes.py has"

@@ -101,7 +101,7 @@ def test_a_spec_where_a_mesh_is_in_force():
         (lambda: xlashard.visualize(SHAPE, ROWS, max_tiles=2.5), ["max_tiles is 2.5"]),
         (
             lambda: xlashard.visualize(SHAPE, ROWS).save("x/a.png"),
-            ["'x/a.png'", ".svg, .html, .txt", "picture.save('x/a.svg')"],
+            ["'x/a.png'", ".svg, .html or .txt", "picture.save('x/a.html')"],
         ),
     ],
 )

@@ -2,5 +2,15 @@
 
 from xlashard.pictures.api import ShardingPicture, html_of, visualize
 from xlashard.pictures.plan import Cell, Panel, Picture
+from xlashard.pictures.tree import TreePicture, read_tree
 
-__all__ = ["Cell", "Panel", "Picture", "ShardingPicture", "html_of", "visualize"]
+__all__ = [
+    "Cell",
+    "Panel",
+    "Picture",
+    "ShardingPicture",
+    "TreePicture",
+    "html_of",
+    "read_tree",
+    "visualize",
+]

@@ -1,25 +1,27 @@
-"""`visualize`: how an array lies on its devices, for a terminal, a notebook or a file."""
+"""`visualize`: how arrays lie on their devices, for a terminal, a notebook or a file."""
 
-import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import jax
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pictures.page import fragment, page
 from xlashard.pictures.plan import Picture, plan_picture
+from xlashard.pictures.printable import Printable
 from xlashard.pictures.subject import Subject, read_subject
 from xlashard.pictures.svg import svg_text
 from xlashard.pictures.terminal import TerminalPicture
+from xlashard.pictures.tree import TreePicture, is_tree, read_tree
 
 _MOST = 16
-_SUFFIXES = (".svg", ".html", ".txt")
 
 
 @dataclass(frozen=True, repr=False)
-class ShardingPicture:
+class ShardingPicture(Printable):
     """How an array lies on its devices. Made by `xlashard.visualize`.
 
     A prompt and a notebook show it by themselves, `print(picture)` writes it as plain text, and
@@ -39,14 +41,6 @@ class ShardingPicture:
         """The tiles that SVG and HTML show, as values; a terminal may have room for fewer."""
         return plan_picture(self.subject, self.max_tiles)
 
-    def print(self, *, console: Console | None = None) -> None:
-        """Prints it in colours, where the terminal has them.
-
-        Args:
-            console: Where to; standard output if None.
-        """
-        (console or Console()).print(self)
-
     def to_svg(self) -> str:
         """The picture as an SVG file, which needs nothing else and suits any background."""
         return svg_text(self.plan, alone=True)
@@ -55,46 +49,34 @@ class ShardingPicture:
         """A page with the picture and a table of its tiles."""
         return page(self.plan)
 
-    def save(self, path: str | Path) -> None:
-        """Writes it to a file.
-
-        Args:
-            path: The file; its suffix says what is written: `.svg`, `.html` or `.txt`.
-
-        Raises:
-            ArgumentError: The suffix is another one.
-        """
-        path = Path(path)
-        writers = dict(zip(_SUFFIXES, (self.to_svg, self.to_html, self._as_text), strict=True))
-        if path.suffix not in writers:
-            raise ArgumentError(
-                f"path is {str(path)!r}, but a picture is written as {', '.join(_SUFFIXES)}: "
-                f"write picture.save({str(path.with_suffix('.svg'))!r})"
-            )
-        path.write_text(writers[path.suffix]() + "\n", encoding="utf-8")
-
-    def _as_text(self) -> str:
-        return _plain(self, Console(file=io.StringIO(), color_system=None, width=100))
+    def _writers(self) -> Mapping[str, Callable[[], str]]:
+        return {".svg": self.to_svg, **super()._writers()}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield TerminalPicture(self.subject, self.max_tiles)
-
-    def __str__(self) -> str:
-        return _plain(self, Console(color_system=None, force_jupyter=False))
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows at a prompt; only a terminal is sent colours."""
-        console = Console(force_jupyter=False)
-        shown = _captured(self, console) if console.is_terminal else str(self)
-        printer.text(shown)
 
     def _repr_html_(self) -> str:
         return fragment(self.plan)
 
 
-def visualize(x: Any, sharding: Any = None, *, max_tiles: int = _MOST) -> ShardingPicture:
+@overload
+def visualize(
+    x: jax.Array | jax.ShapeDtypeStruct | Sequence[int],
+    sharding: Any = None,
+    *,
+    max_tiles: int = _MOST,
+) -> ShardingPicture: ...
+
+
+@overload
+def visualize(
+    x: Any, sharding: Any = None, *, max_tiles: int = _MOST
+) -> ShardingPicture | TreePicture: ...
+
+
+def visualize(
+    x: Any, sharding: Any = None, *, max_tiles: int = _MOST
+) -> ShardingPicture | TreePicture:
     """Draws how an array lies on its devices, or how one would.
 
     Nothing is read, moved or computed, and drawing costs what is drawn, however many devices there
@@ -102,15 +84,16 @@ def visualize(x: Any, sharding: Any = None, *, max_tiles: int = _MOST) -> Shardi
 
     Args:
         x: An array of xlashard or JAX; anything else with a `shape` and a `dtype`, such as a
-            `jax.ShapeDtypeStruct`; or a shape, such as `(8, 16)`.
+            `jax.ShapeDtypeStruct`; a shape, such as `(8, 16)`; or a tree of arrays.
         sharding: A sharding of xlashard, of JAX or of your own, or a `PartitionSpec` where a mesh
             is in force; None for the array's own. On an `AbstractMesh`, positions stand for
-            devices. It need not divide the shape.
+            devices. It need not divide the shape. For a tree, one for all or a tree of them.
         max_tiles: How many tiles to draw along a dimension, at least 2; of more, the first and the
             last are drawn.
 
     Returns:
-        The picture: `print` it, `picture.save("x.svg")`, or let a notebook show it.
+        The picture: `print` it, `picture.save("x.svg")`, or let a notebook show it. Of a tree, a
+        `TreePicture`, with a small picture of each of its biggest arrays.
 
     Raises:
         ArgumentError: `x` is neither array nor shape, nothing says its sharding, or it is being
@@ -139,7 +122,10 @@ def visualize(x: Any, sharding: Any = None, *, max_tiles: int = _MOST) -> Shardi
             f"max_tiles is {max_tiles!r}, but a picture needs room for the first and the last tile "
             "along a dimension: give 2 or more, such as visualize(x, max_tiles=16)"
         )
-    return ShardingPicture(read_subject(x, sharding), max_tiles)
+    with short_tracebacks:
+        if is_tree(x):
+            return read_tree(x, sharding)
+        return ShardingPicture(read_subject(x, sharding), max_tiles)
 
 
 def html_of(x: Any, value: str = "") -> str | None:
@@ -151,13 +137,3 @@ def html_of(x: Any, value: str = "") -> str | None:
     """
     picture = plan_picture(read_subject(x), _MOST)
     return fragment(picture, value) if picture.num_tiles > 1 else None
-
-
-def _plain(picture: ShardingPicture, console: Console) -> str:
-    return "\n".join(line.rstrip() for line in _captured(picture, console).splitlines())
-
-
-def _captured(picture: ShardingPicture, console: Console) -> str:
-    with console.capture() as shown:
-        console.print(picture)
-    return shown.get().rstrip("\n")

@@ -29,17 +29,18 @@ table.tiles {{ border-collapse: collapse; margin: 1.5em 0; }}
 </style>
 </head>
 <body>
-{fragment}
+{body}
+</body>
+</html>
+"""
+_TABLE = """
 <table class="tiles">
 <caption>{caption}</caption>
 <thead><tr><th>tile</th><th>shape</th><th>devices</th></tr></thead>
 <tbody>
 {rows}
 </tbody>
-</table>
-</body>
-</html>
-"""
+</table>"""
 
 
 def fragment(picture: Picture, value: str = "") -> str:
@@ -68,13 +69,20 @@ def page(picture: Picture) -> str:
     """A page with the picture and a table of its tiles."""
     cells = list(picture.cells)
     caption = f"{len(cells):,} of {picture.num_tiles:,} tiles" if _is_short(picture) else ""
-    return _PAGE.format(
-        title=escape(title_text(picture.subject)),
-        fragment=fragment(picture),
-        ink=INK,
-        caption=caption or f"{len(cells):,} tiles",
-        rows="\n".join(_rows(picture, cells)),
+    table = _TABLE.format(
+        caption=caption or f"{len(cells):,} tiles", rows="\n".join(_rows(picture, cells))
     )
+    return page_of(title_text(picture.subject), fragment(picture) + table)
+
+
+def page_of(title: str, body: str) -> str:
+    """A page of its own.
+
+    Args:
+        title: Its title.
+        body: The elements in it.
+    """
+    return _PAGE.format(title=escape(title), body=body, ink=INK)
 
 
 def _is_short(picture: Picture) -> bool:

@@ -160,6 +160,11 @@ def _sharding_of_tracer(x: Any) -> AnySharding:
     )
 
 
+def is_place(x: Any) -> bool:
+    """Whether it says where an array lies, rather than being a tree of such things."""
+    return isinstance(x, Sharding | JaxSharding | Format | PartitionSpec | jax.Device)
+
+
 def as_sharding(given: Any) -> AnySharding:
     """Reads a sharding as people write it.
 

@@ -121,9 +121,14 @@ def platform_of(subject: Subject) -> str:
     return str(subject.devices[0].platform).upper() if subject.devices else ""
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """Sizes as in `[8,16]`."""
+    return f"[{','.join(map(str, shape))}]"
+
+
 def type_text(subject: Subject) -> str:
     """Dtype and shape: `float32[8,16]`."""
-    return f"{subject.dtype or ''}{_shape_text(subject.shape)}"
+    return f"{subject.dtype or ''}{shape_text(subject.shape)}"
 
 
 def title_text(subject: Subject) -> str:
@@ -159,7 +164,7 @@ def _devices_fact(subject: Subject) -> str:
         words += f" of {subject.num_hosts} hosts"
     most = "" if subject.placement.is_even else "at most "
     words += (
-        f"{', each holds' if count > 1 else ', holds'} {most}{_shape_text(subject.placement.tile)}"
+        f"{', each holds' if count > 1 else ', holds'} {most}{shape_text(subject.placement.tile)}"
     )
     if subject.nbytes is not None and subject.tile_bytes is not None:
         words += f", {in_bytes(subject.tile_bytes)}"
@@ -202,7 +207,3 @@ def _copies_fact(picture: Picture) -> str | None:
 
 def _axes_text(axes: Sequence[tuple[str, int]], between: str) -> str:
     return between.join(f"{name}={size}" for name, size in axes)
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

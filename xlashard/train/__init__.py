@@ -6,7 +6,7 @@
 | `layout`, `model`, `step`, `generate` | plain JAX functions from declared arrays to written text |
 | `data` | text as bytes, windows by step number, batches on the mesh |
 | `programs`, `job`, `command` | the compiled programs, the run that calls them, its command |
-| `console`, `drawing`, `folder`, `curve`, `interrupt` | what a person sees, finds and can stop |
+| `console`, `folder`, `curve`, `interrupt` | what a person sees, finds and can stop |
 
 It needs the extra packages of ``pip install 'xlashard[train]'``, and is run by
 ``xlashard train --config FILE``.

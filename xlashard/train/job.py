@@ -11,11 +11,11 @@ import numpy as np
 from rich.panel import Panel
 from rich.text import Text
 
+from xlashard.pictures import TreePicture, read_tree
 from xlashard.pictures.units import in_bytes
 from xlashard.train.checks import check_settings
 from xlashard.train.console import Pace, Screen
 from xlashard.train.data import Corpus, held_out_windows, put_batch, read_corpus, training_windows
-from xlashard.train.drawing import bytes_per_device, parameter_table
 from xlashard.train.errors import Diverged
 from xlashard.train.folder import RunFolder
 from xlashard.train.generate import readable
@@ -24,6 +24,9 @@ from xlashard.train.layout import Layout, build_mesh
 from xlashard.train.programs import Programs, build_programs, parameter_count, write_text
 from xlashard.train.settings import Settings
 from xlashard.train.step import Recipe, make_recipe, state_shardings
+
+_DRAWN = 4
+"""Parameters whose place on the mesh is drawn before training, the biggest ones."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,15 @@ def _introduce(run: _Run) -> None:
     )
     shapes = jax.eval_shape(run.recipe.initial_state, 0)
     shardings = state_shardings(run.recipe, run.layout)
-    total, held = bytes_per_device(shapes["parameters"], shardings["parameters"])
+    parameters = read_tree(shapes["parameters"], shardings["parameters"])
     count = parameter_count(run.recipe)
-    show(f"Parameters  {count:,}: {in_bytes(total)}, {in_bytes(held)} on each device")
-    total, held = bytes_per_device(shapes, shardings)
-    show(f"With AdamW  {in_bytes(total)}, {in_bytes(held)} on each device")
-    show(parameter_table(shapes["parameters"], shardings["parameters"]))
+    show(f"Parameters  {count:,}: {_held(parameters)}")
+    show(f"With AdamW  {_held(read_tree(shapes, shardings))}")
+    show(parameters.biggest(_DRAWN, "The biggest parameters"))
+
+
+def _held(tree: TreePicture) -> str:
+    return f"{in_bytes(tree.nbytes)}, {in_bytes(tree.device_bytes)} on each device"
 
 
 def _train(run: _Run, measured: _Measured) -> None:

@@ -1,0 +1,41 @@
+"""The pictures that the documents show as text are those that their code prints."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import xlashard
+from tests.documents import program, read_blocks
+from tests.pictures.cases import MESH
+from xlashard import NamedSharding, P
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text_blocks(name):
+    blocks = read_blocks((ROOT / name).read_text(encoding="utf-8"))
+    return ["\n".join(block.code).rstrip() for block in blocks if block.language == "text"]
+
+
+def test_the_page_shows_what_its_code_prints(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    page = (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program(page), "docs/pictures.md", "exec"), {"__name__": "__main__"})
+    shown = text_blocks("docs/pictures.md")
+    assert len(shown) == 3
+    for block in shown:
+        assert block in printed.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_readme_shows_the_picture_of_its_program(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    sharding = NamedSharding(MESH, P("data", "model"))
+    x = jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=sharding)
+    assert str(xlashard.visualize(x)) in text_blocks("README.md")

@@ -1,0 +1,86 @@
+"""What every picture can do: be printed, shown at a prompt and in a notebook, and saved."""
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from xlashard.errors import ArgumentError
+
+_FILE_WIDTH = 100
+
+
+class Printable(ABC):
+    """Something to look at in a terminal, a notebook or a file."""
+
+    @abstractmethod
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult: ...
+
+    @abstractmethod
+    def _repr_html_(self) -> str: ...
+
+    @abstractmethod
+    def to_html(self) -> str:
+        """A page of its own, which needs nothing from elsewhere."""
+
+    def to_text(self, width: int = _FILE_WIDTH) -> str:
+        """It as plain text.
+
+        Args:
+            width: Characters in a line.
+        """
+        return _plain(self, Console(file=io.StringIO(), color_system=None, width=width))
+
+    def print(self, *, console: Console | None = None) -> None:
+        """Prints it in colours, where the terminal has them.
+
+        Args:
+            console: Where to; standard output if None.
+        """
+        (console or Console()).print(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes it to a file.
+
+        Args:
+            path: The file; its suffix says what is written.
+
+        Raises:
+            ArgumentError: Nothing is written with that suffix.
+        """
+        path = Path(path)
+        writers = self._writers()
+        if path.suffix not in writers:
+            *others, last = writers
+            raise ArgumentError(
+                f"path is {str(path)!r}, but this picture is written as {', '.join(others)} or "
+                f"{last}: write picture.save({str(path.with_suffix('.html'))!r})"
+            )
+        path.write_text(writers[path.suffix]() + "\n", encoding="utf-8")
+
+    def _writers(self) -> Mapping[str, Callable[[], str]]:
+        return {".html": self.to_html, ".txt": self.to_text}
+
+    def __str__(self) -> str:
+        return _plain(self, Console(color_system=None, force_jupyter=False))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows at a prompt; only a terminal is sent colours."""
+        console = Console(force_jupyter=False)
+        printer.text(_captured(self, console) if console.is_terminal else str(self))
+
+
+def _plain(picture: Printable, console: Console) -> str:
+    return "\n".join(line.rstrip() for line in _captured(picture, console).splitlines())
+
+
+def _captured(picture: Printable, console: Console) -> str:
+    with console.capture() as shown:
+        console.print(picture)
+    return shown.get().rstrip("\n")

@@ -1,0 +1,223 @@
+"""How the arrays of a tree lie on their devices: a line or two for each, the biggest first."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any, Self
+
+import jax
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
+from xlashard.pictures.page import fragment, page_of
+from xlashard.pictures.palette import INK
+from xlashard.pictures.plan import Cell, Picture, plan_picture
+from xlashard.pictures.printable import Printable
+from xlashard.pictures.subject import Subject, is_place, is_shape, read_subject
+from xlashard.pictures.units import in_bytes
+from xlashard.pictures.words import in_ascii, runs_text, shape_text, type_text
+
+_SHOWN = 16
+"""Arrays that are drawn; the rest is counted."""
+
+_SMALL = 8
+"""Tiles along a dimension of a small picture."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a tree.
+
+    Attributes:
+        path: Where it is.
+        subject: What and where its tiles are.
+    """
+
+    path: str
+    subject: Subject
+
+    @property
+    def device_bytes(self) -> int:
+        """What one device holds of it."""
+        return self.subject.tile_bytes or 0
+
+
+@dataclass(frozen=True, repr=False)
+class TreePicture(Printable):
+    """How the arrays of a tree lie on their devices. Made by `xlashard.visualize`.
+
+    It shows the biggest ones; a notebook and a page unfold the picture of each.
+
+    Attributes:
+        leaves: The arrays, the biggest first.
+        unplaced: The paths of leaves that no sharding is known of: values of the host.
+        title: What stands above them.
+    """
+
+    leaves: tuple[Leaf, ...]
+    unplaced: tuple[str, ...] = ()
+    title: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, copies counted once."""
+        return sum(leaf.subject.nbytes or 0 for leaf in self.leaves)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all arrays that one device holds."""
+        return sum(leaf.device_bytes for leaf in self.leaves)
+
+    def biggest(self, count: int, title: str = "") -> Self:
+        """A picture of only the biggest arrays.
+
+        Args:
+            count: How many.
+            title: What to write above them.
+        """
+        return replace(self, leaves=self.leaves[:count], unplaced=(), title=title)
+
+    def to_html(self) -> str:
+        """A page in which each array's picture unfolds."""
+        return page_of(self._heading(), self._repr_html_())
+
+    def _repr_html_(self) -> str:
+        leaves = "".join(_unfolding(leaf) for leaf in self.leaves[:_SHOWN])
+        rest = "".join(f"<div>{escape(line)}</div>" for line in self._rest())
+        return f"<div><strong>{escape(self._heading())}</strong>{leaves}{rest}</div>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def say(text: str) -> str:
+            return in_ascii(text) if options.ascii_only else text
+
+        yield Text(say(self._heading()), "bold")
+        table = Table(box=box.SIMPLE_HEAD, leading=1, header_style="dim", pad_edge=False)
+        for name in ("array\nand its sharding", "shape\nand tile", "devices\nof each tile"):
+            table.add_column(name, overflow="fold")
+        room = max(12, options.max_width // 2)
+        for leaf in self.leaves[:_SHOWN]:
+            subject = leaf.subject
+            table.add_row(
+                say(f"{leaf.path}\n  {subject.sharding}"),
+                say(f"{type_text(subject)}\n{_held(subject)}"),
+                _small_picture(subject, room, ascii_only=options.ascii_only),
+            )
+        yield table
+        for line in self._rest():
+            yield Text(say(line), "dim")
+
+    def _heading(self) -> str:
+        return self.title or (
+            f"{counted(len(self.leaves), 'array')}: {in_bytes(self.nbytes)}, "
+            f"{in_bytes(self.device_bytes)} on each device"
+        )
+
+    def _rest(self) -> Iterator[str]:
+        left = self.leaves[_SHOWN:]
+        if left:
+            held = in_bytes(sum(leaf.device_bytes for leaf in left))
+            yield f"and {len(left)} smaller, {held} on each device"
+        if self.unplaced:
+            few = ", ".join(self.unplaced[:4]) + (", …" if len(self.unplaced) > 4 else "")
+            yield f"without a sharding: {few}"
+
+
+def is_tree(x: Any) -> bool:
+    """Whether it is a tree of arrays rather than an array or a shape."""
+    if is_shape(x) or hasattr(x, "shape"):
+        return False
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and any(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
+    """Reads every array of a tree.
+
+    Args:
+        tree: A tree of arrays, or of what says shape and dtype.
+        sharding: A sharding for all, or a tree of them that is a prefix of the other; None for the
+            arrays' own.
+
+    Raises:
+        ArgumentError: The trees differ, or one of the shardings doesn't fit its array.
+    """
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    leaves, unplaced = [], []
+    for (path, x), given in zip(named, _for_each(tree, sharding), strict=True):
+        name = jax.tree_util.keystr(path)
+        if given is None and not hasattr(x, "sharding"):
+            unplaced.append(name)
+            continue
+        try:
+            leaves.append(Leaf(name, read_subject(x, given)))
+        except (ArgumentError, GeometryError, ShardingError) as error:
+            raise ArgumentError(f"the tree at {name}: {error}") from None
+    leaves.sort(key=lambda leaf: -(leaf.subject.nbytes or 0))
+    return TreePicture(tuple(leaves), tuple(unplaced))
+
+
+def _for_each(tree: Any, sharding: Any) -> Sequence[Any]:
+    """The sharding of each leaf, None where it has its own."""
+    if sharding is None or is_place(sharding):
+        return [sharding] * len(jax.tree.leaves(tree))
+    try:
+        spread = jax.tree.broadcast(sharding, tree, is_leaf=lambda x: x is None or is_place(x))
+    except ValueError:
+        given, whole = (str(jax.tree.structure(t))[:80] for t in (sharding, tree))
+        raise ArgumentError(
+            f"sharding is the tree {given}, which is no prefix of the arrays' tree {whole}: give "
+            "one sharding for all, or jax.tree.map(lambda x: NamedSharding(mesh, P()), tree)"
+        ) from None
+    return jax.tree.leaves(spread, is_leaf=lambda x: x is None or is_place(x))
+
+
+def _held(subject: Subject) -> str:
+    return f"{shape_text(subject.placement.tile)}, {in_bytes(subject.tile_bytes or 0)}"
+
+
+def _unfolding(leaf: Leaf) -> str:
+    """One array, whose picture a click unfolds."""
+    subject = leaf.subject
+    line = f"{type_text(subject)} {subject.sharding}, {in_bytes(leaf.device_bytes)} on each device"
+    return (
+        f"<details><summary><code>{escape(leaf.path)}</code> {escape(line)}</summary>"
+        f"{fragment(plan_picture(subject, 16))}</details>"
+    )
+
+
+def _small_picture(subject: Subject, room: int, *, ascii_only: bool) -> Text:
+    """A line per row of tiles; each tile has its colour and names its devices."""
+    picture = plan_picture(subject, _SMALL)
+    rows = list(_lines(picture))
+    names = [[_name(cell, ascii_only=ascii_only) for cell in row] for row in rows]
+    width = max(len(name) for row in names for name in row) + 2
+    if width * max(map(len, names)) > room:
+        counts = " × ".join(str(n) for n in subject.placement.counts if n > 1)
+        copies = subject.placement.num_devices // max(1, math.prod(subject.placement.counts))
+        text = f"{counts} tiles, each on {counted(copies, 'device')}"
+        return Text(in_ascii(text) if ascii_only else text)
+    drawn = Text()
+    for number, (row, words) in enumerate(zip(rows, names, strict=True)):
+        drawn.append("\n" if number else "")
+        for cell, name in zip(row, words, strict=True):
+            style = "dim" if cell is None else f"{INK} on {cell.colour}"
+            drawn.append(name.center(width), style)
+    return drawn
+
+
+def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
+    """The rows of all panels, one under the other."""
+    for panel in picture.panels:
+        if panel is None:
+            yield (None,)
+        else:
+            yield from panel.cells
+
+
+def _name(cell: Cell | None, *, ascii_only: bool) -> str:
+    text = "…" if cell is None else runs_text(cell.ids, 14) or "nobody"
+    return in_ascii(text) if ascii_only else text
