@@ -1,6 +1,5 @@
 """Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -26,8 +25,11 @@ Tracer = core.Tracer
 UnnamedResultError = IndivisibleError
 """What JAX raises where no spec on the mesh of the arguments says how a result came out."""
 
-# A CPU device takes host memory that starts at a multiple of this, in bytes, as it is.
 ALIGNMENT = 64
+"""Zero-copy buffers of the CPU client must start at a multiple of this address."""
+
+# Bytes; a new block of this size should not stand beside others that nobody needs any more.
+_WORTH_COLLECTING = 1 << 20
 
 
 @lru_cache(maxsize=4096)
@@ -83,15 +85,13 @@ def put(
     Args:
         aval: Of the whole.
         sharding: JAX's; its memory kind says which memory of the devices.
-        pieces: NumPy arrays or single-device handles.
+        pieces: NumPy arrays, `separate` ones unless they may be aliased, or single-device handles.
         devices: This process's devices of the sharding, in its order.
         committed: Whether computations must stay on these devices.
         alias: Allows the buffers to be the host memory itself, which then must never change.
             Otherwise host memory is free for other use on return.
         fresh: Copies also handles that are on their device already; otherwise those are shared.
     """
-    if not alias and _share_memory(pieces):
-        pieces, alias = [aligned_copy(piece) for piece in pieces], True
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     return xc.batched_device_put(
@@ -99,14 +99,14 @@ def put(
     )
 
 
-def _share_memory(pieces: Sequence[Any]) -> bool:
-    """Whether pieces begin at one address, as views do that are empty or broadcast.
+def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Pieces that don't begin at one address, as views do that are empty or broadcast.
 
-    Unless jaxlib may alias such pieces, it fails on them.
+    jaxlib fails on several that do, unless it may alias them; those are copied.
     """
-    if len(pieces) < 2 or not isinstance(pieces[0], np.ndarray):
-        return False
-    return len({piece.ctypes.data for piece in pieces}) < len(pieces)
+    if len({piece.ctypes.data for piece in pieces}) == len(pieces):
+        return pieces
+    return [aligned_copy(piece) for piece in pieces]
 
 
 def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:
@@ -149,10 +149,22 @@ def start_host_copy(handle: Handle) -> None:
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Memory that a CPU device can take as its buffer without copying it."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    block = np.empty(size + ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + size].view(dtype).reshape(shape)
+    return aligned_blocks(1, shape, dtype)[0, ...]
+
+
+def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Several such, of one shape, in one allocation: `[count, *shape]`."""
+    dtype = np.dtype(dtype)
+    strides, size = [], dtype.itemsize
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= extent
+    step = -(-size // ALIGNMENT) * ALIGNMENT
+    if count * step >= _WORTH_COLLECTING:
+        collect_garbage()
+    memory = np.empty(count * step + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return np.ndarray((count, *shape), dtype, memory, start, (step, *reversed(strides)))
 
 
 def aligned_copy(value: np.ndarray) -> np.ndarray:
@@ -160,3 +172,8 @@ def aligned_copy(value: np.ndarray) -> np.ndarray:
     out = aligned_empty(value.shape, value.dtype)
     out[...] = value
     return out
+
+
+def collect_garbage() -> None:
+    """Lets go of host memory that deleted buffers were; jaxlib puts that off until it is called."""
+    xc._xla.collect_garbage()

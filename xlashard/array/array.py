@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import HandleType, dressed, split
+from xlashard._jax.transfer import HandleType, collect_garbage, dressed, split
 from xlashard.array.holder import Handle, check_alive, type_text
 from xlashard.array.host import start_read
 from xlashard.array.indexing import Indexing
@@ -259,11 +259,15 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             self._deleted_by = DELETE
         self._value_cache = None
         self._handle.delete()
+        collect_garbage()
 
     def block_until_ready(self) -> Self:
         """Waits until it is computed."""
-        check_alive(self)
-        self._handle.block_until_ready()
+        try:
+            self._handle.block_until_ready()
+        except RuntimeError:
+            check_alive(self)
+            raise
         return self
 
     def copy_to_host_async(self) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard.array.copying import copy_all
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
 from xlashard.errors import NotAddressableError
@@ -152,6 +153,10 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
         start_host_copy(buffers[number])
     out = np.empty(handle.shape, handle.dtype)
     indices = tiling.indices(handle.shape, distinct.positions)
-    for number, index in zip(distinct.buffers, indices, strict=True):
-        out[index] = host_view(buffers[number])[0]
+    copy_all(
+        [
+            (out[index], host_view(buffers[number])[0])
+            for number, index in zip(distinct.buffers, indices, strict=True)
+        ]
+    )
     return out, True

@@ -1,14 +1,64 @@
 """From host memory to devices."""
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from xlashard._jax.transfer import Handle, aligned_copy, assemble, aval_of, make_aval, put
+from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.transfer import Handle, assemble, aval_of, make_aval, put, separate
+from xlashard.array.copying import Copy, copy_all, private_copy
 from xlashard.array.placement import Places
+from xlashard.array.staging import Memory, Stage
 from xlashard.errors import ArgumentError
 from xlashard.sharding import SingleDeviceSharding
+
+
+class HostValue(NamedTuple):
+    """A value in the host's memory.
+
+    Attributes:
+        value: As it was given, as a NumPy array.
+        dtype: What it becomes on a device.
+        weak_type: Whether that is weak, as of a Python number.
+    """
+
+    value: np.ndarray
+    dtype: np.dtype
+    weak_type: bool
+
+
+def as_host_value(x: Any, name: Callable[[], str]) -> HostValue:
+    """Anything that NumPy and JAX take for a value.
+
+    Args:
+        x: A NumPy array or number, a Python number, or nested lists of those.
+        name: Gives what to call it in an error.
+
+    Raises:
+        ArgumentError: It is no such thing.
+    """
+    try:
+        if type(x) is np.ndarray:
+            return HostValue(x, _device_dtype(x.dtype, jax.config.jax_enable_x64), False)
+        x = np.asarray(x) if isinstance(x, list | tuple) else x
+        aval = aval_of(x)
+        return HostValue(np.asarray(x), aval.dtype, aval.weak_type)
+    except (TypeError, ValueError, AttributeError):
+        described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise ArgumentError(
+            f"{name()} is of {described}, which no device can hold: give numbers or booleans, as "
+            "NumPy arrays, Arrays or Python numbers"
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def _device_dtype(dtype: np.dtype, wide: bool) -> np.dtype:
+    """What JAX makes of a dtype; whether 64 bits are allowed is part of the question."""
+    return aval_of(np.empty(0, dtype)).dtype
 
 
 def host_value(x: Any, name: Callable[[], str]) -> tuple[np.ndarray, bool]:
@@ -24,16 +74,102 @@ def host_value(x: Any, name: Callable[[], str]) -> tuple[np.ndarray, bool]:
     Raises:
         ArgumentError: It is no such thing.
     """
-    try:
-        x = np.asarray(x) if isinstance(x, list | tuple) else x
-        aval = aval_of(x)
-        return np.asarray(x, aval.dtype), aval.weak_type
-    except (TypeError, ValueError, AttributeError):
-        described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise ArgumentError(
-            f"{name()} is of {described}, which no device can hold: give numbers or booleans, as "
-            "NumPy arrays, Arrays or Python numbers"
-        ) from None
+    given = as_host_value(x, name)
+    return np.asarray(given.value, given.dtype), given.weak_type
+
+
+# Up to so many bytes in one call jaxlib's own copies are as fast as ours; and it can use its own
+# memory again where the array is donated.
+_LEFT_TO_JAXLIB = 1 << 16
+
+
+class HostRoute:
+    """How host values of one shape and dtype get to one place; made once for all of them.
+
+    Args:
+        target: Where to.
+        dtype: What the values become.
+        weak_type: Whether that is weak.
+        committed: Whether computations must stay there.
+
+    Attributes:
+        target: The place.
+        written: The bytes that one value takes in the memories of this process's devices.
+    """
+
+    def __init__(
+        self, target: Places, dtype: Any, weak_type: bool = False, committed: bool = True
+    ) -> None:
+        self.target = target
+        self._dtype = dtype
+        self._aval = target.aval(dtype, weak_type)
+        self._committed = committed
+        self._stage = Stage(target) if target.on_host else None
+        self._whole = target.tiling.is_replicated
+        self._copies = target.tiling.num_replicas > 1
+        self.written = math.prod(target.shard_shape) * dtype.itemsize * len(target.devices)
+
+    def staged(
+        self, value: np.ndarray, memory: Memory, later: list[Copy]
+    ) -> list[np.ndarray] | None:
+        """A block of memory for each device; None where devices have memory of their own.
+
+        Args:
+            value: The whole value.
+            memory: Gives the blocks.
+            later: Takes the copies that fill them.
+        """
+        stage = self._stage
+        return None if stage is None else stage.pieces(value, self._dtype, memory, later)
+
+    def put(self, value: np.ndarray, alias: bool) -> Handle:
+        """Cuts a value and puts each piece on its device.
+
+        Args:
+            value: The whole value.
+            alias: Allows buffers that are its memory.
+        """
+        value = np.asarray(value, self._dtype)
+        if self._whole:
+            value = private_copy(value) if self._copies and not alias else value
+            return self.put_pieces([value] * len(self.target.devices), alias or self._copies)
+        pieces = [value[index] for index in self.target.indices]
+        if alias:
+            return self.put_pieces(pieces, True)
+        if self._copies:
+            return self.put_pieces(_private(pieces, self.target.tiles), True)
+        told_apart = value.size and 0 not in value.strides
+        return self.put_pieces(pieces if told_apart else separate(pieces), False)
+
+    def put_pieces(self, pieces: Sequence[np.ndarray], alias: bool) -> Handle:
+        """Puts one piece on each device; the buffers may be the pieces' memory if `alias`."""
+        target = self.target
+        return put(
+            self._aval, target.twin, pieces, target.devices, committed=self._committed, alias=alias
+        )
+
+
+@cleared_with_jax
+@lru_cache(maxsize=4096)
+def host_route(
+    target: Places, dtype: Any, weak_type: bool = False, committed: bool = True
+) -> HostRoute:
+    """The route of host values of a dtype to a place."""
+    return HostRoute(target, dtype, weak_type, committed)
+
+
+class HostPut(NamedTuple):
+    """One host value to be put on devices.
+
+    Attributes:
+        value: The whole value; it may change again once it is put, unless `alias`.
+        route: How it gets there.
+        alias: Allows buffers that are the value's own memory.
+    """
+
+    value: np.ndarray
+    route: HostRoute
+    alias: bool = False
 
 
 def put_value(
@@ -47,15 +183,27 @@ def put_value(
         weak_type: Whether its dtype is weak.
         alias: Allows buffers that are the value's own memory.
     """
-    aval = make_aval(target.shape, value.dtype, target.twin, weak_type)
-    devices = target.devices
-    if target.tiling.is_replicated:
-        pieces = [value] * len(devices)
-    else:
-        pieces = [value[index] for index in target.indices]
-    if not alias and target.tiling.num_replicas > 1:
-        pieces, alias = _private(pieces, target.tiles), True
-    return put(aval, target.twin, pieces, devices, alias=alias)
+    return put_values([HostPut(value, host_route(target, value.dtype, weak_type), alias)])[0]
+
+
+def put_values(values: Sequence[HostPut]) -> list[Handle]:
+    """Puts host values on devices.
+
+    Where the devices' memory is the host's own, all copies are made together, by several threads.
+    """
+    later: list[Copy] = []
+    total = sum([value.route.written for value in values])
+    if total <= _LEFT_TO_JAXLIB:
+        return [route.put(value, alias) for value, route, alias in values]
+    memory = Memory(total)
+    staged = [
+        None if alias else route.staged(value, memory, later) for value, route, alias in values
+    ]
+    copy_all(later)
+    return [
+        route.put(value, alias) if pieces is None else route.put_pieces(pieces, True)
+        for (value, route, alias), pieces in zip(values, staged, strict=True)
+    ]
 
 
 def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
@@ -63,7 +211,7 @@ def _private(pieces: list[np.ndarray], tiles: list[int]) -> list[np.ndarray]:
     copies: dict[int, np.ndarray] = {}
     for tile, piece in zip(tiles, pieces, strict=True):
         if tile not in copies:
-            copies[tile] = aligned_copy(piece)
+            copies[tile] = private_copy(piece)
     return [copies[tile] for tile in tiles]
 
 
@@ -81,7 +229,7 @@ def stage_piece(value: Any, target: Places, numbers: list[int]) -> dict[int, Any
     devices = target.devices
     if isinstance(value, np.ndarray):
         copied = len(numbers) > 1 or devices[numbers[0]].platform == "cpu"
-        value = aligned_copy(value) if copied else value
+        value = private_copy(value) if copied else value
         if devices[numbers[0]].platform == "cpu":
             return dict.fromkeys(numbers, value)
         return {n: _put_one(value, devices[n], target, alias=copied) for n in numbers}
@@ -95,7 +243,7 @@ def _put_one(value: Any, device: Any, target: Places, *, alias: bool = False) ->
 
 def gather_pieces(pieces: list[Any], dtype: Any, target: Places) -> Handle:
     """One handle of staged pieces, one per device of this process in order."""
-    aval = make_aval(target.shape, dtype, target.twin)
+    aval = target.aval(dtype)
     if any(isinstance(piece, np.ndarray) for piece in pieces):
         return put(aval, target.twin, pieces, target.devices, alias=True)
     return assemble(aval, target.twin, pieces)

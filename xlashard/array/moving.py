@@ -1,9 +1,11 @@
 """`device_put` and its way back: pytrees of values to places, and from there to the host."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import jax
+import numpy as np
 from jax.experimental.layout import Format
 from jax.typing import ArrayLike
 
@@ -13,14 +15,15 @@ from xlashard._jax.transfer import (
     HandleType,
     Tracer,
     assemble,
+    default_device,
     make_aval,
     split,
 )
 from xlashard.array.array import Array, wrap
-from xlashard.array.guards import Guards, Way, guarded, guards_in_force
+from xlashard.array.guards import Guards, Way, check_transfer, guards_in_force
 from xlashard.array.holder import check_alive, type_text
 from xlashard.array.host import read_value, start_read
-from xlashard.array.host_put import host_value, put_value
+from xlashard.array.host_put import HostPut, as_host_value, host_route, put_values
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
 from xlashard.array.placement import (
     Placement,
@@ -31,7 +34,6 @@ from xlashard.array.placement import (
     places,
 )
 from xlashard.array.prefix import broadcast_prefix, leaf_path
-from xlashard.array.protocols import host_to_handle
 from xlashard.array.reshard import relayout, reshard
 from xlashard.errors import (
     ArgumentError,
@@ -40,8 +42,9 @@ from xlashard.errors import (
     PlacementError,
     ShardingError,
     TransferGuardError,
+    XlashardError,
 )
-from xlashard.sharding import Sharding, from_jax, to_jax
+from xlashard.sharding import Sharding, SingleDeviceSharding, from_jax, to_jax
 
 
 class _Options(TypedDict, total=False):
@@ -136,35 +139,56 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
     aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
     known: dict[int, Placement] = {}
     guards = guards_in_force()
-    out = []
+    steps: list[HostPut | _Step] = []
+    ways: list[Placement] = []
+    # All leaves are looked at before the first one moves: a mistake leaves everything as it was.
     for number, (leaf, entry) in enumerate(zip(leaves, entries, strict=True)):
         try:
             placement = known.get(id(entry))
             if placement is None:
                 placement = known[id(entry)] = as_placement(entry, "device")
-            flags = donated[number], aliased[number]
-            if guards is None:
-                moved = _put_leaf(leaf, placement, *flags, src)
-            else:
-                with _crossing(guards, leaf, placement, aliased[number] is False):
-                    moved = _put_leaf(leaf, placement, *flags, src)
-        except (GeometryError, PlacementError) as error:
-            raise PlacementError(f"{leaf_path(x, number, 'x')}: {error}") from None
-        except (ArgumentError, DeletedError, ShardingError, TransferGuardError) as error:
-            raise type(error)(f"{leaf_path(x, number, 'x')}: {error}") from None
-        out.append(moved)
-    return treedef.unflatten(out)
+            ways.append(placement)
+            steps.append(_plan_leaf(leaf, placement, donated[number], aliased[number], src))
+            if guards is not None:
+                _check_crossing(guards, leaf, placement, aliased[number] is False)
+        except XlashardError as error:
+            raise _at(error, leaf_path(x, number, "x")) from None
+    with nullcontext() if guards is None else jax.transfer_guard("allow"):
+        return treedef.unflatten(_carried_out(x, steps, ways))
 
 
-def _crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -> Any:
-    """The block in which a leaf is put somewhere, if the guards let it go there."""
+def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) -> list[Any]:
+    handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
+    out = []
+    for number, step in enumerate(steps):
+        if isinstance(step, HostPut):
+            out.append(_put_host(next(handles), ways[number], step.route.target))
+            continue
+        try:
+            out.append(step())
+        except XlashardError as error:
+            raise _at(error, leaf_path(x, number, "x")) from None
+    return out
+
+
+def _at(error: XlashardError, path: str) -> XlashardError:
+    """The error with the path of the leaf in front; what the lower layers say becomes ours."""
+    if isinstance(error, GeometryError | PlacementError):
+        return PlacementError(f"{path}: {error}")
+    if isinstance(error, ArgumentError | DeletedError | ShardingError | TransferGuardError):
+        return type(error)(f"{path}: {error}")
+    return error
+
+
+def _check_crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -> None:
+    """Asks the guards whether a leaf may be put somewhere."""
     if isinstance(x, Tracer):
-        return nullcontext()
+        return
     if not isinstance(x, jax.Array):
-        return guarded(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
-    if not fresh and (placement.sharding is None or _is_there(x, placement)):
-        return nullcontext()
-    return guarded(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
+        check_transfer(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
+        return
+    if fresh or not (placement.sharding is None or _is_there(x, placement)):
+        check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
 
 
 def _is_there(x: jax.Array, placement: Placement) -> bool:
@@ -181,7 +205,13 @@ def _is_flag(x: Any) -> bool:
     return x is None or isinstance(x, bool)
 
 
-def _put_leaf(x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any) -> Any:
+type _Step = Callable[[], Any]
+
+
+def _plan_leaf(
+    x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any
+) -> "HostPut | _Step":
+    """What is to be done with one leaf; refuses what can't be done."""
     if not isinstance(donate, bool) or not _is_flag(may_alias):
         raise ArgumentError(
             "donate must be True or False, may_alias True, False or None; they are "
@@ -189,18 +219,41 @@ def _put_leaf(x: Any, placement: Placement, donate: bool, may_alias: bool | None
         )
     if donate and may_alias:
         raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
+    if type(x) is np.ndarray:
+        return _plan_host(x, placement, may_alias)
     if isinstance(x, Tracer):
-        return _put_tracer(x, placement, src)
+        return lambda: _put_tracer(x, placement, src)
     if is_key_array(x):
-        return _put_keys(x, placement, donate, may_alias)
+        return lambda: _put_keys(x, placement, donate, may_alias)
     if not isinstance(x, Array | HandleType):
-        return _put_host(x, placement, may_alias)
+        return _plan_host(x, placement, may_alias)
     array = x if isinstance(x, Array) else Array.from_jax(x)
     check_alive(array)
-    out = _put_array(array, placement, donate, fresh=may_alias is False)
-    if donate:
-        _use_up(array)
-    return out
+    if placement.sharding is not None:
+        places(array.shape, placement.sharding)
+
+    def put() -> Array:
+        check_alive(array)
+        out = _put_array(array, placement, donate, fresh=may_alias is False)
+        if donate:
+            _use_up(array)
+        return out
+
+    return put
+
+
+def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> HostPut:
+    value, dtype, weak_type = as_host_value(x, lambda: "it")
+    where = placement.sharding
+    committed = where is not None
+    target = places(value.shape, where if committed else SingleDeviceSharding(default_device()))
+    return HostPut(value, host_route(target, dtype, weak_type, committed), bool(may_alias))
+
+
+def _put_host(handle: Handle, placement: Placement, target: Places) -> Array:
+    if placement.sharding is None:
+        return wrap(handle)
+    return placed(relayout(handle, placement.layout, target), placement.sharding)
 
 
 def _put_tracer(x: Any, placement: Placement, src: Any) -> Any:
@@ -210,15 +263,6 @@ def _put_tracer(x: Any, placement: Placement, src: Any) -> Any:
     if placement.layout is not None:
         twin = Format(placement.layout, twin)
     return jax.device_put(x, twin, src=src)
-
-
-def _put_host(x: Any, placement: Placement, may_alias: bool | None) -> Array:
-    value, weak_type = host_value(x, lambda: "it")
-    if placement.sharding is None:
-        return wrap(host_to_handle(value, weak_type))
-    target = places(value.shape, placement.sharding)
-    handle = put_value(value, target, weak_type=weak_type, alias=bool(may_alias))
-    return placed(relayout(handle, placement.layout, target), placement.sharding)
 
 
 def placed(handle: Handle, sharding: Sharding) -> Array:

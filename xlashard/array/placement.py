@@ -1,15 +1,17 @@
 """Where an array shall go: what callers may write, as one value, and as places for one shape."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
+from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
 from xlashard._jax.tracing import mesh_in_force
+from xlashard._jax.transfer import make_aval
 from xlashard.errors import ArgumentError, PlacementError
 from xlashard.geometry import Tiling
 from xlashard.sharding import (
@@ -17,11 +19,15 @@ from xlashard.sharding import (
     PartitionSpec,
     Sharding,
     SingleDeviceSharding,
+    XLACompatibleSharding,
     from_jax,
     to_jax,
 )
 
 type Index = tuple[slice, ...]
+
+# The distinct shapes of several large parameter trees.
+_PLACES_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +113,9 @@ def _from_format(given: Format, name: str) -> Placement:
     return Placement(from_jax(given.sharding), layout)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Places:
-    """What a sharding means for arrays of one shape.
+    """What a sharding means for arrays of one shape. Equal to nothing but itself.
 
     Attributes:
         shape: Of the whole array, in elements.
@@ -146,6 +152,15 @@ class Places:
         """The number of the tile that each of this process's devices holds."""
         return self.tiling.tile_ids(self.positions).tolist()
 
+    def aval(self, dtype: Any, weak_type: bool = False) -> Any:
+        """The abstract value of an array of a dtype that lies so."""
+        return make_aval(self.shape, dtype, self.twin, weak_type)
+
+    @cached_property
+    def on_host(self) -> bool:
+        """Whether the devices' memory is the host's own."""
+        return self.sharding.devices[0].platform == "cpu"
+
     @property
     def memory_kind(self) -> str | None:
         """The memory of the devices that is meant, also where the sharding leaves it open."""
@@ -163,8 +178,17 @@ def places(shape: tuple[int, ...], sharding: Sharding) -> Places:
     Raises:
         GeometryError: The shape can't be placed so.
     """
+    if isinstance(sharding, XLACompatibleSharding):
+        return _known_places(shape, sharding)
+    return _places(shape, sharding)  # of a user's own class, which may change its mind
+
+
+def _places(shape: tuple[int, ...], sharding: Sharding) -> Places:
     shard_shape = sharding.shard_shape(shape)
     return Places(shape, sharding, sharding.tiling(shape), to_jax(sharding, shape), shard_shape)
+
+
+_known_places = cleared_with_jax(lru_cache(maxsize=_PLACES_KEPT)(_places))
 
 
 def as_shape(given: Any, name: str = "shape") -> tuple[int, ...]:

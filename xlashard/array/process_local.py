@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import make_aval, put
+from xlashard._jax.transfer import put, separate
 from xlashard.array.array import Array
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
@@ -109,9 +109,8 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
         handle = put_value(value, target)
     else:
         windows = _windows(value.shape, shape, target.tiling, target.positions)
-        pieces = [value[window] for window in windows]
-        aval = make_aval(shape, value.dtype, target.twin)
-        handle = put(aval, target.twin, pieces, target.devices)
+        pieces = separate([value[window] for window in windows])
+        handle = put(target.aval(value.dtype), target.twin, pieces, target.devices)
     return placed(relayout(handle, layout, target), sharding)
 
 
