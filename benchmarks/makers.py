@@ -71,8 +71,9 @@ def rows(floats: int) -> tuple[dict[str, Callable[[], object]], dict[str, Callab
         "jax": lambda: jax.block_until_ready(handle[3]),
         "xlashard": lambda: jax.block_until_ready(x[3]),
     }
+    # JAX iterates over a value that it keeps on the host, if it was read before: another handle.
     each: dict[str, Callable[[], object]] = {
-        "jax": lambda: jax.block_until_ready(list(handle)),
+        "jax": lambda: jax.block_until_ready(list(handle.clone())),
         "xlashard": lambda: jax.block_until_ready(list(x)),
     }
     return one, each

@@ -197,6 +197,16 @@ def test_a_row_outlives_its_array() -> None:
         x[3]
 
 
+def test_an_array_that_is_deleted_on_the_way() -> None:
+    x = device_put(V, PmapSharding.default(V.shape))
+    rows = iter(x)
+    first = next(rows)
+    x.delete()
+    with pytest.raises(DeletedError, match=r"float32\[8,16\] has been deleted"):
+        next(rows)
+    assert same(first, V[0])
+
+
 def test_weak_types_and_memories_stay() -> None:
     x = device_put_replicated(2.5, DEVICES)
     assert x[1].weak_type

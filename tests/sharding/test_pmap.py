@@ -9,6 +9,7 @@ import pytest
 
 from tests.sharding.suite import ShardingSuite
 from xlashard import (
+    Array,
     Chunked,
     GSPMDSharding,
     Mesh,
@@ -165,6 +166,13 @@ def test_computation_follows_data() -> None:
     for out in (x + named, pjit(jnp.add)(x, named), jax.jit(jnp.add)(named, x)):
         assert out.devices() == set(DEVICES)
         np.testing.assert_array_equal(np.asarray(out), np.asarray(x) + 1)
+
+
+def test_an_array_of_jax_keeps_it() -> None:
+    rows = PmapSharding.default((8, 3), unstacked=True)
+    x = Array.from_jax(jax.device_put(np.ones((8, 3)), rows))
+    assert x.sharding is rows
+    assert type(x.to_jax().sharding) is jax.sharding.NamedSharding
 
 
 def test_it_moves_to_every_other_sharding_and_back() -> None:

@@ -57,11 +57,12 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
                 f"Array.from_jax takes a concrete jax.Array, not {type(x).__name__}: "
                 "device_put(x) makes one of NumPy arrays and numbers; key arrays stay jax.Arrays"
             )
-        if isinstance(x.sharding, Sharding):
-            # Programs of JAX don't know our classes on their arguments.
-            x = dressed(x, to_jax(x.sharding, x.shape))
         out = cls()
         out._handle = x
+        if isinstance(x.sharding, Sharding):
+            # Programs of JAX don't know our classes on their arguments.
+            out._handle = dressed(x, to_jax(x.sharding, x.shape))
+            out._own_sharding = x.sharding
         return out
 
     def to_jax(self) -> jax.Array:

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 
 from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.transfer import Handle, copy_to, host_view, make_aval, put
+from xlashard._jax.transfer import Handle, assemble, copy_to, host_view, make_aval, put
 from xlashard.sharding import SingleDeviceSharding
 
 
-def in_shape(handle: Handle, shape: tuple[int, ...]) -> Handle:
-    """The elements of a handle on one device in another shape, in memory of their own.
+def in_shape(handle: Handle, shape: tuple[int, ...], weak_type: bool | None = None) -> Handle:
+    """The elements of a handle on one device in another shape, in memory of their own, uncommitted.
 
     On a CPU they are copied where they lie. Elsewhere no transfer can change the shape of a
     buffer, and a program on that one device copies them.
@@ -19,17 +19,21 @@ def in_shape(handle: Handle, shape: tuple[int, ...]) -> Handle:
     Args:
         handle: On one device.
         shape: With as many elements.
+        weak_type: Whether the dtype of the result is weak; as the handle's, if not given.
     """
-    (device,) = handle.sharding.device_set
+    there = handle.sharding
+    (device,) = there.device_set
+    aval = make_aval(
+        shape, handle.dtype, there, handle.weak_type if weak_type is None else weak_type
+    )
     if device.platform == "cpu":
-        aval = make_aval(shape, handle.dtype, handle.sharding, handle.weak_type)
         window = host_view(handle)[0].reshape(shape)
-        return put(aval, handle.sharding, [window], [device], committed=handle.committed)
-    return by_program(handle, shape)
+        return put(aval, there, [window], [device], committed=False)
+    return assemble(aval, there, [by_program(handle, shape)], committed=False)
 
 
 def by_program(handle: Handle, shape: tuple[int, ...]) -> Handle:
-    """`in_shape` on any platform."""
+    """The elements in another shape, on any platform."""
     (device,) = handle.sharding.device_set
     kind, normal = handle.sharding.memory_kind, default_memory_kind(device)
     # Also in the midst of a trace, where the handle is a value like any that is known.

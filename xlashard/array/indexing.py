@@ -11,7 +11,7 @@ from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.methods import on_handle
 from xlashard.array.results import as_arrays
-from xlashard.array.shard_index import has_explicit_axes, rows_are_shards, whole_shard
+from xlashard.array.shard_index import has_explicit_axes, rows_as_shards, whole_shard
 from xlashard.errors import ArgumentError
 
 # Rows that one program hands out: a program per row would pay its start for each, one for all
@@ -56,9 +56,11 @@ class Indexing(Holder):
         return self._chunks(reversed(starts) if reverse else starts, length, reverse)
 
     def _chunks(self, starts: Any, length: int, reverse: bool) -> Iterator[Self]:
-        if rows_are_shards(self._handle):
-            order = range(length - 1, -1, -1) if reverse else range(length)
-            yield from (self[row] for row in order)
+        row_at = rows_as_shards(self._handle)
+        if row_at is not None:
+            for row in range(length - 1, -1, -1) if reverse else range(length):
+                check_alive(self)
+                yield as_arrays(type(self), row_at(row), ())
             return
         for start in starts:
             count = min(_ROWS_AT_ONCE, length - start)

@@ -1,5 +1,6 @@
 """Indices that name exactly one shard, which then is the answer, without a program over devices."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -50,23 +51,34 @@ def whole_shard(handle: Handle, index: Any) -> Handle | None:
     number = _holder(handle.sharding, handle.shape, part.bounds)
     if number is None or has_explicit_axes(handle):
         return None
-    shard = split(handle)[number]
+    return _copy(split(handle)[number], part.dropped, handle.weak_type)
+
+
+def rows_as_shards(handle: Handle) -> Callable[[int], Handle] | None:
+    """`whole_shard` of each index of the first dimension; None unless each is one shard."""
+    if handle.is_fully_replicated or not handle.is_fully_addressable or has_explicit_axes(handle):
+        return None
+    rest = tuple((0, size) for size in handle.shape[1:])
+    if _holder(handle.sharding, handle.shape, ((0, 1), *rest)) is None:
+        return None
+    buffers, weak_type = split(handle), handle.weak_type
+
+    def row(number: int) -> Handle:
+        holder = _holder(handle.sharding, handle.shape, ((number, number + 1), *rest))
+        return _copy(buffers[holder or 0], (0,), weak_type)
+
+    return row
+
+
+def _copy(shard: Handle, dropped: tuple[int, ...], weak_type: bool) -> Handle:
+    """A copy of a buffer on its device, uncommitted, without some dimensions of size 1."""
     there = shard.sharding
     with free_transfers():
-        if part.dropped:
-            copied = in_shape(shard, without_dims(shard.shape, part.dropped))
-        else:
-            copied = copy_to(shard, there, fresh=True)
-    aval = make_aval(copied.shape, shard.dtype, there, handle.weak_type)
+        if dropped:
+            return in_shape(shard, without_dims(shard.shape, dropped), weak_type)
+        copied = copy_to(shard, there, fresh=True)
+    aval = make_aval(copied.shape, shard.dtype, there, weak_type)
     return assemble(aval, there, [copied], committed=False)
-
-
-def rows_are_shards(handle: Handle) -> bool:
-    """Whether each index of the first dimension is one shard, in this process."""
-    if handle.is_fully_replicated or not handle.is_fully_addressable or has_explicit_axes(handle):
-        return False
-    first_row = ((0, 1), *((0, size) for size in handle.shape[1:]))
-    return _holder(handle.sharding, handle.shape, first_row) is not None
 
 
 @lru_cache(maxsize=4096)
