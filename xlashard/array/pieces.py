@@ -1,13 +1,20 @@
 """From some devices to others: cut on the source, carry, join on the destination."""
 
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, make_aval, put, split
+from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
+from xlashard.array.host_put import put_value
 from xlashard.array.placement import Places
 from xlashard.geometry import Index, Piece, Tiling, reshard_plan
 from xlashard.sharding import SingleDeviceSharding
@@ -65,65 +72,144 @@ def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
     return put(aval, target.twin, shards, target.devices, fresh=fresh)
 
 
-def move_in_pieces(handle: Handle, source: Places, target: Places, fresh: bool) -> Handle:
-    """The same value on other devices, all in this process; nothing passes through the host."""
+def move_in_pieces(
+    handle: Handle,
+    source: Places,
+    target: Places,
+    *,
+    donate: bool = False,
+    fresh: bool = False,
+) -> Handle:
+    """The same value on other devices, all in this process; nothing passes through the host.
+
+    Pieces go between all devices at once, but never so many that a device needs more memory for
+    them than the larger of its two shards takes.
+
+    Args:
+        handle: The source, in its devices' default memory.
+        source: Where it is.
+        target: Where to.
+        donate: Deletes each buffer of the source as soon as all of it is on its way.
+        fresh: Copies also shards that are there already; otherwise those are shared.
+    """
+    if 0 in handle.shape:
+        return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     givers, wanted = exchange(handle, source, target)
-    by_source: dict[int, dict[_Bounds, None]] = {}
-    for pieces in wanted:
-        for piece in pieces:
-            by_source.setdefault(piece.source, {})[_bounds(piece.source_index)] = None
     buffers = dict(zip(givers, split(handle), strict=True))
-    blocks: dict[tuple[int, _Bounds], Handle] = {}
-    for giver, cuts in by_source.items():
-        for cut, block in zip(cuts, _cut(buffers[giver], tuple(cuts)), strict=True):
-            blocks[giver, cut] = block
-    shards = [
-        _joined(
-            [blocks[piece.source, _bounds(piece.source_index)] for piece in pieces],
-            tuple(tuple(s.start for s in piece.destination_index) for piece in pieces),
-            target.shard_shape,
-            device,
-        )
-        for device, pieces in zip(target.devices, wanted, strict=True)
+    room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
+    traffic = Traffic(room)
+    left = Counter(piece.source for pieces in wanted for piece in pieces)
+    shards: list[Any] = [None] * len(wanted)
+    for number, piece in in_turn(givers, wanted):
+        buffer, device = buffers[piece.source], target.devices[number]
+        whole = _Whole(_extent(piece.source_index) == buffer.shape, len(wanted[number]) == 1)
+        if not traffic.admits(piece, whole):
+            jax.block_until_ready(shards)
+            traffic = Traffic(room)
+            traffic.admits(piece, whole)
+        block = _taken(buffer, piece, whole, device)
+        if not whole.target:
+            block = _pasted(shards[number], block, piece, target.shard_shape)
+        elif block is buffer and (donate or fresh):
+            block = copy_to(block, block.sharding, fresh=True)
+        shards[number] = block
+        left[piece.source] -= 1
+        if donate and not left[piece.source]:
+            buffer.delete()
+    return carry(handle, shards, target, fresh=False)
+
+
+class _Whole(NamedTuple):
+    """Whether a piece is all of a shard.
+
+    Attributes:
+        source: Of the one that it comes from, so that it need not be cut out.
+        target: Of the one that it is for, so that it need not be put together with others.
+    """
+
+    source: bool
+    target: bool
+
+
+@dataclass
+class Traffic:
+    """The bytes of pieces that devices hold besides their shards.
+
+    Attributes:
+        room: How many each may hold.
+        held: How many each does.
+    """
+
+    room: int
+    held: Counter[int] = field(default_factory=Counter)
+
+    def admits(self, piece: Piece, whole: _Whole) -> bool:
+        """Counts a piece that is going to be cut and carried, if there is room for it."""
+        needed: Counter[int] = Counter()
+        if not whole.source:
+            needed[piece.source] += piece.nbytes
+        if not whole.target and (whole.source or piece.source != piece.destination):
+            needed[piece.destination] += piece.nbytes
+        if any(self.held[d] and self.held[d] + n > self.room for d, n in needed.items()):
+            return False
+        self.held += needed
+        return True
+
+
+def in_turn(
+    givers: Sequence[int], wanted: Sequence[Sequence[Piece]]
+) -> Iterator[tuple[int, Piece]]:
+    """All pieces with the number of their taker: in each round all take from different devices."""
+    turns = {giver: number for number, giver in enumerate(givers)}
+    queues = [
+        sorted(pieces, key=lambda piece: (turns[piece.source] - number) % len(turns))
+        for number, pieces in enumerate(wanted)
     ]
-    return carry(handle, shards, target, fresh)
+    for pieces in zip_longest(*queues):
+        yield from ((n, piece) for n, piece in enumerate(pieces) if piece is not None)
 
 
 type _Shape = tuple[int, ...]
-type _Starts = tuple[_Shape, ...]
-type _Bounds = tuple[tuple[int, int], ...]
 
 
-def _bounds(index: Index) -> _Bounds:
-    return tuple((s.start, s.stop) for s in index)
+def _extent(index: Index) -> _Shape:
+    return tuple(s.stop - s.start for s in index)
 
 
-def _cut(buffer: Handle, cuts: tuple[_Bounds, ...]) -> list[Handle]:
-    """Blocks of a buffer, on its device."""
-    if len(cuts) == 1 and cuts[0] == tuple((0, n) for n in buffer.shape):
-        return [buffer]
-    return _slices(buffer, cuts)
+def _starts(index: Index) -> np.ndarray:
+    return np.array([s.start for s in index], np.int32)
 
 
-@partial(jax.jit, static_argnums=1)
-def _slices(x: Any, cuts: tuple[_Bounds, ...]) -> list[Any]:
-    return [jax.lax.slice(x, [a for a, _ in cut], [b for _, b in cut]) for cut in cuts]
-
-
-def _joined(blocks: list[Handle], starts: _Starts, shape: _Shape, device: Device) -> Handle:
-    """A shard made of blocks, on its device; a single block stays where it is."""
-    if len(blocks) == 1:
-        return blocks[0]
+def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handle:
+    """A piece, on its destination."""
+    index = piece.source_index
+    block = buffer if whole.source else _cut(buffer, _starts(index), _extent(index))
+    if piece.source == piece.destination:
+        return block
     single = SingleDeviceSharding(device).twin()
-    moved = [
-        put(make_aval(b.shape, b.dtype, single, b.weak_type), single, [b], [device]) for b in blocks
-    ]
-    return _pasted(moved, starts, shape)
+    aval = make_aval(block.shape, block.dtype, single, block.weak_type)
+    return put(aval, single, [block], [device])
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _pasted(blocks: list[Any], starts: _Starts, shape: _Shape) -> Any:
-    out = jnp.zeros(shape, blocks[0].dtype)
-    for block, start in zip(blocks, starts, strict=True):
-        out = jax.lax.dynamic_update_slice(out, block, start)
-    return out
+def _pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
+    """A shard with one more of its pieces."""
+    starts = _starts(piece.destination_index)
+    return _begun(block, starts, shape) if shard is None else _continued(shard, block, starts)
+
+
+# Where a piece lies is an argument, so that a device has one program for all pieces of a shape.
+
+
+@partial(jax.jit, static_argnums=2)
+def _cut(x: Any, starts: Any, sizes: _Shape) -> Any:
+    return jax.lax.dynamic_slice(x, list(starts), sizes)
+
+
+@partial(jax.jit, static_argnums=2)
+def _begun(block: Any, starts: Any, shape: _Shape) -> Any:
+    return jax.lax.dynamic_update_slice(jnp.zeros(shape, block.dtype), block, list(starts))
+
+
+@partial(jax.jit, donate_argnums=0)
+def _continued(shard: Any, block: Any, starts: Any) -> Any:
+    return jax.lax.dynamic_update_slice(shard, block, list(starts))

@@ -1,24 +1,24 @@
-"""From one placement to another, on the devices: which way to go, and going it.
+"""From one placement to another, on the devices, step by step along a route."""
 
-Where source and destination have the same devices, a compiled identity lets XLA choose the
-collectives, also across processes. Otherwise buffers go from device to device: as they are where
-there are equally many, in the pieces of a reshard plan where not. Emulated devices are the host's
-memory, and are served from there.
-"""
-
-import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, split
-from xlashard.array.host_put import put_value
+from xlashard._jax.transfer import (
+    Handle,
+    assemble,
+    copy_to,
+    is_packed,
+    make_aval,
+    split,
+)
 from xlashard.array.memory import in_one_memory, move_in_memory
 from xlashard.array.order import in_order
 from xlashard.array.pieces import carry, move_in_pieces
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
+from xlashard.array.routes import Way, find_route
 from xlashard.errors import PlacementError
-from xlashard.sharding import GSPMDSharding, Sharding, from_jax
+from xlashard.sharding import from_jax
 
 
 def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool = False) -> Handle:
@@ -27,33 +27,71 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
     Args:
         handle: The source.
         target: Where to.
-        donate: Lets the source's memory be used for the result. The source may be deleted
-            afterwards, and if it isn't, its buffers may be in use by the result no more.
+        donate: Lets the source's memory be used for the result, or be freed as soon as nothing
+            more is needed of it. The source may be deleted afterwards, and if it isn't, its
+            buffers may be in use by the result no more.
         fresh: Copies also what is there already; otherwise that is shared.
 
     Raises:
         PlacementError: It would have to go between processes to other devices.
     """
     source = places(handle.shape, from_jax(handle.sharding))
-    if source.sharding.devices != target.sharding.devices:
-        if set(source.sharding.devices) != set(target.sharding.devices):
-            return _to_other_devices(handle, source, target, donate or fresh)
-        handle = in_order(handle, target.sharding.devices)
-        source = places(handle.shape, from_jax(handle.sharding))
-    if not source.tiling.same_tiles(target.tiling):
-        if in_one_memory(source, target):
-            return move_in_memory(handle, source, target)
-        return _to_other_tiles(handle, source, target, donate)
-    if source.memory_kind != target.memory_kind:
-        return copy_to(handle, target.twin)
+    if handle.committed and not (donate or fresh) and handle.sharding == target.twin:
+        return handle
+    # Numbers of less than a byte can't be read where they lie.
+    one_memory = in_one_memory(source, target) and not is_packed(handle.dtype)
+    first = handle
+    for step in find_route(source, target, one_memory=one_memory):
+        before, handle = handle, _go(step.way, handle, source, step.to, donate, fresh)
+        if before is not first:
+            before.delete()
+        # What a step has made is in nobody else's hands.
+        source, donate, fresh = step.to, True, False
+    return handle
+
+
+def _go(
+    way: Way, handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
+) -> Handle:
+    match way:
+        case Way.KEEP:
+            return _keep(handle, source, target, donate, fresh)
+        case Way.COPY:
+            return _copy(handle, source, target)
+        case Way.HOST_MEMORY:
+            return move_in_memory(handle, source, target, donate=donate, fresh=fresh)
+        case Way.PROGRAM:
+            handle, source = _listed(handle, source, target)
+            # XLA can only use memory again for shards of the same size.
+            donate = donate and source.shard_shape == target.shard_shape
+            return retile(handle, source, target, None, donate=donate)
+        case Way.CARRY:
+            return carry(handle, split(handle), target, donate or fresh)
+        case Way.PIECES:
+            return move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
+
+
+def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:
+    handle, source = _listed(handle, source, target)
     if donate:
         return retile(handle, source, target, None, donate=True)
     if fresh:
         return copy_to(handle, target.twin, fresh=True)
-    if handle.committed and handle.sharding == target.twin:
-        return handle
     aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
     return assemble(aval, target.twin, split(handle))
+
+
+def _copy(handle: Handle, source: Places, target: Places) -> Handle:
+    handle, _ = _listed(handle, source, target)
+    return copy_to(handle, target.twin)
+
+
+def _listed(handle: Handle, source: Places, target: Places) -> tuple[Handle, Places]:
+    """The source, its devices listed as the target lists them."""
+    if source.sharding.devices == target.sharding.devices:
+        return handle, source
+    handle = in_order(handle, target.sharding.devices)
+    return handle, places(handle.shape, from_jax(handle.sharding))
 
 
 def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
@@ -70,54 +108,3 @@ def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
             f"{where.memory_kind!r}: give the sharding alone"
         )
     return retile(handle, where, where, layout, donate=False)
-
-
-def _to_other_tiles(handle: Handle, source: Places, target: Places, donate: bool) -> Handle:
-    """Other tiles on the same devices; programs work in the devices' own memory."""
-    handle, source = _to_default_memory(handle, source)
-    normal = default_memory_kind(target.sharding.devices[0])
-    if target.memory_kind == normal:
-        # XLA can only use memory again for shards of the same size.
-        donate = donate and source.shard_shape == target.shard_shape
-        return retile(handle, source, target, None, donate=donate)
-    between = GSPMDSharding(
-        target.sharding.devices, target.tiling.to_tile_assignment(), memory_kind=normal
-    )
-    there = places(target.shape, between)
-    return copy_to(retile(handle, source, there, None, donate=False), target.twin)
-
-
-def _to_default_memory(handle: Handle, source: Places) -> tuple[Handle, Places]:
-    normal = default_memory_kind(source.sharding.devices[0])
-    if source.memory_kind == normal or normal is None:
-        return handle, source
-    there = places(source.shape, source.sharding.with_memory_kind(normal))
-    return copy_to(handle, there.twin), there
-
-
-def _to_other_devices(handle: Handle, source: Places, target: Places, fresh: bool) -> Handle:
-    if not (source.sharding.is_fully_addressable and target.sharding.is_fully_addressable):
-        raise PlacementError(
-            f"an array on {_device_text(source.sharding)} can't go to "
-            f"{_device_text(target.sharding)}: between processes it can only change its sharding "
-            "on the devices that it is on; write a sharding over exactly those"
-        )
-    if 0 in handle.shape:
-        return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
-    carried = len(source.devices) == len(target.devices)
-    if carried and source.tiling.same_tiles(target.tiling):
-        return carry(handle, split(handle), target, fresh)
-    if in_one_memory(source, target):
-        return move_in_memory(handle, source, target)
-    if carried:
-        there = GSPMDSharding(target.sharding.devices, source.tiling.to_tile_assignment())
-        carried_over = carry(handle, split(handle), places(handle.shape, there), fresh)
-        return reshard(carried_over, target)
-    handle, source = _to_default_memory(handle, source)
-    return move_in_pieces(handle, source, target, fresh)
-
-
-def _device_text(sharding: Sharding) -> str:
-    devices = sharding.devices
-    named = ", ".join(str(d) for d in devices[:4])
-    return f"{len(devices)} devices ({named}{', ...' if len(devices) > 4 else ''})"

@@ -161,6 +161,21 @@ class Tiling:
         """Whether every device position holds the same tile in both."""
         return self == other
 
+    def reordered(self, positions: Sequence[int]) -> "Tiling":
+        """The same tiles on the same devices, listed in another order.
+
+        Args:
+            positions: For each new position the one where that device stood; each once.
+
+        Raises:
+            TilingError: A position is missing or repeats.
+        """
+        if sorted(positions) != list(range(self.num_devices)):
+            raise TilingError(
+                f"{list(positions)} does not list each position 0 .. {self.num_devices - 1} once"
+            )
+        return self._from_tile_ids(self.counts, self.tile_ids(positions))
+
     def shard_shape(self, shape: Sequence[int], *, uneven: bool = False) -> tuple[int, ...]:
         """Shape of one tile, in elements.
 
