@@ -55,7 +55,7 @@ UNREACHED = {
     ("array/process_local.py", "_inferred_shape", "cuts by the global shape"): PROCESSES,
     ("array/process_local.py", "_inferred_shape", "distinct tiles per dimension"): PROCESSES,
     ("array/process_local.py", "_inferred_shape", "accepted are multiples"): PROCESSES,
-    ("array/reshard.py", "_to_other_devices", ""): PROCESSES,
+    ("array/routes.py", "find_route", ""): PROCESSES,
     ("program/annotate.py", "_checked_text", ""): PLANS,
     ("program/emit.py", "write_main", "no function @main"): PLANS,
     ("program/emit.py", "write_main", "does not verify"): PLANS,

@@ -39,6 +39,18 @@ def alias_bytes(executable: Any) -> int | None:
         return None
 
 
+def extra_bytes(executable: Any) -> int | None:
+    """How much memory a run takes on each device, arguments and results apart; None if unknown.
+
+    Results that take over an argument's memory make it less.
+    """
+    try:
+        found = executable.get_compiled_memory_stats()
+        return found.temp_size_in_bytes - found.alias_size_in_bytes
+    except Exception:  # not every PJRT plugin answers
+        return None
+
+
 def aliases(executable: Any) -> dict[int, int]:
     """For each result that takes over an argument's buffers, that argument."""
     head = executable.hlo_modules()[0].to_string().partition("\n")[0]

@@ -1,43 +1,190 @@
-"""The same buffers under another sharding of the same devices; nothing moves."""
+"""Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, dtypes
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client as xc
+from jax._src.sharding import IndivisibleError
 
 from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, assemble, make_aval, split
-from xlashard.geometry import Tiling
-from xlashard.sharding import GSPMDSharding, NamedSharding, from_jax
 
-_ORDERS_KEPT = 512
+type Handle = Any
+type Aval = Any
+type JaxSharding = jax.sharding.Sharding
+
+HandleType: Any = xc.ArrayImpl
+"""The class of buffer handles."""
+
+Tracer = core.Tracer
+
+UnnamedResultError = IndivisibleError
+"""What JAX raises where no spec on the mesh of the arguments says how a result came out."""
+
+ALIGNMENT = 64
+"""Zero-copy buffers of the CPU client must start at a multiple of this address."""
+
+# Bytes; a new block of this size should not stand beside others that nobody needs any more.
+_WORTH_COLLECTING = 1 << 20
 
 
-def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
-    """The handle under a sharding that lists its devices so."""
-    sharding = from_jax(handle.sharding)
-    if sharding.devices == tuple(devices):
-        return handle
-    tiling = _in_order(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
-    there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
-    twin = there.twin(handle.shape)
-    here = [sharding.devices[i] for i in sharding.addressable_positions]
-    buffers = dict(zip(here, split(handle), strict=True))
-    return assemble(
-        make_aval(handle.shape, handle.dtype, twin, handle.weak_type),
-        twin,
-        [buffers[there.devices[i]] for i in there.addressable_positions],
-        committed=handle.committed,
+@lru_cache(maxsize=4096)
+def make_aval(
+    shape: tuple[int, ...], dtype: Any, sharding: JaxSharding, weak_type: bool = False
+) -> Aval:
+    """The abstract value of an array that lies so: a mesh with explicit axes shows in it."""
+    aval = core.ShapedArray(shape, dtype, weak_type=weak_type)
+    return core.update_aval_with_sharding(aval, sharding)
+
+
+def aval_of(x: Any) -> Aval:
+    """The abstract value of anything that JAX takes for an array.
+
+    Raises:
+        TypeError: If JAX doesn't.
+    """
+    return core.typeof(x)
+
+
+def default_device() -> Device:
+    """Where uncommitted values go."""
+    return pxla.get_default_device()
+
+
+def split(handle: Handle) -> Sequence[Handle]:
+    """One handle per addressable device, in the order of the device assignment; shares memory."""
+    return handle._arrays
+
+
+def assemble(
+    aval: Aval, sharding: JaxSharding, buffers: Sequence[Handle], *, committed: bool = True
+) -> Handle:
+    """One handle over single-device ones, which must stand in the order of the device assignment.
+
+    Nothing is checked or moved; shares memory.
+    """
+    return HandleType(aval, sharding, list(buffers), committed=committed, _skip_checks=True)
+
+
+def put(
+    aval: Aval,
+    sharding: JaxSharding,
+    pieces: Sequence[Any],
+    devices: Sequence[Device],
+    *,
+    committed: bool = True,
+    alias: bool = False,
+    fresh: bool = False,
+) -> Handle:
+    """Puts one piece on each device, all in one call, and makes one handle of them.
+
+    Args:
+        aval: Of the whole.
+        sharding: JAX's; its memory kind says which memory of the devices.
+        pieces: NumPy arrays, `separate` ones unless they may be aliased, or single-device handles.
+        devices: This process's devices of the sharding, in its order.
+        committed: Whether computations must stay on these devices.
+        alias: Allows the buffers to be the host memory itself, which then must never change.
+            Otherwise host memory is free for other use on return.
+        fresh: Copies also handles that are on their device already; otherwise those are shared.
+    """
+    semantics = xc.HostBufferSemantics
+    kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
+    return xc.batched_device_put(
+        aval, sharding, list(pieces), list(devices), committed, fresh, kept
     )
 
 
-@lru_cache(maxsize=_ORDERS_KEPT)
-def _in_order(tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]) -> Tiling:
-    positions = {device: position for position, device in enumerate(listed)}
-    return tiling.reordered([positions[device] for device in wanted])
+def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Pieces that don't begin at one address, as views do that are empty or broadcast.
+
+    jaxlib fails on several that do, unless it may alias them; those are copied.
+    """
+    if len({piece.ctypes.data for piece in pieces}) == len(pieces):
+        return pieces
+    return [aligned_copy(piece) for piece in pieces]
 
 
-def is_out_of_order(handle: Handle) -> bool:
-    """Whether no mesh of the devices in their order has the tiles."""
-    sharding = from_jax(handle.sharding)
-    if isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
-        return False
-    return bool(sharding.tiling(handle.shape).listed)
+def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:
+    """The same shards, in the same order, on the devices and in the memory of another sharding.
+
+    Args:
+        handle: The source.
+        sharding: With as many devices as the source has.
+        fresh: Copies also what is there already; otherwise that is shared.
+    """
+    semantics = xc.ArrayCopySemantics
+    how = semantics.ALWAYS_COPY if fresh else semantics.REUSE_INPUT
+    devices = sharding._internal_device_list
+    return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
+
+
+def dressed(handle: Handle, sharding: JaxSharding) -> Handle:
+    """The same buffers under another sharding that says the same of them."""
+    aval = make_aval(handle.shape, handle.dtype, sharding, handle.weak_type)
+    return handle._rewrap_with_aval_and_sharding(aval, sharding)
+
+
+def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
+    """Runs a program of one result, which a handler makes a handle of."""
+    return executable.execute_sharded(list(handles)).consume_with_handlers([handler])[0]
+
+
+def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
+    """The value of a single-device or replicated handle, and whether it is a copy of its own.
+
+    Where it isn't (a CPU's memory), it is a window on the buffer and keeps that alive.
+    """
+    return handle._single_device_array_to_np_array_did_copy()
+
+
+def start_host_copy(handle: Handle) -> None:
+    """Starts the transfer of a single-device handle to the host."""
+    handle._copy_single_device_array_to_host_async()
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory that a CPU device can take as its buffer without copying it."""
+    return aligned_blocks(1, shape, dtype)[0, ...]
+
+
+def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Several such, of one shape, in one allocation: `[count, *shape]`."""
+    dtype = np.dtype(dtype)
+    strides, size = [], dtype.itemsize
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= extent
+    step = -(-size // ALIGNMENT) * ALIGNMENT
+    if count * step >= _WORTH_COLLECTING:
+        collect_garbage()
+    memory = np.empty(count * step + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return np.ndarray((count, *shape), dtype, memory, start, (step, *reversed(strides)))
+
+
+def aligned_copy(value: np.ndarray) -> np.ndarray:
+    """A contiguous copy that a CPU device can take as its buffer without copying it again."""
+    out = aligned_empty(value.shape, value.dtype)
+    out[...] = value
+    return out
+
+
+def collect_garbage() -> None:
+    """Lets go of host memory that deleted buffers were; jaxlib puts that off until it is called."""
+    xc._xla.collect_garbage()
+
+
+def is_takeable(block: np.ndarray) -> bool:
+    """Whether a CPU device can take the memory as its buffer without copying it."""
+    return block.flags.c_contiguous and block.ctypes.data % ALIGNMENT == 0
+
+
+@lru_cache(maxsize=256)
+def is_packed(dtype: Any) -> bool:
+    """Whether devices hold several elements of a dtype in one byte."""
+    return dtypes.itemsize_bits(dtype) < 8

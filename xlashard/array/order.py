@@ -1,20 +1,7 @@
 """The same buffers under another sharding of the same devices; nothing moves."""
 
-<<<<<<< HEAD
 from collections.abc import Sequence
-=======
-JAX's own programs fail on some placements that XLA can do. Under Shardy they take tiles only where
-a mesh of the devices, in their order, has them: any tiles have one if the devices stand in the
-order of the tiles. Under GSPMD they want to name every result on the mesh of an argument, even one
-that no spec there says; from an argument that is given as bare tiles, results are bare tiles.
-"""
-
-from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
->>>>>>> 7385ed7 (Routes are said before they are gone; in one memory blocks stay where they lie)
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import Handle, assemble, make_aval, split
@@ -29,7 +16,7 @@ def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
     sharding = from_jax(handle.sharding)
     if sharding.devices == tuple(devices):
         return handle
-    tiling = _tiling_in_order(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
+    tiling = _in_order(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
     there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
     twin = there.twin(handle.shape)
     here = [sharding.devices[i] for i in sharding.addressable_positions]
@@ -43,9 +30,7 @@ def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
 
 
 @lru_cache(maxsize=_ORDERS_KEPT)
-def _tiling_in_order(
-    tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]
-) -> Tiling:
+def _in_order(tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]) -> Tiling:
     positions = {device: position for position, device in enumerate(listed)}
     return tiling.reordered([positions[device] for device in wanted])
 

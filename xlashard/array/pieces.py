@@ -69,7 +69,8 @@ def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
         fresh: Copies also those that are there.
     """
     aval = make_aval(like.shape, like.dtype, target.twin, like.weak_type)
-    return put(aval, target.twin, shards, target.devices, fresh=fresh)
+    # Handles on their device are shared only where host memory could be, too.
+    return put(aval, target.twin, shards, target.devices, alias=not fresh, fresh=fresh)
 
 
 def move_in_pieces(

@@ -4,20 +4,26 @@ It is compiled like any other program of this package, so that every tiling that
 can be its source and its destination, under either partitioner and across processes.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax import compiling
+from xlashard._jax import analysis, compiling
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.jaxprs import from_function
 from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
 from xlashard._jax.shardings import Device, layout_text
 from xlashard._jax.transfer import Handle, make_aval, run_one
-from xlashard.array.placement import Places
+from xlashard.array.host_put import put_value
+from xlashard.array.placement import Places, places
+from xlashard.array.slabs import Slabs, cut_into_slabs, move_slab
 from xlashard.geometry import Tiling
 from xlashard.program import (
     Partitioner,
@@ -31,9 +37,12 @@ from xlashard.sharding import GSPMDSharding
 
 _PROGRAMS_KEPT = 512
 
+# Of temporary memory below this nobody runs out, and one program is sooner compiled than two.
+_NEGLIGIBLE_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
-class _Order:
+class Order:
     """What the program depends on.
 
     Attributes:
@@ -54,6 +63,13 @@ class _Order:
     donate: bool
     partitioner: Partitioner
 
+    @property
+    def shard_bytes(self) -> tuple[int, int]:
+        """The size of a shard before and after."""
+        itemsize = jnp.dtype(self.dtype).itemsize
+        source, target = (math.prod(t.shard_shape(self.shape)) for t in self.tilings)
+        return source * itemsize, target * itemsize
+
 
 def retile(
     handle: Handle, source: Places, target: Places, layout: Layout | None, *, donate: bool
@@ -67,7 +83,7 @@ def retile(
         layout: Of the result in memory; None for the default one.
         donate: Whether the source's memory may be used for the result; it is deleted then.
     """
-    order = _Order(
+    order = Order(
         shape=target.shape,
         dtype=handle.dtype,
         devices=target.sharding.devices,
@@ -77,8 +93,22 @@ def retile(
         partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
     )
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    result_handler = compiling.result_handler(aval, target.twin, True)
-    return run_one(_program(order).executable, handle, result_handler)
+    result = compiling.result_handler(aval, target.twin, True)
+    move = move_for(order)
+    if move.slabs is None:
+        return run_one(move.program.executable, [handle], result)
+    numbers = [_replicated(number, order.devices) for number in range(move.slabs.count)]
+    out = run_one(_blank(order).executable, numbers[:1], result)
+    for number in numbers:
+        out = run_one(move.program.executable, [handle, out, number], result)
+    return out
+
+
+@lru_cache(maxsize=_PROGRAMS_KEPT)
+def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
+    """A number that all devices have."""
+    there = places((), GSPMDSharding.get_replicated(devices))
+    return put_value(np.array(number, np.int32), there)
 
 
 def _unusual_layout(handle: Handle) -> str | None:
@@ -91,33 +121,88 @@ def _unusual_layout(handle: Handle) -> str | None:
     return layout_text(layout, handle.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Move:
+    """The program that brings an array from some tiles to others.
+
+    Attributes:
+        program: Moves the array; or a slab of it, into what there is of the result.
+        slabs: The slabs, or None if the array moves as a whole.
+        extra_bytes: What it needs on each device besides source and target; 0 if not known.
+    """
+
+    program: Program
+    slabs: Slabs | None
+    extra_bytes: int
+
+
 @cleared_with_jax
 @lru_cache(maxsize=_PROGRAMS_KEPT)
-def _program(order: _Order) -> Program:
-    aval = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
-    jaxpr = from_function(lambda x: [x], [aval], "reshard")
-    device = order.devices[0]
-    target = LoweringTarget(
-        compiling.platform_of(device), compiling.client_of(device), order.devices
-    )
-    body = lower_body(jaxpr, "reshard", ["x"], target)
-    argument, result = (
+def move_for(order: Order) -> Move:
+    """The program; slab by slab if the array as a whole needed more than a shard's room."""
+    whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
+    best = Move(whole, None, analysis.extra_bytes(whole.executable) or 0)
+    room = max(order.shard_bytes)
+    count = 1
+    while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
+        # Somewhat more than it takes if everything shrinks with the slabs; not everything does.
+        count *= 2 * math.ceil(best.extra_bytes / room / 2)
+        slabs = cut_into_slabs(order.shape, *order.tilings, count)
+        if slabs is None:
+            break
+        thinner = _by_slabs(order, slabs)
+        if thinner.extra_bytes < best.extra_bytes:
+            best = thinner
+        if slabs.count < count:
+            break
+    return best
+
+
+def _by_slabs(order: Order, slabs: Slabs) -> Move:
+    function = move_slab(slabs, *order.tilings, order.devices)
+    program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
+    # The result is among its arguments, and given back.
+    extra = (analysis.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
+    return Move(program, slabs, extra)
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_PROGRAMS_KEPT)
+def _blank(order: Order) -> Program:
+    """A program for the result before any slab of it has come; its argument is any number."""
+    shape, dtype = order.shape, order.dtype
+    return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
+
+
+def _compiled(
+    order: Order, function: Callable[..., list[Any]], names: Sequence[str], donated: Sequence[bool]
+) -> Program:
+    """A program whose arguments are called so; their names say what they are."""
+    x, out = (
         ValuePlan(
             order.shape,
             str(order.dtype),
             GSPMDSharding(order.devices, tiling.to_tile_assignment()),
             layout=layout,
-            name="x",
         )
         for tiling, layout in zip(order.tilings, order.layouts, strict=True)
     )
+    number = ValuePlan((), "int32", GSPMDSharding.get_replicated(order.devices))
+    known = {"x": x, "number": number, "out": out}
+    args = [replace(known[name], name=name) for name in names]
+    avals = [jax.typeof(jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype))) for a in args]
+    result = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
+    device = order.devices[0]
+    target = LoweringTarget(
+        compiling.platform_of(device), compiling.client_of(device), order.devices
+    )
+    body = lower_body(from_function(function, avals, "reshard"), "reshard", list(names), target)
     plan = ProgramPlan(
         name="reshard",
         devices=order.devices,
-        args=(argument,),
-        results=(result,),
-        donated=(order.donate,),
+        args=tuple(args),
+        results=(replace(out, name="x"),),
+        donated=tuple(donated),
         partitioner=order.partitioner,
     )
-    lowered = lower_program(plan, body)
-    return compile_program(lowered, ([aval], [aval]), committed=True)
+    return compile_program(lower_program(plan, body), (avals, [result]), committed=True)
