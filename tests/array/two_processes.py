@@ -25,6 +25,7 @@ from xlashard import (  # noqa: E402
     make_array_from_callback,
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    visualize,
 )
 from xlashard.errors import NotAddressableError, PlacementError  # noqa: E402
 
@@ -148,6 +149,20 @@ def moving() -> None:
     assert local.is_fully_addressable and np.array_equal(local, V)
 
 
-for step in (reading, constructing, moving):
+def drawing() -> None:
+    x = rows()
+    text, html = str(visualize(x)), x._repr_html_()
+    assert "4 CPU devices of 2 hosts" in text
+    for device in DEVICES:
+        assert f"CPU {device.id}" in text
+        assert f"CPU {device.id} on host {device.process_index}" in html
+    assert "┣━" in text and "┠─" in text
+    copied = rows(named(None, "device"))
+    assert str(visualize(copied)).count("hosts 0, 1") == 2
+    x.delete()
+    assert str(visualize(x)) == text and x._repr_html_() is None
+
+
+for step in (reading, constructing, moving, drawing):
     step()
 print("both agree")

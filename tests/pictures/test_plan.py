@@ -11,31 +11,19 @@ from hypothesis import strategies as st
 import xlashard
 from tests.array.cases import SHAPE, SHARDINGS, Stripes
 from tests.pictures.pods import CountingList, Pod, PodDevice, pod
+from tests.pictures.specs import specs
 from xlashard import AbstractMesh, Mesh, NamedSharding, P, Sharding
-from xlashard.geometry import MeshGrid, Spec, Tiling, holder_runs
+from xlashard.geometry import Tiling, holder_runs
 from xlashard.pictures.palette import BLANK
 from xlashard.pictures.plan import plan_picture
 from xlashard.pictures.subject import LISTED, read_subject
+from xlashard.pictures.words import index_text
 
 DEVICES = jax.devices()
 
 
 def plan(x, sharding=None, most=16):
     return plan_picture(read_subject(x, sharding), most)
-
-
-@st.composite
-def specs(draw):
-    """A grid of up to 64 devices and a spec on it for up to five dimensions."""
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    names = tuple("abcd"[: len(sizes)])
-    ndim = draw(st.integers(0, 5))
-    dims = [()] * ndim
-    for name in draw(st.permutations(names)):
-        dim = draw(st.integers(0, ndim))
-        if dim < ndim:
-            dims[dim] += (name,)
-    return MeshGrid(names, tuple(sizes)), Spec(tuple(dims)), ndim
 
 
 def check_against(picture, shape, index_of, whole):
@@ -145,6 +133,18 @@ def test_pieces_that_are_no_tiles_are_drawn_as_they_are():
     picture = plan((10,), Overlapping())
     cells = [(cell.index, list(cell.ids)) for cell in picture.cells]
     assert cells == [((slice(0, 6),), [0, 2]), ((slice(4, 10),), [1])]
+
+
+def test_a_dimension_of_which_all_hold_the_same_part_is_not_whole():
+    class Window(Sharding):
+        devices = tuple(DEVICES[:2])
+
+        def devices_indices_map(self, shape):
+            return dict.fromkeys(self.devices, (slice(2, 5), slice(None)))
+
+    picture = plan((8, 4), Window())
+    (cell,) = picture.cells
+    assert (picture.whole_dims, index_text(picture, cell)) == ((1,), "[2:5, :]")
 
 
 def test_a_place_that_nobody_holds_is_blank():

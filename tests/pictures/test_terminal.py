@@ -3,16 +3,20 @@
 import io
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 import xlashard
 from tests.goldens import check_golden, join_sections
 from tests.pictures.cases import PICTURES
-from tests.pictures.pods import pod
+from tests.pictures.pods import Pod, PodDevice, pod
+from tests.pictures.specs import specs
 from xlashard import AbstractMesh, NamedSharding, P
-from xlashard.geometry import Runs
+from xlashard.geometry import Runs, Tiling
 from xlashard.pictures.borders import THICK, THIN, Borders
 from xlashard.pictures.palette import BLANK, COLOURS, INK
 from xlashard.pictures.words import runs_text
@@ -66,6 +70,19 @@ def test_a_wider_terminal_shows_more():
     picture = xlashard.visualize(*PICTURES["65,536 devices"])
     few, many = (shown(picture, width).count("#") for width in (60, 200))
     assert few < many
+
+
+@settings(max_examples=40)
+@given(specs(), st.integers(60, 160), st.integers(2, 12), st.integers(1, 64))
+def test_any_tiling_of_any_rank_is_drawn(case, width, most, per_host):
+    grid, spec, ndim = case
+    tiling = Tiling.from_spec(grid, spec, ndim)
+    devices = [PodDevice(i, i // per_host) for i in range(grid.size)]
+    picture = xlashard.visualize((24,) * ndim, Pod(devices, tiling), max_tiles=most)
+    text = shown(picture, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert len(list(ElementTree.fromstring(picture.to_svg()).iter())) > 4
+    assert "TPU 0" in text or " 0" in text
 
 
 def test_every_tile_has_its_colour_and_ink():

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import xlashard
-from tests.array.cases import CONSTRUCTORS, SHAPE, SHARDINGS, value
+from tests.array.cases import CONSTRUCTORS, DTYPES, SHAPE, SHARDINGS, value
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding
 from xlashard.array import host
 from xlashard.errors import ArgumentError, RankError
@@ -208,6 +208,25 @@ def test_arrays_show_themselves_in_notebooks(constructor, sharding, no_reads):
         return
     assert "<svg" in html and "float32[8,16]" in html and "<pre" not in html
     assert " B of 512 B" in html
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_arrays_of_every_sharding_in_notebooks(sharding, no_reads):
+    x = xlashard.device_put(value(np.dtype(np.int32)), SHARDINGS[sharding])
+    several_tiles = x.sharding.shard_shape(SHAPE) != SHAPE
+    assert (x._repr_html_() is not None) == several_tiles
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_every_dtype_in_notebooks(dtype, no_reads):
+    x = xlashard.device_put(value(DTYPES[dtype]), ROWS)
+    assert f"<strong>{dtype}[8,16]" in x._repr_html_()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (2, 3, 4, 5, 6)])
+def test_arrays_of_every_shape_in_notebooks(shape, no_reads):
+    x = xlashard.device_put(np.zeros(shape, np.float32), NamedSharding(MESH, P("x")))
+    assert f"<strong>float32[{','.join(map(str, shape))}]" in x._repr_html_()
 
 
 def test_a_value_that_is_here_anyway_stands_above_the_picture():

@@ -1,8 +1,8 @@
 """Lines between the cells of a grid, thin within a host and thick between hosts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from xlashard.pictures.plan import Cell
 
@@ -12,8 +12,7 @@ THIN, THICK = 1, 2
 _BOX = " ╴╸╷┐┑╻┒┓╶─╾┌┬┭┎┰┱╺╼━┍┮┯┏┲┳╵┘┙│┤┥╽┧┪└┴┵├┼┽┟╁╅┕┶┷┝┾┿┢╆╈╹┚┛╿┦┩┃┨┫┖┸┹┞╀╃┠╂╉┗┺┻┡╄╇┣╊╋"
 
 
-@dataclass(frozen=True)
-class Borders:
+class Borders(NamedTuple):
     """The weights of all lines around the cells of a grid.
 
     Attributes:

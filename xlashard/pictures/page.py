@@ -9,6 +9,7 @@ from xlashard.pictures.svg import svg_text
 from xlashard.pictures.words import facts, index_text, placed_text, title_text
 
 # In a notebook nothing may reach beyond the fragment: styles stand on the elements themselves.
+_ROW = 'style="background:none"'
 _WORD = 'style="text-align:left;font-weight:normal;opacity:.7;padding:0 1em 0 0;border:0"'
 _SENTENCE = 'style="text-align:left;padding:0;border:0"'
 _PAGE = """\
@@ -51,7 +52,7 @@ def fragment(picture: Picture, value: str = "") -> str:
         value: A text of the array's value, to stand first.
     """
     lines = [
-        f"<tr><th {_WORD}>{escape(word)}</th><td {_SENTENCE}>{escape(sentence)}</td></tr>"
+        f"<tr {_ROW}><th {_WORD}>{escape(word)}</th><td {_SENTENCE}>{escape(sentence)}</td></tr>"
         for word, sentence in facts(picture)
     ]
     parts = [

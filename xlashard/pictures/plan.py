@@ -101,7 +101,8 @@ class Picture:
     @property
     def whole_dims(self) -> tuple[int, ...]:
         """The dimensions that nobody cuts."""
-        return tuple(i for i, n in enumerate(self.subject.placement.counts) if n == 1)
+        cut, shape = self.subject.placement.cut, self.subject.shape
+        return tuple(i for i, size in enumerate(shape) if cut(i, 0) == slice(0, size))
 
     @property
     def cells(self) -> Iterator[Cell]:
@@ -151,18 +152,24 @@ def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -
     fitting = max(2, most * most // (len(rows) * len(columns)))
     panel_numbers = _shown(math.prod(counts[dim] for dim in panel_dims), most, fitting)
     share = max(32, LISTED // (len(rows) * len(columns) * len(panel_numbers)))
-    drawn: list[Panel | None] = []
+
+    def cell(panel: int, at: Places, row: int | None, column: int | None) -> Cell | None:
+        if row is None or column is None:
+            return None
+        place_of = dict(zip((*panel_dims, row_dim, column_dim), (*at, row, column), strict=True))
+        places = tuple(place_of.get(dim, 0) for dim in range(len(counts)))
+        return _cell(subject, places, share, column + 3 * row + 5 * panel)
+
+    panels: list[Panel | None] = []
     for number in panel_numbers:
         if number is None:
-            drawn.append(None)
+            panels.append(None)
             continue
         at = _digits(number, [counts[dim] for dim in panel_dims])
-        places = dict(zip(panel_dims, at, strict=True))
-        maker = _CellMaker(subject, row_dim, column_dim, places, number, share)
-        cells = tuple(tuple(maker.cell(r, c) for c in columns) for r in rows)
-        drawn.append(Panel(at, cells))
+        cells = tuple(tuple(cell(number, at, r, c) for c in columns) for r in rows)
+        panels.append(Panel(at, cells))
     return Picture(
-        subject, row_dim, column_dim, panel_dims, rows, columns, panel_numbers, tuple(drawn)
+        subject, row_dim, column_dim, panel_dims, rows, columns, panel_numbers, tuple(panels)
     )
 
 
@@ -193,70 +200,43 @@ def _digits(number: int, sizes: Sequence[int]) -> Places:
     return tuple(reversed(digits))
 
 
-@dataclass(frozen=True)
-class _CellMaker:
-    """Makes the tiles of one panel.
+def _cell(subject: Subject, places: Places, share: int, mixed: int) -> Cell:
+    """One tile.
 
-    Attributes:
+    Args:
         subject: The array.
-        row_dim: The dimension that runs down.
-        column_dim: The dimension that runs across.
-        places: The coordinates in the dimensions that make the panels.
-        number: The number of the panel.
-        share: How many devices of each tile to look at.
+        places: The tile's coordinates.
+        share: How many devices to look at.
+        mixed: A number that differs from its neighbours' by less than there are colours.
     """
+    placement = subject.placement
+    index = tuple(placement.cut(dim, place) for dim, place in enumerate(places))
+    ids, by_host = _names(subject, placement.holders(places, share), share)
+    hosts = None if subject.devices is None else _hosts(ids, by_host)
+    if not ids.count or (not placement.is_even and any(cut.start == cut.stop for cut in index)):
+        colour = BLANK
+    elif math.prod(placement.counts) <= len(COLOURS):
+        colour = COLOURS[tile_number(places, placement.counts)]
+    else:
+        colour = COLOURS[mixed % len(COLOURS)]
+    return Cell(index, ids, hosts, by_host, colour)
 
-    subject: Subject
-    row_dim: int | None
-    column_dim: int | None
-    places: dict[int, int]
-    number: int
-    share: int
 
-    def cell(self, row: int | None, column: int | None) -> Cell | None:
-        """The tile at a place of the panel, None for a gap."""
-        if row is None or column is None:
-            return None
-        placement = self.subject.placement
-        at = {**self.places}
-        if self.row_dim is not None:
-            at[self.row_dim] = row
-        if self.column_dim is not None:
-            at[self.column_dim] = column
-        places = tuple(at.get(dim, 0) for dim in range(len(placement.counts)))
-        index = tuple(placement.cut(dim, place) for dim, place in enumerate(places))
-        ids, by_host = self._names(placement.holders(places, self.share))
-        hosts = None
-        if self.subject.devices is not None:
-            hosts = _hosts(ids, by_host)
-        return Cell(index, ids, hosts, by_host, self._colour(places, row, column, ids))
-
-    def _names(self, positions: Runs) -> tuple[Runs, tuple[tuple[int, Runs], ...]]:
-        """The ids of devices at some positions, and by the host that they belong to."""
-        devices = self.subject.devices
-        if devices is None:
-            return positions, ()
-        head, tail = _sample(positions, self.share)
-        first, last = ([devices[p] for p in part] for part in (head, tail))
-        by_host: dict[int, list[int]] = {}
-        for device in (*first, *last):
-            by_host.setdefault(device.process_index, []).append(device.id)
-        listed, rest = (Runs.of([d.id for d in part]).first for part in (first, last))
-        grouped = tuple((host, Runs.of(by_host[host])) for host in sorted(by_host))
-        return Runs(listed, rest, positions.count), grouped
-
-    def _colour(self, places: Places, row: int, column: int, ids: Runs) -> str:
-        """A colour that no neighbour has, and that no other tile has where there are enough."""
-        placement = self.subject.placement
-        is_empty = not placement.is_even and not all(
-            cut.stop - cut.start for cut in map(placement.cut, range(len(places)), places)
-        )
-        if is_empty or not ids.count:
-            return BLANK
-        number = tile_number(places, placement.counts)
-        if math.prod(placement.counts) > len(COLOURS):
-            number = column + 3 * row + 5 * self.number
-        return COLOURS[number % len(COLOURS)]
+def _names(
+    subject: Subject, positions: Runs, share: int
+) -> tuple[Runs, tuple[tuple[int, Runs], ...]]:
+    """The ids of the devices at some positions, and by the host that they belong to."""
+    devices = subject.devices
+    if devices is None:
+        return positions, ()
+    head, tail = _sample(positions, share)
+    first, last = ([devices[p] for p in part] for part in (head, tail))
+    by_host: dict[int, list[int]] = {}
+    for device in (*first, *last):
+        by_host.setdefault(device.process_index, []).append(device.id)
+    listed, rest = (Runs.of([d.id for d in part]).first for part in (first, last))
+    grouped = tuple((host, Runs.of(by_host[host])) for host in sorted(by_host))
+    return Runs(listed, rest, positions.count), grouped
 
 
 def _hosts(ids: Runs, by_host: Iterable[tuple[int, Runs]]) -> Runs:

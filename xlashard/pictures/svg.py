@@ -1,7 +1,6 @@
 """A picture as SVG: text that can be selected, a tooltip on each tile, any background."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import pairwise
@@ -86,11 +85,11 @@ def svg_text(picture: Picture, *, alone: bool) -> str:
     )
 
 
-@dataclass(frozen=True)
 class _Sheet:
     """Where everything is, in pixels."""
 
-    picture: Picture
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
 
     @cached_property
     def cell(self) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """A picture in a terminal: as many tiles as its width allows, legible without colours too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
@@ -32,8 +32,7 @@ _BETWEEN = 3
 """Spaces between panels that stand side by side."""
 
 
-@dataclass(frozen=True)
-class TerminalPicture:
+class TerminalPicture(NamedTuple):
     """An array for rich to print.
 
     Attributes:
@@ -58,8 +57,7 @@ class TerminalPicture:
             yield text
 
 
-@dataclass(frozen=True)
-class _Page:
+class _Page(NamedTuple):
     """What the terminal can show."""
 
     width: int
@@ -70,8 +68,7 @@ class _Page:
         return in_ascii(text) if self.ascii_only else text
 
 
-@dataclass(frozen=True)
-class _Sheet:
+class _Sheet(NamedTuple):
     """A picture with the widths of its parts.
 
     Attributes:
