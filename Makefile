@@ -13,6 +13,7 @@ VENV := .venv
 PYTHON_WANTED := 3.12
 CONSTRAINTS :=
 EXTRAS := train
+TEST_EXTRAS := train,dev
 CONFIG := configs/tiny.toml
 JOBS := 2
 ARGS :=
@@ -21,7 +22,7 @@ comma := ,
 python := $(VENV)/bin/python
 # One stamp for each set of extras: what `make train` needs is a quarter of what the tests need.
 installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
-developing := $(VENV)/.installed-train-dev
+developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))
 install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
@@ -47,6 +48,11 @@ test-gspmd: $(developing) ## Run all tests under the GSPMD partitioner
 test-oldest: ## Run all tests on Python 3.12 with the oldest versions that are supported
 	$(MAKE) --no-print-directory test VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' \
 		CONSTRAINTS=.ci/oldest.txt
+
+.PHONY: test-torch
+test-torch: ## Run the tests with PyTorch, which takes 6 GB on Linux
+	$(MAKE) --no-print-directory test VENV=.venv-torch TEST_EXTRAS=dev,torch JOBS=0 \
+		ARGS="tests/home/test_torch.py $(ARGS)"
 
 .PHONY: check
 check: $(developing) ## Run ruff and the fast tests
@@ -84,7 +90,7 @@ bench: $(developing) ## Run all benchmarks; the figures go to bench-results/*.js
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache
-	rm -rf .venv .venv-oldest bench-results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-torch bench-results .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg: .python-version .ci/find-python
 	@interpreter=$$(.ci/find-python $(PYTHON_WANTED)); \
