@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.typing import arrays, functions
+from tests.typing import arrays, functions, numpy_functions
 from xlashard import Array
 from xlashard._jax.transfer import HandleType
 
@@ -29,7 +29,7 @@ def test_pyright_understands_what_users_write() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", [arrays, functions])
+@pytest.mark.parametrize("module", [arrays, functions, numpy_functions])
 def test_it_runs_too(module) -> None:
     module.run()
 
@@ -123,3 +123,26 @@ def test_every_operator_is_in_the_stub() -> None:
     assert all(hasattr(Array, name) for name in special)
     arithmetic = {n for n in vars(HandleType) if n.startswith("__r") and n[3:-2] != "epr__"}
     assert len(special) > 40 and "__rmatmul__" in special & arithmetic
+
+
+def test_functions_that_give_one_array_give_one_of_ours() -> None:
+    """In step with JAX's stub: `xlashard/numpy/_typed.pyi` names each function that gives one."""
+    theirs: dict[str, list[str]] = {}
+    for node in ast.parse(Path(jax.numpy.__file__).with_suffix(".pyi").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.returns:
+            theirs.setdefault(node.name, []).append(ast.unparse(node.returns))
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "BinaryUfunc":
+            theirs[ast.unparse(node.target)] = ["BinaryUfunc"]
+    stub = ast.parse((ROOT / "xlashard" / "numpy" / "_typed.pyi").read_text(encoding="utf-8"))
+    listed, binary = set(), set()
+    for node in stub.body:
+        if isinstance(node, ast.Assign):
+            (name,) = map(ast.unparse, node.targets)
+            assert ast.unparse(node.value) == f"_giving_arrays(_jnp.{name})"
+            listed.add(name)
+        elif isinstance(node, ast.AnnAssign):
+            binary.add(ast.unparse(node.target))
+    ours_by_hand = {"from_dlpack"}
+    assert {n for n, given in theirs.items() if given == ["Array"]} <= listed | ours_by_hand
+    assert all(theirs.get(name, ["Array"]) == ["Array"] for name in listed)
+    assert binary == {n for n, given in theirs.items() if given == ["BinaryUfunc"]}

@@ -21,6 +21,9 @@ import jax.numpy as _jnp
 if _typing.TYPE_CHECKING:
     from jax.numpy import *  # noqa: F403  # pyright: ignore[reportWildcardImportFromLibrary]
 
+    # Only a stub.
+    from xlashard.numpy._typed import *  # noqa: F403  # pyright: ignore[reportMissingModuleSource]
+
 from xlashard.array import Array as ndarray  # noqa: F401
 from xlashard.array import from_dlpack as from_dlpack
 from xlashard.numpy import fft as fft
