@@ -228,7 +228,17 @@ class SavedProgramError(XlashardError, ValueError):
 
 
 class NonFiniteError(XlashardError, FloatingPointError):
-    """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them."""
+    """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them.
+
+    Attributes:
+        result: What a person would call it: `result['loss']`.
+        kind: `"nan"` or `"inf"`.
+    """
+
+    def __init__(self, message: str, *, result: str, kind: str) -> None:
+        super().__init__(message)
+        self.result = result
+        self.kind = kind
 
 
 class DonationError(XlashardError, ValueError):

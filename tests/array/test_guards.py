@@ -42,7 +42,7 @@ def outcome(side: Side, name: str, way: str, level: str) -> str:
         with getattr(jax, f"transfer_guard_{way}")(level):
             act(side, x)
     except RuntimeError as error:
-        assert isinstance(error, TransferGuardError) or "isallowed" in str(error)
+        assert f"isallowed {way.replace('_', '-')} transfer" in str(error)
         return "refused"
     return "allowed"
 
@@ -78,20 +78,20 @@ def test_no_guard_refuses_nothing() -> None:
         (
             lambda: device_put({"w": [V]}, named("x")),
             "host_to_device",
-            "x['w'][0]: the ndarray goes from the host to devices, which "
-            "jax.transfer_guard_host_to_device('disallow_explicit') forbids: write "
+            "x['w'][0]: disallowed host-to-device transfer of the ndarray, by "
+            "jax.transfer_guard_host_to_device('disallow_explicit'): write "
             "`with jax.transfer_guard_host_to_device('allow'):` around it",
         ),
         (
             lambda: device_put({"w": rows(OURS)}, named()),
             "device_to_device",
-            "x['w']: the array float32[8,2] goes from device to device",
+            "x['w']: disallowed device-to-device transfer of the array float32[8,2]",
         ),
         (lambda: device_get(rows(OURS)), "device_to_host", "the value of an Array float32[8,2]"),
         (
             lambda: make_array_from_process_local_data(named("x"), {"b": V}),
             "host_to_device",
-            "local_data['b']: the ndarray goes",
+            "local_data['b']: disallowed host-to-device transfer of the ndarray",
         ),
     ],
 )
@@ -112,9 +112,13 @@ def _only(way: str, level: str) -> Any:
 def test_implicit_ones_say_how_to_ask() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
-        with pytest.raises(TransferGuardError, match=r"forbids: write device_get\(x\), or `with"):
+        with pytest.raises(
+            TransferGuardError, match=r"'disallow'\): write device_get\(x\), or `with"
+        ):
             np.asarray(x)
-        with pytest.raises(TransferGuardError, match=r"piece for index \[0:1, :\] goes from the"):
+        with pytest.raises(
+            TransferGuardError, match=r"of data_callback's piece for index \[0:1, :\]"
+        ):
             make_array_from_callback(V.shape, named(("x", "y")), lambda index: V[index])
         read = device_get(x)
     assert same(x, V) and same(read, V)
@@ -126,11 +130,11 @@ def test_an_argument_is_named_by_its_path() -> None:
     with jax.transfer_guard("disallow"):
         with pytest.raises(TransferGuardError) as caught:
             f({"w": x}, 2.0)
-        assert "scale (float float32[]) goes from the host to devices" in str(caught.value)
+        assert "disallowed host-to-device transfer of scale (float float32[])" in str(caught.value)
         assert "write device_put(scale, sharding) before, or `with" in str(caught.value)
         with pytest.raises(TransferGuardError, match=r"state\['w'\] \(ndarray float32\[8,2\]\)"):
             f({"w": V}, 2.0)
-        with pytest.raises(TransferGuardError, match=r"scale \(float32\[\]\) goes from device to"):
+        with pytest.raises(TransferGuardError, match=r"device-to-device .* scale \(float32\[\]\)"):
             with jax.transfer_guard_host_to_device("allow"):
                 one = device_put(2.0)
             f({"w": x}, one)
@@ -153,9 +157,9 @@ def test_compiled_programs_and_steps_ask_too() -> None:
         step(scale)
         compiled(state, scale)
         for call in (lambda: compiled(state, np.float32(2)), lambda: step(np.float32(2))):
-            with pytest.raises(RuntimeError, match="goes from the host|isallowed host-to-device"):
+            with pytest.raises(RuntimeError, match="isallowed host-to-device"):
                 call()
-        with pytest.raises(TransferGuardError, match="state .* goes from the host to devices"):
+        with pytest.raises(TransferGuardError, match="host-to-device transfer of state"):
             compiled.bind(V)
     assert same(step.state, V * 2)
 
@@ -175,8 +179,8 @@ def test_logging(level: str, explicit: bool, caplog: pytest.LogCaptureFixture) -
         device_put({"w": V}, named("x"))
         np.asarray(x)
     texts = [record.getMessage() for record in caplog.records]
-    assert any("the value of an Array float32[8,2] goes from devices" in t for t in texts)
-    assert any("the ndarray goes from the host to devices, as asked for" in t for t in texts) is (
+    assert any("device-to-host transfer of the value of an Array float32[8,2]" in t for t in texts)
+    assert any("host-to-device transfer of the ndarray, as asked for" in t for t in texts) is (
         explicit
     )
 
@@ -201,7 +205,7 @@ def test_pieces_on_their_devices_need_no_leave() -> None:
     backwards = dict(zip(pieces, reversed(pieces.values()), strict=True))
     with jax.transfer_guard("disallow_explicit"):
         y = make_array_from_callback(V.shape, sharding, lambda index: pieces[str(index)])
-        with pytest.raises(TransferGuardError, match="from device to device"):
+        with pytest.raises(TransferGuardError, match="device-to-device"):
             make_array_from_callback(V.shape, sharding, lambda index: backwards[str(index)])
     assert same(y, V)
 

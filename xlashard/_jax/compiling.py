@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import (
-    api_util,
     compiler,
     config,
     core,
@@ -23,9 +22,10 @@ from jax._src.interpreters import pxla
 from jax._src.layout import AutoLayout, Layout
 
 from xlashard._jax import modules
+from xlashard._jax.checking import run_checked
 from xlashard._jax.shardings import Device, device_list, hlo_text
 from xlashard._jax.transfer import HandleType
-from xlashard.errors import ArgumentError, NonFiniteError
+from xlashard.errors import ArgumentError
 
 type Executable = Any
 type Handle = jax.Array
@@ -302,7 +302,10 @@ def _unless_default(pjrt_layout: Any, sharding: Any, aval: Any) -> Any:
 
 
 def runner(
-    executable: Executable, handlers: Sequence[Any], names: Sequence[str]
+    executable: Executable,
+    handlers: Sequence[Any],
+    names: Sequence[str],
+    donated: Sequence[bool],
 ) -> Callable[[Sequence[Handle]], list[Handle]]:
     """A function that runs a program without effects: handles in, handles out.
 
@@ -312,30 +315,14 @@ def runner(
     debug_nans, debug_infs = config.debug_nans, config.debug_infs
 
     def run(handles: Sequence[Handle]) -> list[Handle]:
-        results = execute(handles)
         if debug_nans.value or debug_infs.value:
-            return results.consume_with_handlers(_checking(handlers, names))
-        return results.consume_with_handlers(handlers)
+            return list(run_checked(bare_run, handles, names, donated))
+        return execute(handles).consume_with_handlers(handlers)
+
+    def bare_run(handles: Sequence[Handle]) -> list[Handle]:
+        return execute(handles).consume_with_handlers(handlers)
 
     return run
-
-
-def _checking(handlers: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-    """Handlers that also look through the results, where that is asked for."""
-    if not dispatch.needs_check_special():
-        return handlers
-    pairs = zip(handlers, names, strict=True)
-    return [handler.pre_wrap(partial(_checked, name)) for handler, name in pairs]
-
-
-def _checked(name: str, buffers: Any) -> Any:
-    try:
-        return dispatch.check_special_array(name, buffers)
-    except api_util.InternalFloatingPointError as error:
-        raise NonFiniteError(
-            f"{name} holds {error.args[1]}, which jax_debug_nans or jax_debug_infs forbid: call "
-            "the function inside `with jax.disable_jit():` to stop at the operation that makes it"
-        ) from None
 
 
 def run_with_tokens(
@@ -343,7 +330,6 @@ def run_with_tokens(
     handles: Sequence[Handle],
     handlers: Sequence[Any],
     ordered_effects: Sequence[Any],
-    names: Sequence[str],
 ) -> list[Handle]:
     """Runs a program with effects, in order with those that ran before."""
     devices = executable.local_devices()
@@ -358,7 +344,7 @@ def run_with_tokens(
         runtime.set_output_runtime_token(device, sharded.get_token(i))
     for effect, buffers in zip(ordered_effects, token_buffers, strict=True):
         runtime.set_token_result(effect, core.Token(_joined_token(buffers)))
-    return results.consume_with_handlers(_checking(handlers, names))
+    return results.consume_with_handlers(handlers)
 
 
 def _joined_token(buffers: Sequence[Any]) -> Any:
@@ -373,8 +359,3 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
 def error_text(error: RuntimeError) -> str:
     """What XLA says, without the places in its own source where it says it."""
     return str(error).partition("\n=== Source Location Trace")[0].rstrip()
-
-
-def checks_results() -> bool:
-    """True if results are to be looked through for NaN or Inf (`jax_debug_nans`, ..._infs)."""
-    return dispatch.needs_check_special()

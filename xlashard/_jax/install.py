@@ -10,6 +10,7 @@ from jax._src import core, dtypes, source_info_util
 from jax._src.interpreters import mlir, pxla
 
 from xlashard._jax import dispatch
+from xlashard._jax.checking import watch_flags
 from xlashard._jax.compiling import note_event
 from xlashard._jax.context import INNER_FOLDERS
 from xlashard._jax.multihost import hand_over_handles
@@ -70,6 +71,8 @@ def install(
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
             if issubclass(kind, base):
                 pxla._orig_out_sharding_handlers[kind] = name_on_mesh
+    # Whether results are looked through for NaN.
+    watch_flags()
     # Whether an executable came out of the persistent cache.
     jax.monitoring.register_event_listener(note_event)
     # Frames of ours are none of the user's: errors and profiles name the line that is.

@@ -17,11 +17,9 @@ __all__ = ["Guards", "Way", "check_transfer", "free_transfers", "guarded", "guar
 
 _log = logging.getLogger("xlashard.transfer")
 
-_WORDS = {
-    Way.HOST_TO_DEVICE: "goes from the host to devices",
-    Way.DEVICE_TO_DEVICE: "goes from device to device",
-    Way.DEVICE_TO_HOST: "goes from devices to the host",
-}
+
+def _words(way: Way) -> str:
+    return way.value.replace("_", "-")
 
 
 def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> None:
@@ -42,12 +40,12 @@ def check_transfer(guards: Guards, way: Way, what: str, asked_by: str = "") -> N
         setting = f"jax.transfer_guard_{way.value}"
         instead = f"{asked_by}, or " if asked_by else ""
         raise TransferGuardError(
-            f"{what} {_WORDS[way]}, which {setting}({guards.level(way)!r}) forbids: write "
-            f"{instead}`with {setting}('allow'):` around it"
+            f"disallowed {_words(way)} transfer of {what}, by {setting}({guards.level(way)!r}): "
+            f"write {instead}`with {setting}('allow'):` around it"
         )
     if guards.log(way, explicit=explicit):
         kind = "as asked for" if explicit else "without being asked for"
-        _log.warning("%s %s, %s", what, _WORDS[way], kind)
+        _log.warning("%s transfer of %s, %s", _words(way), what, kind)
 
 
 @contextmanager

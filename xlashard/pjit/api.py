@@ -214,8 +214,6 @@ def _dispatched(function: Function) -> Any:
         (tracer.static_argnums, tracer.static_argnames),
         function.name,
     )
-    # JAX runs this once more, op by op, where a repeated call gave NaN under jax_debug_nans.
-    call._fun = function.fun
     clear_fast_paths = call._clear_cache
     cache_size = call._cache_size
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:

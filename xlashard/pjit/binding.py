@@ -54,6 +54,7 @@ class StepPlan:
         order: Where each argument of the program stands among placed constants, state and other
             arguments; None if they stand in that order already.
         donates: Whether a call takes over the state's buffers.
+        before: How many leaves of the other arguments come before the state.
     """
 
     name: str
@@ -65,6 +66,7 @@ class StepPlan:
     inputs: tuple[Input, ...]
     order: tuple[int, ...] | None
     donates: bool
+    before: int
 
 
 def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
@@ -102,6 +104,7 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
         inputs=_inputs(prepared, face, state),
         order=_order(prepared, state),
         donates=any(face.donated[i] for i in state),
+        before=start,
     )
 
 

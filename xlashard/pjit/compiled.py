@@ -22,9 +22,10 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
     It is a `jax.stages.Compiled`.
     """
 
-    def __init__(self, face: Face, prepared: Prepared) -> None:
+    def __init__(self, face: Face, prepared: Prepared, body: Any = None) -> None:
         self._face = face
         self._prepared = prepared
+        self._body = body
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program, as calling it does."""
@@ -92,4 +93,4 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         Raises:
             ArgumentError: If the program's result does not begin with a new state.
         """
-        return bind_step(self._prepared, self._face, state, argnum)
+        return bind_step(self._prepared, self._face, state, argnum, self._body)

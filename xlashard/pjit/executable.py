@@ -24,6 +24,7 @@ class Executable:
 
     _face: Face
     _prepared: Prepared
+    _body: Any = None
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -165,7 +166,8 @@ class Executable:
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)
-        out, path = run_repeatably(self._prepared, values, self._face.out_tree, self._given)
+        out_tree = self._face.out_tree
+        out, path = run_repeatably(self._prepared, values, out_tree, self._given, self._body)
         return out, path if repeatable else None, False
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:

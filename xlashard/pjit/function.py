@@ -238,7 +238,7 @@ class Function:
         traced = call.traced
         check_concrete(call.values, traced.arg_names)
         given = Giving(call.donated, traced.arg_names, self.taker)
-        return run_repeatably(self.prepare(call), call.values, traced.out_tree, given)
+        return run_repeatably(self.prepare(call), call.values, traced.out_tree, given, traced.jaxpr)
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Says better than jaxlib why it refused a call, where this can.

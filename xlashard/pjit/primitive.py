@@ -86,8 +86,9 @@ def _dispatched(
     out_tree = jax.tree_util.tree_structure([0] * len(call_jaxpr.outvars))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
-        prepared = _prepared(args, piece(), label, options, given)
-        return *run_repeatably(prepared, args, out_tree, given), False
+        body = piece()
+        prepared = _prepared(args, body, label, options, given)
+        return *run_repeatably(prepared, args, out_tree, given, body), False
 
     def evaluate(*args: Any) -> list[Any]:
         return as_function(piece())(*args)

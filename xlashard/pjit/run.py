@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling, dispatch, refs
+from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard._jax.transfer import split
 from xlashard.array import Array, wrap_tree
 from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.array.takers import Taker
-from xlashard.errors import DonationError
+from xlashard.errors import DonationError, NonFiniteError
 from xlashard.pjit.arguments import bare
+from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.transfers import arguments_may_move
 
@@ -35,7 +36,11 @@ class Giving:
 
 
 def run_repeatably(
-    prepared: Prepared, values: Sequence[Any], out_tree: Any, given: Giving | None
+    prepared: Prepared,
+    values: Sequence[Any],
+    out_tree: Any,
+    given: Giving | None,
+    body: Any = None,
 ) -> tuple[Any, Any]:
     """Runs a program for a call that the dispatcher has not seen.
 
@@ -44,26 +49,36 @@ def run_repeatably(
         values: All arguments of the call, flat.
         out_tree: The tree of the result.
         given: What the call gives away; None for nothing.
+        body: The jaxpr of the arguments, to look for what made a result that is forbidden.
 
     Returns:
         The result, and how the dispatcher may repeat the call: None if it can't.
     """
     repeatable = _are_laid_out(prepared, values)
-    guards = guards_in_force()
-    if guards is None:
-        handles = _run(prepared, values)
-    else:
-        paths = ("an argument",) * len(values) if given is None else given.paths
-        kept = list(compress(values, prepared.kept)), list(compress(paths, prepared.kept))
-        twins = prepared.program.in_twins[len(prepared.consts) :]
-        with arguments_may_move(guards, *kept, twins):
-            handles = _run(prepared, values)
+    paths = ("an argument",) * len(values) if given is None else given.paths
+    try:
+        handles = _run_guarded(prepared, values, paths)
+    except NonFiniteError as error:
+        label = prepared.program.name.removeprefix("pjit_")
+        name = label if given is None else given.taker.name
+        raise explained(error, name, Run(body, tuple(values), paths)) from None
     if given is not None:
         _mark_donated(values, given)
     if not all(map(is_handle, handles)):
         return out_tree.unflatten([wrap_result(h) for h in handles]), None
     path = _fast_path(prepared, out_tree, handles) if repeatable else None
     return wrap_tree(out_tree, handles), path
+
+
+def _run_guarded(prepared: Prepared, values: Sequence[Any], paths: Sequence[str]) -> list[Any]:
+    """Runs, if the transfer guards let the arguments go where the program takes them."""
+    guards = guards_in_force()
+    if guards is None:
+        return _run(prepared, values)
+    kept = list(compress(values, prepared.kept)), list(compress(paths, prepared.kept))
+    twins = prepared.program.in_twins[len(prepared.consts) :]
+    with arguments_may_move(guards, *kept, twins):
+        return _run(prepared, values)
 
 
 def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
@@ -138,7 +153,7 @@ def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
 def _fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
-    if prepared.stateful or program.parts.body.has_effects or compiling.checks_results():
+    if prepared.stateful or program.parts.body.has_effects or checking.checks_results():
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,

@@ -184,7 +184,7 @@ class Lowered(Stage, jax.stages.Lowered):
         else:
             prepared = function.compile(call, order)
         function.report_donation(self._program, prepared)
-        return Compiled(self._face, prepared)
+        return Compiled(self._face, prepared, call.traced.jaxpr)
 
 
 def _no_dialect(dialect: str | None) -> ArgumentError:

@@ -12,11 +12,12 @@ from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import is_handle, wrap_result
-from xlashard.errors import ArgumentError, DeletedError
+from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
 from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.checks import check_type
 from xlashard.pjit.face import Face
+from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
 from xlashard.pjit.transfers import arguments_may_move
@@ -41,11 +42,12 @@ class BoundStep:
         9.0 1.0
     """
 
-    def __init__(self, prepared: Prepared, plan: StepPlan, state: Any) -> None:
+    def __init__(self, prepared: Prepared, plan: StepPlan, state: Any, body: Any = None) -> None:
         leaves, handles = place_state(prepared, plan, state)
         self._program = prepared.program
         self._run = prepared.program.run
         self._consts = prepared.consts
+        self._body = body
         self._plan = plan
         self._given: list[Any] = leaves if plan.donates else []
         self._state: list[Any] | None = handles
@@ -101,6 +103,9 @@ class BoundStep:
                     self._state = None
                 try:
                     out = self._run(handles)
+                except NonFiniteError as error:
+                    self._failed(state, inputs)
+                    raise self._explained(error, state, rest) from None
                 except Exception:
                     self._failed(state, inputs)
                     raise
@@ -182,6 +187,15 @@ class BoundStep:
             plan.name,
         )
 
+    def _explained(
+        self, error: NonFiniteError, state: Sequence[Any], rest: tuple[Any, ...]
+    ) -> NonFiniteError:
+        plan, leaves = self._plan, jax.tree_util.tree_leaves(rest)
+        at, others = plan.before, [i.path for i in plan.inputs]
+        values = (*leaves[:at], *state, *leaves[at:])
+        paths = (*others[:at], *plan.state_paths, *others[at:])
+        return explained(error, plan.name, Run(self._body, values, paths))
+
     def _note_donated(self) -> None:
         for array in self._given:
             if isinstance(array, Array):
@@ -189,7 +203,9 @@ class BoundStep:
         self._given.clear()
 
 
-def bind_step(prepared: Prepared, face: Face, state: Any, argnum: int) -> BoundStep:
+def bind_step(
+    prepared: Prepared, face: Face, state: Any, argnum: int, body: Any = None
+) -> BoundStep:
     """Checks that a program maps a state to a state, and binds the first one.
 
     Raises:
@@ -197,4 +213,4 @@ def bind_step(prepared: Prepared, face: Face, state: Any, argnum: int) -> BoundS
             given is not what the program was compiled for.
         ResourceError: If the state given is committed to another place.
     """
-    return BoundStep(prepared, plan_step(prepared, face, argnum), state)
+    return BoundStep(prepared, plan_step(prepared, face, argnum), state, body)

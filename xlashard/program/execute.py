@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax import compiling, dispatch
+from xlashard._jax import checking, compiling, dispatch
 from xlashard._jax.lowering import LoweredBody
 from xlashard.program.executables import Loaded, Source
 from xlashard.program.plan import ProgramPlan
@@ -139,15 +139,21 @@ class Program:
         it returns.
         """
         executable, handlers = self.executable, self.handlers
-        names = [f"{v.name or 'a result'} of {self.name}" for v in self.parts.plan.results]
-        effects = self.parts.body.ordered_effects
-        if not self.parts.body.has_effects:
-            return compiling.runner(executable, handlers, names)
+        plan, body = self.parts.plan, self.parts.body
+        names = [v.name or "a result" for v in plan.results]
+        if not body.has_effects:
+            return compiling.runner(executable, handlers, names, plan.donated)
 
         def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
-            return compiling.run_with_tokens(executable, handles, handlers, effects, names)
+            effects = body.ordered_effects
+            return compiling.run_with_tokens(executable, handles, handlers, effects)
 
-        return run_with_tokens
+        def run(handles: Sequence[Handle]) -> list[Handle]:
+            if checking.checks_results():
+                return list(checking.run_checked(run_with_tokens, handles, names, plan.donated))
+            return run_with_tokens(handles)
+
+        return run
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Places values and runs."""
