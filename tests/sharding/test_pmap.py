@@ -25,8 +25,9 @@ from xlashard import (
     Unstacked,
     device_put,
     pjit,
+    with_sharding_constraint,
 )
-from xlashard.errors import DivisibilityError, RankError, ShardingError
+from xlashard.errors import DivisibilityError, PlacementError, RankError, ShardingError
 from xlashard.sharding import from_jax
 from xlashard.sharding.parse import to_op_sharding_sharding
 
@@ -166,6 +167,15 @@ def test_computation_follows_data() -> None:
     for out in (x + named, pjit(jnp.add)(x, named), jax.jit(jnp.add)(named, x)):
         assert out.devices() == set(DEVICES)
         np.testing.assert_array_equal(np.asarray(out), np.asarray(x) + 1)
+
+
+def test_uneven_shapes_are_for_constraints_only() -> None:
+    v = np.arange(27, dtype=np.float32).reshape(9, 3)
+    chunks = PmapSharding(DEVICES, ROWS)
+    out = pjit(lambda x: with_sharding_constraint(x * 2, chunks) + 1)(v)
+    np.testing.assert_array_equal(out, v * 2 + 1)
+    with pytest.raises(PlacementError, match=r"\(9, 3\) has size 9.* 8 tiles"):
+        device_put(v, chunks)
 
 
 def test_an_array_of_jax_keeps_it() -> None:

@@ -250,13 +250,12 @@ class ShardingSpec:
                 needed=self.ndim,
             )
 
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Checks that an array of this shape can be cut so.
+    def check_unstacked(self, shape: Sequence[int]) -> None:
+        """Checks rank and unstacked dimensions of a shape, but not whether the others divide.
 
         Raises:
             RankError: It has another rank.
-            DivisibilityError: A dimension can't be cut into equal chunks, or is not of the size
-                that it is unstacked by.
+            DivisibilityError: A dimension is not of the size that it is unstacked by.
         """
         self.check_rank(len(shape))
         for dim in self.unstacked_dims:
@@ -272,6 +271,16 @@ class ShardingSpec:
                     tiles=count,
                     shape=shape,
                 )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Checks that an array of this shape can be cut so.
+
+        Raises:
+            RankError: It has another rank.
+            DivisibilityError: A dimension can't be cut into equal chunks, or is not of the size
+                that it is unstacked by.
+        """
+        self.check_unstacked(shape)
         self.tiling.shard_shape(shape)
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -190,14 +190,14 @@ class PmapSharding(_PmapBase):
         """The tiling for an array of this shape.
 
         Raises:
-            GeometryError: The shape can't be cut so.
+            GeometryError: It has another rank, or an unstacked dimension of another size.
         """
-        self.sharding_spec.check_shape(shape)
+        self.sharding_spec.check_unstacked(shape)
         return self.sharding_spec.tiling
 
     def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
-        """JAX's name for `is_compatible_aval`."""
-        self.sharding_spec.check_shape(aval_shape)
+        """JAX's name for `is_compatible_aval`, without the check of divisibility."""
+        self.sharding_spec.check_unstacked(aval_shape)
 
     @cached_property
     def _twin(self) -> JaxNamedSharding:
