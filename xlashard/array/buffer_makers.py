@@ -105,11 +105,13 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         there = there if kind is None else there.with_memory_kind(kind)
         out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)
         weak_type = bool(getattr(aval, "weak_type", False))
-        if not isinstance(out, Array) or (device is not None and not weak_type):
+        if device is not None and not weak_type:
             return out
-        typed = make_aval(shape, dtype, there.twin(), weak_type)
-        buffers = split(out.to_jax())
-        return wrap(assemble(typed, there.twin(), buffers, committed=device is not None))
+        numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
+        typed = make_aval(numbers.shape, numbers.dtype, there.twin(), weak_type)
+        committed = device is not None
+        made = assemble(typed, there.twin(), split(numbers), committed=committed)
+        return wrap(made) if isinstance(out, Array) else keys_over(made, out)
 
 
 def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
