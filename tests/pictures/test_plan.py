@@ -12,7 +12,7 @@ import xlashard
 from tests.array.cases import SHAPE, SHARDINGS, Stripes
 from tests.pictures.pods import CountingList, Pod, PodDevice, pod
 from tests.pictures.specs import specs
-from xlashard import AbstractMesh, Mesh, NamedSharding, P, Sharding
+from xlashard import AbstractMesh, GSPMDSharding, Mesh, NamedSharding, P, Sharding
 from xlashard.geometry import Tiling, holder_runs
 from xlashard.pictures.palette import BLANK
 from xlashard.pictures.plan import plan_picture
@@ -162,6 +162,26 @@ def test_a_place_that_nobody_holds_is_blank():
 def test_a_class_that_only_jax_knows():
     picture = plan((6,), JaxHalves())
     assert [list(cell.ids) for cell in picture.cells] == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("both", "P('x', 'y')"),
+        ("bare tiles", "GSPMDSharding {devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
+        ("pmap", "PmapSharding of ShardingSpec((Chunked((8,)), NoSharding()), (ShardedAxis(0),))"),
+        ("own", "Stripes"),
+    ],
+)
+def test_shardings_in_words(name, words):
+    assert read_subject(SHAPE, SHARDINGS[name]).sharding == words
+
+
+def test_a_long_list_of_tiles_is_cut_off():
+    dims = ",".join(["2", *"1" * 19, "4"])
+    sharding = GSPMDSharding(DEVICES, f"{{devices=[{dims}]1,0,2,3,4,5,6,7}}")
+    words = read_subject((8,) * 21, sharding).sharding
+    assert len(words) == 80 and words.endswith("…")
 
 
 def test_stripes_in_an_order_of_their_own():

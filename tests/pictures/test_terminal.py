@@ -92,6 +92,12 @@ def test_every_tile_has_its_colour_and_ink():
     assert {"#" + "".join(f"{int(n):02x}" for n in rgb) for rgb in found} == set(COLOURS)
 
 
+def test_sixteen_colours_are_enough_for_eight_tiles():
+    picture = xlashard.visualize(*PICTURES["rows and columns"])
+    text = shown(picture, 80, force_terminal=True, color_system="standard")
+    assert len(set(re.findall(r"\x1b\[30;(\d+)m", text))) == 8
+
+
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
 def test_who_wants_no_colour_gets_none(variable, monkeypatch):
     monkeypatch.setenv(variable, {"NO_COLOR": "1", "TERM": "dumb"}[variable])

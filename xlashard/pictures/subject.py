@@ -20,6 +20,7 @@ from xlashard.pictures.placement import Pieces, Placement, Tiles
 from xlashard.sharding import (
     GSPMDSharding,
     NamedSharding,
+    PmapSharding,
     Sharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
@@ -27,6 +28,9 @@ from xlashard.sharding import (
     grid_of,
     spec_of,
 )
+
+_LONGEST = 80
+"""Characters of a sharding in words, unless somebody wrote it so."""
 
 LISTED = 4096
 """Devices that one picture looks at, one by one."""
@@ -226,6 +230,10 @@ def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | 
 def _words(own: Any) -> str:
     if isinstance(own, NamedSharding):
         return own.normal_spec.describe()
+    words = type(own).__name__
     if isinstance(own, GSPMDSharding):
-        return f"GSPMDSharding {own.tile_assignment.to_text()}"
-    return type(own).__name__
+        words += f" {own.tile_assignment.to_text()}"
+    if isinstance(own, PmapSharding):
+        words += f" of {own.sharding_spec}"
+    # Tiles may be dealt to devices one by one.
+    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"

@@ -6,20 +6,18 @@ from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from xlashard.pictures.borders import Borders, line
-from xlashard.pictures.palette import INK
 from xlashard.pictures.plan import Cell, Panel, Picture, plan_picture
+from xlashard.pictures.screen import Screen
 from xlashard.pictures.subject import Subject
 from xlashard.pictures.words import (
     cut_text,
     devices_text,
     facts,
     hosts_text,
-    in_ascii,
     left_out_text,
     panel_text,
     title_text,
@@ -44,12 +42,12 @@ class TerminalPicture(NamedTuple):
     most: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        page = _Page(options.max_width, options.ascii_only)
-        sheet = _fitting(self.subject, self.most, page)
-        yield Text(page.say(title_text(self.subject)), style="bold")
+        screen = Screen.of(console, options)
+        sheet = _fitting(self.subject, self.most, screen)
+        yield Text(screen.say(title_text(self.subject)), style="bold")
         known = Table.grid(padding=(0, 2))
         for word, sentence in facts(sheet.picture):
-            known.add_row(Text(word, "dim"), Text(page.say(sentence)))
+            known.add_row(Text(word, "dim"), Text(screen.say(sentence)))
         yield Padding(known, (0, 0, 1, 2))
         for text in sheet.lines():
             text.no_wrap = True
@@ -57,30 +55,19 @@ class TerminalPicture(NamedTuple):
             yield text
 
 
-class _Page(NamedTuple):
-    """What the terminal can show."""
-
-    width: int
-    ascii_only: bool
-
-    def say(self, text: str) -> str:
-        """A text in characters that it knows."""
-        return in_ascii(text) if self.ascii_only else text
-
-
 class _Sheet(NamedTuple):
     """A picture with the widths of its parts.
 
     Attributes:
         picture: The picture.
-        page: Where it goes.
+        screen: Where it goes.
         cell: Characters in a cell.
         label: Characters left of the cells.
         platform: Whether cells say the kind of devices.
     """
 
     picture: Picture
-    page: _Page
+    screen: Screen
     cell: int
     label: int
     platform: bool
@@ -94,14 +81,14 @@ class _Sheet(NamedTuple):
         """Of one column."""
         if column is not None:
             return self.cell
-        return len(self.page.say(left_out_text(self.picture.columns))) + 2
+        return len(self.screen.say(left_out_text(self.picture.columns))) + 2
 
     def lines(self) -> list[Text]:
         """The panels, as many side by side as there is room for."""
         picture = self.picture
         if not picture.panel_dims:
             return self._panel(0)[:-1]
-        across = picture.panels_across((self.page.width + _BETWEEN) // (self.width + _BETWEEN))
+        across = picture.panels_across((self.screen.width + _BETWEEN) // (self.width + _BETWEEN))
         drawn: list[Text] = []
         together: list[list[Text]] = []
         for number, panel in enumerate(picture.panels):
@@ -110,7 +97,7 @@ class _Sheet(NamedTuple):
                 together = []
             if panel is None:
                 rest = f"{picture.panel_numbers.left_out:,} more panels"
-                drawn += [Text(self.page.say(f"{' ' * self.label} … {rest} …"), "dim"), Text("")]
+                drawn += [Text(self.screen.say(f"{' ' * self.label} … {rest} …"), "dim"), Text("")]
             else:
                 together.append(self._panel(number))
         drawn += _side_by_side(together, self.width)
@@ -140,14 +127,14 @@ class _Sheet(NamedTuple):
         text = " " * (self.label + 1)
         for column in picture.columns:
             if column is None:
-                name = self.page.say(left_out_text(picture.columns))
+                name = self.screen.say(left_out_text(picture.columns))
             else:
                 name = cut_text(picture.subject.placement.cut(dim, column))
             text += f"{name:^{self.column_width(column)}} "
         return Text(text.rstrip(), style="cyan")
 
     def _border(self, borders: Borders, row: int) -> Text:
-        ascii_only = self.page.ascii_only
+        ascii_only = self.screen.ascii_only
         text = " " * self.label
         for column, number in enumerate(self.picture.columns):
             text += borders.crossing(row, column, ascii_only=ascii_only)
@@ -158,7 +145,7 @@ class _Sheet(NamedTuple):
     def _row(
         self, borders: Borders, panel: Panel, row: int, cells: Sequence[Cell | None]
     ) -> list[Text]:
-        bar = partial(line, down=True, ascii_only=self.page.ascii_only)
+        bar = partial(line, down=True, ascii_only=self.screen.ascii_only)
         height = 2 if self.picture.has_hosts and any(cells) else 1
         drawn = []
         for n in range(height):
@@ -167,7 +154,7 @@ class _Sheet(NamedTuple):
             for column, (number, cell) in enumerate(zip(self.picture.columns, cells, strict=True)):
                 text.append(bar(borders.down[row][column]), "default")
                 width = self.column_width(number)
-                text.append(f"{self._label(cell, n):^{width}}", _style(cell))
+                text.append(f"{self._label(cell, n):^{width}}", self.screen.style(cell))
             text.append(bar(borders.down[row][-1]), "default")
             drawn.append(text)
         return drawn
@@ -178,7 +165,7 @@ class _Sheet(NamedTuple):
             return " " * self.label
         place = list(self.picture.rows)[row]
         if place is None:
-            name = self.page.say(left_out_text(self.picture.rows))
+            name = self.screen.say(left_out_text(self.picture.rows))
         else:
             name = cut_text(self.picture.subject.placement.cut(dim, place))
         return f"{name:>{self.label - 1}} "
@@ -191,22 +178,16 @@ class _Sheet(NamedTuple):
             text = hosts_text(cell, room)
         else:
             text = devices_text(self.picture, cell, room, platform=self.platform)
-        return self.page.say(text)
+        return self.screen.say(text)
 
 
-def _style(cell: Cell | None) -> Style:
-    if cell is None:
-        return Style(dim=True)
-    return Style(color=INK, bgcolor=cell.colour)
-
-
-def _fitting(subject: Subject, most: int, page: _Page) -> _Sheet:
+def _fitting(subject: Subject, most: int, screen: Screen) -> _Sheet:
     """The picture with most columns, and then with the longest texts, that fits."""
     columns = most
     while True:
         picture = plan_picture(subject, most, columns)
-        sheets = [_sized(picture, page, longest) for longest in (_LONGEST, 14, 7)]
-        fitting = (s for s in sheets if s.width <= page.width)
+        sheets = [_sized(picture, screen, longest) for longest in (_LONGEST, 14, 7)]
+        fitting = (s for s in sheets if s.width <= screen.width)
         found = next(fitting, None)
         if found is not None:
             return found
@@ -215,7 +196,7 @@ def _fitting(subject: Subject, most: int, page: _Page) -> _Sheet:
         columns = min(columns, len(picture.columns)) - 1
 
 
-def _sized(picture: Picture, page: _Page, longest: int) -> _Sheet:
+def _sized(picture: Picture, screen: Screen, longest: int) -> _Sheet:
     """A sheet whose cells have room for what they say, up to a length."""
     platform = longest > 7
     words = [
@@ -237,9 +218,9 @@ def _sized(picture: Picture, page: _Page, longest: int) -> _Sheet:
             left_out_text(picture.rows) if r is None else cut_text(placement.cut(dim, r))
             for r in picture.rows
         ]
-        label = max(len(page.say(name)) for name in names) + 3
-    cell = max(len(page.say(word)) for word in words) + 2
-    return _Sheet(picture, page, cell, label or 2, platform)
+        label = max(len(screen.say(name)) for name in names) + 3
+    cell = max(len(screen.say(word)) for word in words) + 2
+    return _Sheet(picture, screen, cell, label or 2, platform)
 
 
 def _side_by_side(panels: Sequence[list[Text]], width: int) -> list[Text]:

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
 from xlashard.pictures.page import fragment, page_of
-from xlashard.pictures.palette import INK
 from xlashard.pictures.plan import Cell, Picture, plan_picture
 from xlashard.pictures.printable import Printable
+from xlashard.pictures.screen import Screen
 from xlashard.pictures.subject import Subject, is_place, is_shape, read_subject
 from xlashard.pictures.units import in_bytes
-from xlashard.pictures.words import in_ascii, runs_text, shape_text, type_text
+from xlashard.pictures.words import runs_text, shape_text, type_text
 
 _SHOWN = 16
 """Arrays that are drawn; the rest is counted."""
@@ -91,9 +91,8 @@ class TreePicture(Printable):
         return f"<div><strong>{escape(self._heading())}</strong>{leaves}{rest}</div>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def say(text: str) -> str:
-            return in_ascii(text) if options.ascii_only else text
-
+        screen = Screen.of(console, options)
+        say = screen.say
         yield Text(say(self._heading()), "bold")
         table = Table(box=box.SIMPLE_HEAD, leading=1, header_style="dim", pad_edge=False)
         for name in ("array\nand its sharding", "shape\nand tile", "devices\nof each tile"):
@@ -104,7 +103,7 @@ class TreePicture(Printable):
             table.add_row(
                 say(f"{leaf.path}\n  {subject.sharding}"),
                 say(f"{type_text(subject)}\n{_held(subject)}"),
-                _small_picture(subject, room, ascii_only=options.ascii_only),
+                _small_picture(subject, room, screen),
             )
         yield table
         for line in self._rest():
@@ -189,23 +188,22 @@ def _unfolding(leaf: Leaf) -> str:
     )
 
 
-def _small_picture(subject: Subject, room: int, *, ascii_only: bool) -> Text:
+def _small_picture(subject: Subject, room: int, screen: Screen) -> Text:
     """A line per row of tiles; each tile has its colour and names its devices."""
     picture = plan_picture(subject, _SMALL)
     rows = list(_lines(picture))
-    names = [[_name(cell, ascii_only=ascii_only) for cell in row] for row in rows]
+    names = [[screen.say(_name(cell)) for cell in row] for row in rows]
     width = max(len(name) for row in names for name in row) + 2
     if width * max(map(len, names)) > room:
         counts = " × ".join(str(n) for n in subject.placement.counts if n > 1)
         copies = subject.placement.num_devices // max(1, math.prod(subject.placement.counts))
         text = f"{counts} tiles, each on {counted(copies, 'device')}"
-        return Text(in_ascii(text) if ascii_only else text)
+        return Text(screen.say(text))
     drawn = Text()
     for number, (row, words) in enumerate(zip(rows, names, strict=True)):
         drawn.append("\n" if number else "")
         for cell, name in zip(row, words, strict=True):
-            style = "dim" if cell is None else f"{INK} on {cell.colour}"
-            drawn.append(name.center(width), style)
+            drawn.append(name.center(width), screen.style(cell))
     return drawn
 
 
@@ -218,6 +216,5 @@ def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
             yield from panel.cells
 
 
-def _name(cell: Cell | None, *, ascii_only: bool) -> str:
-    text = "…" if cell is None else runs_text(cell.ids, 14) or "nobody"
-    return in_ascii(text) if ascii_only else text
+def _name(cell: Cell | None) -> str:
+    return "…" if cell is None else runs_text(cell.ids, 14) or "nobody"
