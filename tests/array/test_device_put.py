@@ -100,6 +100,13 @@ def test_same_devices_take_one_program(moves: list[str], way: str) -> None:
         assert moves == ["move_in_memory" if way == "in one memory" else "retile"]
 
 
+def test_values_without_dimensions_move_too(way: str) -> None:
+    for start, end in ((DEVICES[0], named()), (DEVICES[2], DEVICES[3]), (named(), DEVICES[1])):
+        x = device_put(device_put(np.int32(7), start), end)
+        assert same(x, np.asarray(np.int32(7)))
+        assert all(same(shard.data, np.asarray(np.int32(7))) for shard in x.addressable_shards)
+
+
 def test_other_devices(moves: list[str], way: str) -> None:
     emulated = way == "in one memory"
     first = NamedSharding(Mesh(DEVICES[:4], ("z",)), P("z"))

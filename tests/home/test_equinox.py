@@ -21,6 +21,7 @@ def model() -> Any:
     return eqx.combine(device_put(arrays, named()), rest)
 
 
+@pytest.mark.slow
 def test_its_functions_take_modules_of_arrays(model: Any) -> None:
     assert all(type(x) is Array for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     assert eqx.is_array(model.layers[0].weight) and eqx.is_inexact_array(model.layers[0].weight)

@@ -37,6 +37,7 @@ class Named(linen.Module):
 RULES = [("in", "y"), ("out", None), ("x", "x"), ("y", "y")]
 
 
+@pytest.mark.slow
 def test_axis_names_become_our_shardings() -> None:
     model = Named()
     shapes = jax.eval_shape(model.init, jax.random.key(0), X)

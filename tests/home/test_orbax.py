@@ -181,6 +181,7 @@ def test_a_copy_on_its_way_outlives_donation() -> None:
         assert all(same(got, V[index]) for got, index in read)
 
 
+@pytest.mark.slow
 def test_a_training_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     """CheckpointManager, optax state, asynchronous saves, and a smaller machine afterwards."""
     optimizer = optax.adam(0.1)

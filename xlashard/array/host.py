@@ -146,7 +146,7 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
             f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "
             f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
             "[shard.data for shard in x.addressable_shards], or bring the whole array to every "
-            "process by process_allgather(x)"
+            "process by multihost_utils.process_allgather(x, tiled=True)"
         )
     buffers = split(handle)
     for number in distinct.buffers:

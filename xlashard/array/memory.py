@@ -54,7 +54,8 @@ def move_in_memory(
     blocks: list[np.ndarray | None] = [None] * len(deal.first)
     if not fresh:
         for number, piece in deal.whole:
-            window = windows[deal.position[piece.source]][piece.source_index]
+            # The dots keep it a window where there is no dimension to index.
+            window = windows[deal.position[piece.source]][*piece.source_index, ...]
             blocks[number] = window if is_takeable(window) else None
     copied = [block is None for block in blocks]
     ready = [
