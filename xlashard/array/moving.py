@@ -161,11 +161,11 @@ def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) 
     handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
     out = []
     for number, step in enumerate(steps):
-        if isinstance(step, HostPut):
-            out.append(_put_host(next(handles), ways[number], step.route.target))
-            continue
         try:
-            out.append(step())
+            if isinstance(step, HostPut):
+                out.append(_put_host(next(handles), ways[number], step.route.target))
+            else:
+                out.append(step())
         except XlashardError as error:
             raise _at(error, leaf_path(x, number, "x")) from None
     return out
