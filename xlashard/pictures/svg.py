@@ -166,9 +166,12 @@ class _Sheet:
         if picture.panel_dims:
             yield _text(self.label + 2, 11, panel_text(picture, number), ' font-weight="bold"')
         yield from self._names()
+        # What all have in common is said once: there may be hundreds.
+        yield f'<g fill="{INK}" text-anchor="middle">'
         for row, cells in enumerate(panel.cells):
             for column, cell in enumerate(cells):
                 yield self._tile(cell, row, column)
+        yield "</g>"
         if picture.has_hosts:
             yield self._host_lines(panel.cells)
 
@@ -180,7 +183,8 @@ class _Sheet:
                 name = (
                     left_out_text(picture.columns) if column is None else self._column_name(column)
                 )
-                yield _middle((left + right) / 2, self.rows[0] - 6, name, ' opacity="0.8"')
+                style = ' text-anchor="middle" opacity="0.8"'
+                yield _text((left + right) / 2, self.rows[0] - 6, name, style)
         if picture.row_dim is not None:
             for row, (top, bottom) in zip(picture.rows, pairwise(self.rows), strict=True):
                 style = ' text-anchor="end" opacity="0.8"'
@@ -191,16 +195,16 @@ class _Sheet:
         top, bottom = self.rows[row : row + 2]
         middle, centre = (left + right) / 2, (top + bottom) / 2 + 4
         if cell is None:
-            return _middle(middle, centre, "…", ' opacity="0.7"')
+            return _text(middle, centre, "…", ' fill="currentColor" opacity="0.7"')
         words = self._words(cell)
         first = centre - 7.5 * (len(words) - 1)
         lines = (
-            _middle(middle, first + 15 * n, word, ' font-weight="bold"' if not n else "")
+            _text(middle, first + 15 * n, word, ' font-weight="bold"' if not n else "")
             for n, word in enumerate(words)
         )
         tip = f"{index_text(self.picture, cell)} on {placed_text(self.picture, cell)}"
         return (
-            f'<g class="tile" fill="{INK}"><title>{escape(tip)}</title>'
+            f'<g class="tile"><title>{escape(tip)}</title>'
             f'<rect x="{left + 1.5:g}" y="{top + 1.5:g}" width="{right - left - 3:g}" '
             f'height="{bottom - top - 3:g}" rx="3" fill="{cell.colour}"/>'
             f"{''.join(lines)}</g>"
@@ -251,7 +255,3 @@ def _edges(start: float, size: float, gap: float, row: Sequence[int | None]) -> 
 
 def _text(x: float, y: float, text: str, style: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}"{style}>{escape(text)}</text>'
-
-
-def _middle(x: float, y: float, text: str, style: str = "") -> str:
-    return _text(x, y, text, f' text-anchor="middle"{style}')
