@@ -19,6 +19,7 @@ from xlashard._jax.install import install as _install
 from xlashard._version import __version__
 from xlashard.array import (
     Array,
+    ReshardReport,
     Shard,
     device_get,
     device_put,
@@ -32,6 +33,7 @@ from xlashard.array import (
     make_array_from_single_device_arrays,
     make_device_array,
     make_sharded_device_array,
+    reshard_plan,
     unstacked_shards,
 )
 from xlashard.array import wrap_tree as _wrap_tree
@@ -99,6 +101,7 @@ __all__ = [
     "ProgramReport",
     "RecompileReport",
     "Replicated",
+    "ReshardReport",
     "Shard",
     "ShardedAxis",
     "Sharding",
@@ -128,6 +131,7 @@ __all__ = [
     "make_device_array",
     "make_sharded_device_array",
     "pjit",
+    "reshard_plan",
     "unstacked_shards",
     "visualize",
     "with_sharding_constraint",

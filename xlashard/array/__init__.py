@@ -9,6 +9,7 @@ from xlashard.array.constructors import (
 from xlashard.array.dlpack import from_dlpack
 from xlashard.array.keys import key_shards
 from xlashard.array.makers import device_put_replicated, device_put_sharded
+from xlashard.array.movement import DevicePair, ReshardReport, reshard_plan
 from xlashard.array.moving import device_get, device_put, live_arrays
 from xlashard.array.process_local import make_array_from_process_local_data
 from xlashard.array.shard import Shard
@@ -16,6 +17,8 @@ from xlashard.array.unstacked import UnstackedShard, unstacked_shards
 
 __all__ = [
     "Array",
+    "DevicePair",
+    "ReshardReport",
     "Shard",
     "UnstackedShard",
     "device_get",
@@ -30,6 +33,7 @@ __all__ = [
     "make_array_from_single_device_arrays",
     "make_device_array",
     "make_sharded_device_array",
+    "reshard_plan",
     "unstacked_shards",
     "wrap",
     "wrap_tree",

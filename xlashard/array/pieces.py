@@ -16,7 +16,7 @@ from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
 from xlashard.array.host_put import put_value
 from xlashard.array.placement import Places
-from xlashard.geometry import Index, Piece, Tiling, reshard_plan
+from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
 from xlashard.sharding import SingleDeviceSharding
 
 _EXCHANGES_KEPT = 512
@@ -34,19 +34,32 @@ class Exchange(NamedTuple):
     wanted: tuple[tuple[Piece, ...], ...]
 
 
-@lru_cache(maxsize=_EXCHANGES_KEPT)
-def _exchange(
-    shape: tuple[int, ...],
-    itemsize: int,
-    source: tuple[Tiling, tuple[Device, ...]],
-    target: tuple[Tiling, tuple[Device, ...]],
-) -> Exchange:
+type Lying = tuple[Tiling, tuple[Device, ...]]
+"""Tiles, and the devices that hold them."""
+
+
+def _numbered(
+    shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying
+) -> tuple[ReshardPlan, tuple[Device, ...]]:
     numbers: dict[Device, int] = {}
     for device in (*source[1], *target[1]):
         numbers.setdefault(device, len(numbers))
     givers, takers = (tuple(numbers[d] for d in devices) for _, devices in (source, target))
-    plan = reshard_plan(shape, itemsize, source[0], givers, target[0], takers)
-    return Exchange(givers, tuple(tuple(plan.pieces_for(taker)) for taker in takers))
+    return reshard_plan(shape, itemsize, source[0], givers, target[0], takers), tuple(numbers)
+
+
+def plan_between(
+    shape: tuple[int, ...], itemsize: int, source: Places, target: Places
+) -> tuple[ReshardPlan, tuple[Device, ...]]:
+    """What has to move between two placements, and the devices by their numbers in the plan."""
+    ends = ((places.tiling, places.sharding.devices) for places in (source, target))
+    return _numbered(shape, itemsize, *ends)
+
+
+@lru_cache(maxsize=_EXCHANGES_KEPT)
+def _exchange(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Exchange:
+    plan, _ = _numbered(shape, itemsize, source, target)
+    return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(d)) for d in plan.dst_devices))
 
 
 def exchange(handle: Handle, source: Places, target: Places) -> Exchange:
