@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.array.pieces import plan_between
-from xlashard.array.placement import Places, as_sharding, places
+from xlashard.array.placement import Places, as_placement, as_sharding, places
 from xlashard.array.routes import Step, Way, find_route
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan
 from xlashard.pictures.units import in_bytes
-from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -178,8 +179,8 @@ def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
 
     Args:
         x: An Array, or anything with a shape and a dtype such as a `jax.ShapeDtypeStruct`.
-        target: Where to: a sharding of this package or of JAX, or one that you wrote.
-        source: Where from; the sharding of `x` if not given.
+        target: Where to, as for `device_put`: a device, a sharding, a `Format`.
+        source: Where from: a device or a sharding; the sharding of `x` if not given.
 
     Returns:
         The report.
@@ -202,9 +203,13 @@ def reshard_plan(x: Any, target: Any, *, source: Any = None) -> ReshardReport:
     """
     with short_tracebacks:
         shape, dtype, given = _described(x, source)
-        here = places(shape, as_sharding(given, "source")[0])
-        there = places(shape, as_sharding(target, "target")[0])
-        return _report(shape, dtype, here, there)
+        here = places(shape, as_sharding(_spread(given), "source")[0])
+        there = as_placement(target, "target").sharding
+        return _report(shape, dtype, here, here if there is None else places(shape, there))
+
+
+def _spread(given: Any) -> Any:
+    return SingleDeviceSharding(given) if isinstance(given, jax.Device) else given
 
 
 def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
