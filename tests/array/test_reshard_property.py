@@ -1,6 +1,6 @@
 """Between random pairs of shardings: every replica is the right piece, and the plan says so.
 
-`XLASHARD_RESHARD_EXAMPLES=3000 pytest tests/array/test_reshard_property.py` tries more of them.
+`RESHARD_EXAMPLES=3000 pytest tests/array/test_reshard_property.py` tries more of them.
 """
 
 import math
@@ -31,7 +31,7 @@ from xlashard.geometry import TileAssignment
 from xlashard.sharding import Chunked, PmapSharding, Replicated, ShardedAxis, ShardingSpec
 from xlashard.sharding import NoSharding as Whole
 
-EXAMPLES = int(os.environ.get("XLASHARD_RESHARD_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("RESHARD_EXAMPLES", "150"))
 
 # A few shapes, so that there are not too many programs. Three and six divide some dimensions only.
 SHAPES = [(8, 24), (8, 24), (8, 24), (24,), (2, 4, 12), (0, 24), (8, 0), ()]
