@@ -170,6 +170,12 @@ def placing(tree: dict[str, Any], shardings: dict[str, Any], state: State) -> No
     print(xlashard.device_put({"layer": {"w": NUMBERS}}, ROWS)["layer"]["w"].sharding)
     print(xlashard.device_put(tree, shardings)["w"].sharding)
     assert_type(xlashard.make_array_from_callback((8, 4), ROWS, lambda i: NUMBERS[i]), Array)
+    devices = jax.local_devices()
+    assert_type(xlashard.device_put_sharded([NUMBERS, NUMBERS], devices), Array)
+    assert_type(xlashard.device_put_sharded([{"w": NUMBERS}], devices), dict[str, Array])
+    assert_type(xlashard.device_put_replicated(1.0, devices), Array)
+    assert_type(xlashard.device_put_replicated({"w": NUMBERS}, devices), dict[str, Array])
+    print(xlashard.device_put_replicated(state, devices).weights.sharding)
     xlashard.device_put(NUMBERS, places=ROWS)  # pyright: ignore[reportCallIssue]
 
 

@@ -26,7 +26,7 @@ def make_sharded_device_array(
     sharding_spec: ShardingSpec | None,
     device_buffers: Sequence[Any],
     indices: Sequence[Any] | None = None,
-) -> Any:
+) -> Array:
     """Makes one array of the buffers on its devices.
 
     Args:
@@ -38,7 +38,8 @@ def make_sharded_device_array(
         indices: What each of them holds, if you like it checked.
 
     Returns:
-        An `Array` with a `PmapSharding`, over the same memory where no dimension is lacking.
+        An `Array` with a `PmapSharding`, over the same memory where no dimension is lacking (a key
+        array of JAX, if they are keys).
 
     Raises:
         PlacementError: Buffers that don't fit the spec, the shape or the indices.
@@ -74,7 +75,7 @@ def make_sharded_device_array(
         return out
 
 
-def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Any:
+def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
     """Makes an array of one buffer.
 
     Args:
@@ -84,7 +85,7 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         device_buffer: An array on one device.
 
     Returns:
-        An `Array` over the same memory.
+        An `Array` over the same memory; a key array of JAX, if it is keys.
 
     Raises:
         PlacementError: The buffer is on another device, or has another shape or dtype.

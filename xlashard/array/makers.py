@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
@@ -34,6 +35,14 @@ from xlashard.sharding import PmapSharding, SingleDeviceSharding, from_jax
 from xlashard.sharding.checks import checked_devices
 
 
+@overload
+def device_put_sharded(shards: Sequence[ArrayLike], devices: Sequence[Device]) -> Array: ...
+@overload
+def device_put_sharded[K, V: ArrayLike](
+    shards: Sequence[dict[K, V]], devices: Sequence[Device]
+) -> dict[K, Array]: ...
+@overload
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any: ...
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """Puts one value on each device, and makes them one array with a new leading dimension.
 
@@ -88,6 +97,14 @@ def _name_in_shards(tree: Any, leaf: int, device: int) -> str:
     return leaf_path(tree, leaf, f"shards[{device}]")
 
 
+@overload
+def device_put_replicated(x: ArrayLike, devices: Sequence[Device]) -> Array: ...
+@overload
+def device_put_replicated[K, V: ArrayLike](
+    x: dict[K, V], devices: Sequence[Device]
+) -> dict[K, Array]: ...
+@overload
+def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any: ...
 def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     """Puts a copy of a value on each device, and makes them one array with a leading dimension.
 

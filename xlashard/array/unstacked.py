@@ -24,7 +24,7 @@ class UnstackedShard(Shard):
     unstacked: tuple[int, ...] = ()
 
     @property
-    def index(self) -> ShardIndex:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def index(self) -> ShardIndex:
         """A slice per dimension, or a number where the piece lacks it."""
         return at_numbers(super().index, self.unstacked)
 
