@@ -1,7 +1,11 @@
 """How much memory a move needs besides the two ends: never more than one shard."""
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -129,3 +133,51 @@ def test_pieces_under_way_take_at_most_one_shard(
     assert same(y, V)
     largest = max(largest, *(shard.data.nbytes for shard in y.addressable_shards))
     assert max(most.values()) <= largest
+
+
+# MB of source and target on emulated devices, which share blocks, for an array of 128 MB in shards
+# of 16. A program and pieces may take a shard more on each device.
+PEAKS = {
+    "rows to columns": 256,
+    "rows to columns, donated": 128 + 16,
+    "columns to rows": 256,
+    "columns to rows, donated": 256,
+    "rows to copies": 256,
+    "rows to copies, donated": 128 + 16,
+    "copies to rows": 8 * 128,
+    "copies to rows, donated": 8 * 128,
+    "rows to one": 256,
+    "rows to one, donated": 128 + 16,
+    "one to rows": 128,
+    "one to rows, donated": 128,
+    "another order": 128,
+    "another order, donated": 128,
+    "half the devices": 256,
+    "half the devices, donated": 128 + 16,
+    "listed tiles": 256,
+    "listed tiles, donated": 256,
+    "rows to columns, between devices": 256 + 128,
+    "rows to one, between devices": 256 + 128,
+    "half the devices, between devices": 256 + 4 * 32,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
+def test_the_peak_of_resident_memory() -> None:
+    # Memory that is given back leaves the process at once.
+    settings = {"MALLOC_MMAP_THRESHOLD_": "131072", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.array.peak_memory"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert found.keys() == PEAKS.keys()
+    over = {name: mb for name, mb in found.items() if int(mb) > PEAKS[name] + 24}
+    assert not over

@@ -14,6 +14,7 @@ import numpy as np
 from xlashard._jax.transfer import (
     Handle,
     aligned_empty,
+    collect_garbage,
     host_view,
     is_takeable,
     make_aval,
@@ -141,3 +142,4 @@ def _copy_and_free(
         copy_all(_copies(pieces, deal, windows, blocks, copied))
         windows[number] = np.empty(0, handle.dtype)
         buffers[number].delete()
+        collect_garbage()
