@@ -25,8 +25,10 @@ from xlashard import (  # noqa: E402
     make_array_from_callback,
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    reshard_plan,
     visualize,
 )
+from xlashard.array import retile  # noqa: E402
 from xlashard.errors import NotAddressableError, PlacementError  # noqa: E402
 
 ME = jax.process_index()
@@ -128,6 +130,24 @@ def constructing() -> None:
         )
 
 
+def moving_slab_by_slab() -> None:
+    """As arrays are moved whose programs would need more memory than a shard takes."""
+    whole, retile._NEGLIGIBLE_BYTES = retile._NEGLIGIBLE_BYTES, 0
+    wide = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    x = make_array_from_callback(
+        wide.shape, named(("process", "device")), lambda index: wide[index]
+    )
+    columns = named(None, ("device", "process"))
+    y = device_put(x, columns)
+    retile._NEGLIGIBLE_BYTES = whole
+    indices = columns.devices_indices_map(wide.shape)
+    for shard in y.addressable_shards:
+        assert np.array_equal(shard.data, wide[indices[shard.device]])
+    report = reshard_plan(x, columns)
+    assert report.route == ("program",)
+    assert report.bytes_moved == wide.nbytes * 3 // 4
+
+
 def moving() -> None:
     x = rows()
     for spec in ((None, "device"), ("device", "process"), (), ("process",)):
@@ -163,6 +183,6 @@ def drawing() -> None:
     assert str(visualize(x)) == text and x._repr_html_() is None
 
 
-for step in (reading, constructing, moving, drawing):
+for step in (reading, constructing, moving, moving_slab_by_slab, drawing):
     step()
 print("both agree")
