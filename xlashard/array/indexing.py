@@ -7,9 +7,9 @@ from typing import Any, Self
 import jax
 
 from xlashard._jax.transfer import HandleType
+from xlashard.array.forwarding import forwarding
 from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder, check_alive, type_text
-from xlashard.array.methods import on_handle
 from xlashard.array.results import as_arrays
 from xlashard.array.shard_index import has_explicit_axes, rows_as_shards, whole_shard
 from xlashard.errors import ArgumentError
@@ -25,6 +25,9 @@ def _rows(x: Any, start: Any, count: int) -> list[Any]:
     return [jax.lax.index_in_dim(chunk, i, axis=0, keepdims=False) for i in range(count)]
 
 
+_get_item = forwarding(HandleType.__getitem__, "indexing", None)
+
+
 class Indexing(Holder):
     """`x[...]` and `for row in x`."""
 
@@ -36,7 +39,7 @@ class Indexing(Holder):
             shard = whole_shard(handle, index)
             if shard is not None:
                 return as_arrays(type(self), shard, ())
-        return on_handle(self, HandleType.__getitem__, (index,), {})
+        return _get_item(self, index)
 
     def __iter__(self) -> Iterator[Self]:
         return self._iterate(reverse=False)
@@ -69,5 +72,4 @@ class Indexing(Holder):
                     rows = [self._handle[i] for i in range(start, start + count)]
                 else:
                     rows = _rows(self._handle, start, count)
-            for row in reversed(rows) if reverse else rows:
-                yield as_arrays(type(self), row, self)
+            yield from as_arrays(type(self), rows[::-1] if reverse else rows, self)

@@ -8,15 +8,19 @@ import jax.numpy as jnp
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
+from xlashard.array.forwarding import forwarding
 from xlashard.array.holder import Holder
 from xlashard.array.nested import bare
 from xlashard.array.results import as_arrays
 
 
-def on_handle(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def on_handle(self: Holder, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of a function of the handle, wrapped."""
     try:
-        out = call(self._handle, *map(bare, args), **bare(kwargs))
+        if kwargs:
+            out = call(self._handle, *map(bare, args), **bare(kwargs))
+        else:
+            out = call(self._handle, *map(bare, args))
     except Exception as error:
         out = tried_again(error, Call(call.__name__, call, (self, *args), kwargs))
     if type(out) is HandleType and out.committed:
@@ -29,11 +33,7 @@ def on_handle(self: Holder, call: Callable[..., Any], args: Any, kwargs: dict[st
 def _method(name: str) -> Callable[..., Any]:
     """The method of `jax.Array`; help() and signature() show JAX's own."""
     call = getattr(HandleType, name)
-
-    def method(self: Holder, *args: Any, **kwargs: Any) -> Any:
-        return on_handle(self, call, args, kwargs)
-
-    return update_wrapper(method, call) if callable(call) else method
+    return update_wrapper(forwarding(call, name, None), call)
 
 
 class NumpyMethods(Holder):
@@ -96,22 +96,22 @@ class NumpyMethods(Holder):
     @property
     def T(self) -> Self:
         """The transpose: all dimensions in reverse order."""
-        return on_handle(self, _TRANSPOSE, (), {})
+        return _transpose(self)
 
     @property
     def mT(self) -> Self:
         """The matrix transpose: the last two dimensions swapped."""
-        return on_handle(self, _MATRIX_TRANSPOSE, (), {})
+        return _matrix_transpose(self)
 
     @property
     def real(self) -> Self:
         """The real part."""
-        return on_handle(self, _REAL, (), {})
+        return _real(self)
 
     @property
     def imag(self) -> Self:
         """The imaginary part."""
-        return on_handle(self, _imaginary, (), {})
+        return on_handle(self, _imaginary)
 
     @property
     def flat(self) -> Any:
@@ -128,8 +128,8 @@ class NumpyMethods(Holder):
         return Updates(self)
 
 
-_TRANSPOSE, _MATRIX_TRANSPOSE, _REAL = (
-    getattr(HandleType, name).fget for name in ("T", "mT", "real")
+_transpose, _matrix_transpose, _real = (
+    forwarding(getattr(HandleType, name).fget, name, None) for name in ("T", "mT", "real")
 )
 
 
@@ -156,11 +156,13 @@ class Updates[A: NumpyMethods]:
 
 
 def _update(name: str) -> Callable[..., Any]:
-    def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
-        def updated(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(handle.at[bare(self._index)], name)(*args, **kwargs)
+    def updated(x: Any, index: Any, *values: Any, **options: Any) -> Any:
+        return getattr(x.at[index], name)(*values, **options)
 
-        return on_handle(self._array, updated, args, kwargs)
+    updated.__name__ = f"x.at[index].{name}"
+
+    def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
+        return on_handle(self._array, updated, self._index, *args, **kwargs)
 
     update.__name__ = name
     update.__doc__ = f"`jax.numpy.ndarray.at[index].{name}`, as an `Array`."

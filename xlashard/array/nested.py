@@ -3,8 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder
+
+# Types of values in which there is no Array.
+_PLAIN = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray, HandleType}
+)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -40,9 +47,19 @@ def _maker(kind: type) -> Callable[[Any], Any]:
 
 
 def bare(value: Any) -> Any:
-    """The value with the handle of every Array in its place."""
-    return mapped(value, _handle_of)
-
-
-def _handle_of(x: Any) -> Any:
-    return x._handle if isinstance(x, Holder) else x
+    """The value with the handle of every Array in its place; containers are made anew."""
+    # Every argument of every operation comes here: the commonest kinds first.
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [bare(v) for v in value]
+    if kind is tuple:
+        return tuple([bare(v) for v in value])
+    if kind is dict:
+        return {key: bare(v) for key, v in value.items()}
+    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _PLAIN:
+        return value
+    if isinstance(value, Holder):
+        return value._handle
+    return mapped(value, bare)

@@ -5,25 +5,14 @@ from typing import Any, Self
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
+from xlashard.array.forwarding import forwarding
 from xlashard.array.holder import Holder
 from xlashard.array.results import as_arrays
 from xlashard.errors import ArgumentError
 
 
 def _unary(name: str) -> Callable[..., Any]:
-    call = getattr(HandleType, name)
-
-    def operator(self: Holder, *args: Any) -> Any:
-        try:
-            out = call(self._handle, *args)
-        except Exception as error:
-            out = tried_again(error, Call(name, call, (self, *args), {}, ("x",)))
-        if type(out) is HandleType and out.committed:
-            array = type(self)()
-            array._handle = out
-            return array
-        return as_arrays(type(self), out, self)
-
+    operator = forwarding(getattr(HandleType, name), name, None)
     operator.__name__ = name
     return operator
 

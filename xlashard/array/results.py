@@ -27,6 +27,8 @@ def as_arrays(kind: type[Holder], out: Any, operands: Any) -> Any:
         out: What JAX gave.
         operands: What JAX was given, with arrays anywhere in it.
     """
+    if type(out) is list:
+        return [as_arrays(kind, part, operands) for part in out]
     if type(out) is not HandleType:
         # A tracer, a tuple of arrays, NotImplemented, a dtype.
         return mapped(out, lambda handle: as_arrays(kind, handle, operands))
