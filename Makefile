@@ -82,11 +82,17 @@ format: $(developing) ## Let ruff put the code into its form
 	$(VENV)/bin/ruff format
 
 .PHONY: bench
-bench: $(developing) ## Run all benchmarks; the figures go to bench-results/*.json
-	for file in $(wildcard benchmarks/[a-z]*.py); do \
+bench: $(developing) ## Run all benchmarks (about 15 minutes); figures go to docs/performance.md
+	mkdir -p bench-results
+	failed=; \
+	for file in $(sort $(wildcard benchmarks/[a-z]*.py)); do \
 		name=$$(basename $$file .py); \
-		$(python) -m benchmarks.$$name --json bench-results/$$name.json $(ARGS); \
-	done
+		rm -f bench-results/$$name.json; \
+		$(python) -m benchmarks.$$name --json bench-results/$$name.json $(ARGS) \
+			|| failed="$$failed $$name"; \
+	done; \
+	$(python) -m benchmarks._page bench-results; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that the tools cache

@@ -89,7 +89,7 @@ def waited(x: object) -> object:
 
 def bare(handle: jax.Array) -> jax.Array:
     """Another handle over the same buffers, that remembers no value."""
-    return handle.clone()
+    return handle.clone()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fresh(handle: jax.Array) -> Array:

@@ -187,6 +187,30 @@ class TransferGuardError(XlashardError, RuntimeError):
     """A transfer that `jax_transfer_guard` or one of its kind forbids."""
 
 
+class ProcessesError(XlashardError, RuntimeError):
+    """Something that processes must do together, and some did not do, or did otherwise.
+
+    Attributes:
+        processes: The indices of those.
+    """
+
+    def __init__(self, message: str, *, processes: Sequence[int]) -> None:
+        super().__init__(message)
+        self.processes = tuple(processes)
+
+
+class OutOfMemoryError(XlashardError, MemoryError):
+    """A placement for which there is not enough memory.
+
+    Attributes:
+        bytes_per_device: What it needs on each device at least, in bytes.
+    """
+
+    def __init__(self, message: str, *, bytes_per_device: int) -> None:
+        super().__init__(message)
+        self.bytes_per_device = bytes_per_device
+
+
 class ResourceError(XlashardError, ValueError):
     """A sharding given to `pjit` that does not fit its argument or result.
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.processes import run_two
 
-SCRIPTS = ("two_processes.py", "two_processes_pmap.py")
+SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py")
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes 
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
 HEADER = "a header with a checksum that fits and no sense; test_saving.py changes every part"
+MEMORY = "needs a process with little memory, which tests/array/test_faults.py has"
 PASSED_ON = "raises again what JAX or a caller of the package raised"
 
 # File, function, and a part of the statement; and why no call on the page raises it.
@@ -49,6 +50,17 @@ UNREACHED = {
     ("array/constructors.py", "make_array_from_callback", "none of the sharding's"): PROCESSES,
     ("array/constructors.py", "make_array_from_single_device_arrays", "no arrays to"): PROCESSES,
     ("array/host.py", "_fetch", ""): PROCESSES,
+    ("array/to_host.py", "to_host", "has none of the devices"): PROCESSES,
+    ("array/to_host.py", "_local_box", "holds no piece"): PROCESSES,
+    ("array/to_host.py", "_local_box", "no one block"): PROCESSES,
+    ("array/to_host.py", "_meet", "did not call it"): PROCESSES,
+    ("array/to_host.py", "_meet", "different arrays"): PROCESSES,
+    ("_jax/meeting.py", "meet", "MissedError"): PROCESSES,
+    ("_jax/meeting.py", "meet", "DisagreedError"): PROCESSES,
+    ("array/host_put.py", "put_values", "raise scarce"): MEMORY,
+    ("array/moving.py", "_put_array", "raise scarce"): MEMORY,
+    ("array/moving.py", "_carried_out", '_at(error, "x")'): MEMORY,
+    ("array/constructors.py", "_staged", "raise scarce"): MEMORY,
     ("array/makers.py", "_local_devices", ""): PROCESSES,
     ("array/attempts.py", "tried_again", "raise error"): PASSED_ON,
     ("array/attempts.py", "_said_otherwise", "raise error"): PASSED_ON,

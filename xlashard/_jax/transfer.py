@@ -188,3 +188,10 @@ def is_takeable(block: np.ndarray) -> bool:
 def is_packed(dtype: Any) -> bool:
     """Whether devices hold several elements of a dtype in one byte."""
     return dtypes.itemsize_bits(dtype) < 8
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the host or a device has no memory left."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return "RESOURCE_EXHAUSTED" in str(error)
+    return isinstance(error, MemoryError)

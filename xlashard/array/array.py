@@ -8,6 +8,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, collect_garbage, dressed, split
 from xlashard.array.holder import Handle, check_alive, type_text
 from xlashard.array.host import start_read
@@ -17,6 +18,7 @@ from xlashard.array.operators import Operators
 from xlashard.array.protocols import HostProtocols
 from xlashard.array.shard import Shard
 from xlashard.array.takers import DELETE
+from xlashard.array.to_host import Policy, to_host
 from xlashard.array.typed import Typed
 from xlashard.errors import ArgumentError
 from xlashard.sharding import Sharding, from_jax, to_jax
@@ -270,6 +272,33 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             check_alive(self)
             raise
         return self
+
+    def to_host(self, policy: Policy = "replicated", *, timeout: float = 60.0) -> np.ndarray:
+        """The value as a read-only NumPy array, or this process's part of it; it never hangs.
+
+        Where all of the array's devices belong to this process, every policy gives the whole value.
+
+        Args:
+            policy: `"replicated"`: the whole value, if this process holds every piece of it.
+                `"local"`: the block of the array that this process's pieces make up; no other
+                process is asked. `"gather"`: the whole value in every process that has one of the
+                array's devices; all of them must call this.
+            timeout: How long `"gather"` waits for the other processes to call it, in seconds.
+
+        Raises:
+            NotAddressableError: Pieces are in other processes (`"replicated"`), or this process's
+                make up no block (`"local"`).
+            ProcessesError: Processes that did not come to gather, or came with other arrays.
+            DeletedError: The buffers are gone.
+
+        Example:
+            >>> import jax, numpy as np
+            >>> from xlashard import device_put
+            >>> device_put(np.arange(3), jax.devices()[0]).to_host("local")
+            array([0, 1, 2], dtype=int32)
+        """
+        with short_tracebacks:
+            return to_host(self, policy, timeout)
 
     def copy_to_host_async(self) -> None:
         """Starts bringing the value to the host, for whoever reads it soon."""

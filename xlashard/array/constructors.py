@@ -24,6 +24,7 @@ from xlashard.array.placement import (
     places,
 )
 from xlashard.array.reshard import relayout, reshard
+from xlashard.array.scarcity import needed_by, out_of_memory
 from xlashard.array.text import index_text
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 from xlashard.sharding import SingleDeviceSharding, from_jax
@@ -55,6 +56,7 @@ def make_array_from_callback(
     Raises:
         PlacementError: A piece with another shape or dtype, with its index; a bad shape.
         ArgumentError: A piece that no device can hold, or a traced one; no sharding.
+        OutOfMemoryError: The memory does not suffice.
         TransferGuardError: JAX's transfer guards forbid it: to them, as in JAX, a piece is not
             moved explicitly.
 
@@ -79,10 +81,11 @@ def make_array_from_callback(
         keys = None
         for numbers in holders.values():
             index = indices[numbers[0]]
-            piece = _read_piece(data_callback(index), index, target.shard_shape, expected)
+            given = _called(data_callback, index)
+            piece = _read_piece(given, index, target.shard_shape, expected)
             expected, keys = piece.dtype, piece.keys
             with _crossing(piece, index, [target.devices[number] for number in numbers]):
-                buffers |= stage_piece(piece.value, target, numbers)
+                buffers |= _staged(piece.value, target, numbers)
         if expected is None:
             raise ArgumentError(
                 "none of the sharding's devices is in this process, so nothing tells the dtype: "
@@ -91,6 +94,24 @@ def make_array_from_callback(
         ordered = [buffers[number] for number in range(len(target.positions))]
         with free_transfers():
             return _finished(ordered, expected, target, layout, keys)
+
+
+def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slice, ...]) -> Any:
+    try:
+        return data_callback(index)
+    except Exception as error:
+        error.add_note(f"{_name(index)} was never made: data_callback raised this")
+        raise
+
+
+def _staged(value: Any, target: Places, numbers: list[int]) -> dict[int, Any]:
+    try:
+        return stage_piece(value, target, numbers)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        scarce = out_of_memory(error, [needed_by(target, value.dtype)])
+        if scarce is None:
+            raise
+    raise scarce
 
 
 def _canonical(dtype: Any) -> Any:

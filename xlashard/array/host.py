@@ -15,7 +15,7 @@ from xlashard.geometry import Tiling
 from xlashard.sharding import from_jax
 
 
-class _Distinct(NamedTuple):
+class Distinct(NamedTuple):
     """Which of this process's buffers hold tiles that no earlier one holds.
 
     Attributes:
@@ -30,15 +30,16 @@ class _Distinct(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> _Distinct:
+def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> Distinct:
     first: dict[int, int] = {}
     for number, tile in enumerate(tiling.tile_ids(positions).tolist()):
         first.setdefault(tile, number)
     buffers = tuple(first.values())
-    return _Distinct(buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles)
+    return Distinct(buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles)
 
 
-def _needed(handle: Handle) -> tuple[Tiling, _Distinct]:
+def distinct_here(handle: Handle) -> tuple[Tiling, Distinct]:
+    """How an array is cut, and which of its tiles this process's buffers hold."""
     sharding = from_jax(handle.sharding)
     tiling = sharding.tiling(handle.shape)
     return tiling, _distinct(tiling, sharding.addressable_positions)
@@ -55,16 +56,16 @@ def start_read(array: Holder, *, explicit: bool = False) -> None:
     handle = array._handle
     if array._value_cache is not None:
         return
-    with _allowed(handle, explicit):
+    with reading_allowed(handle, explicit):
         buffers = split(handle)
         if handle.is_fully_replicated:
             start_host_copy(buffers[0])
             return
-        for number in _needed(handle)[1].buffers:
+        for number in distinct_here(handle)[1].buffers:
             start_host_copy(buffers[number])
 
 
-def _allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
+def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
     """The block in which a value is brought to the host, if the transfer guards let it."""
     guards = guards_in_force()
     if guards is None or _lies_open(handle):
@@ -103,7 +104,7 @@ def has_value(array: Holder) -> bool:
     handle = array._handle
     if handle.is_fully_addressable:
         return True
-    return bool(split(handle)) and _needed(handle)[1].complete
+    return bool(split(handle)) and distinct_here(handle)[1].complete
 
 
 def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
@@ -129,8 +130,12 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     value = array._value_cache
     if value is not None:
         return value
-    with _allowed(handle, explicit):
-        value, own = _fetch(handle)
+    try:
+        with reading_allowed(handle, explicit):
+            value, own = _fetch(handle)
+    except (RuntimeError, TypeError):
+        check_alive(array)  # another thread may have deleted it meanwhile
+        raise
     value.flags.writeable = False
     if own:
         array._value_cache = value
@@ -140,13 +145,14 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
     if handle.is_fully_replicated and (handle.is_fully_addressable or split(handle)):
         return host_view(handle)
-    tiling, distinct = _needed(handle)
+    tiling, distinct = distinct_here(handle)
     if not distinct.complete:
         raise NotAddressableError(
             f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "
             f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
-            "[shard.data for shard in x.addressable_shards], or bring the whole array to every "
-            "process by multihost_utils.process_allgather(x, tiled=True)"
+            "[shard.data for shard in x.addressable_shards] or x.to_host('local'), or bring the "
+            "whole array to every process by x.to_host('gather') or "
+            "multihost_utils.process_allgather(x, tiled=True)"
         )
     buffers = split(handle)
     for number in distinct.buffers:

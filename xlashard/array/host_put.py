@@ -12,6 +12,7 @@ from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.transfer import Handle, assemble, aval_of, make_aval, put, separate
 from xlashard.array.copying import Copy, copy_all, private_copy
 from xlashard.array.placement import Places
+from xlashard.array.scarcity import needed_by, out_of_memory
 from xlashard.array.staging import Memory, Stage
 from xlashard.errors import ArgumentError
 from xlashard.sharding import SingleDeviceSharding
@@ -122,6 +123,11 @@ class HostRoute:
         stage = self._stage
         return None if stage is None else stage.pieces(value, self._dtype, memory, later)
 
+    @property
+    def needed(self) -> tuple[Places, int, str]:
+        """The place, the bytes on one device, and the type of the arrays in words."""
+        return needed_by(self.target, self._dtype)
+
     def put(self, value: np.ndarray, alias: bool) -> Handle:
         """Cuts a value and puts each piece on its device.
 
@@ -190,11 +196,24 @@ def put_values(values: Sequence[HostPut]) -> list[Handle]:
     """Puts host values on devices.
 
     Where the devices' memory is the host's own, all copies are made together, by several threads.
+
+    Raises:
+        OutOfMemoryError: The memory does not suffice; then nothing was placed.
     """
-    later: list[Copy] = []
     total = sum([value.route.written for value in values])
-    if total <= _LEFT_TO_JAXLIB:
-        return [route.put(value, alias) for value, route, alias in values]
+    try:
+        if total <= _LEFT_TO_JAXLIB:
+            return [route.put(value, alias) for value, route, alias in values]
+        return _put_together(values, total)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        scarce = out_of_memory(error, [route.needed for _, route, _ in values])
+        if scarce is None:
+            raise
+    raise scarce
+
+
+def _put_together(values: Sequence[HostPut], total: int) -> list[Handle]:
+    later: list[Copy] = []
     memory = Memory(total)
     staged = [
         None if alias else route.staged(value, memory, later) for value, route, alias in values

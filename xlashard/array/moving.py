@@ -35,10 +35,12 @@ from xlashard.array.placement import (
 )
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import relayout, reshard
+from xlashard.array.scarcity import needed_by, out_of_memory
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
     GeometryError,
+    OutOfMemoryError,
     PlacementError,
     ShardingError,
     TransferGuardError,
@@ -158,7 +160,10 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
 
 
 def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) -> list[Any]:
-    handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
+    try:
+        handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
+    except OutOfMemoryError as error:
+        raise _at(error, "x") from None
     out = []
     for number, step in enumerate(steps):
         try:
@@ -175,6 +180,8 @@ def _at(error: XlashardError, path: str) -> XlashardError:
     """The error with the path of the leaf in front; what the lower layers say becomes ours."""
     if isinstance(error, GeometryError | PlacementError):
         return PlacementError(f"{path}: {error}")
+    if isinstance(error, OutOfMemoryError):
+        return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
     if isinstance(error, ArgumentError | DeletedError | ShardingError | TransferGuardError):
         return type(error)(f"{path}: {error}")
     return error
@@ -286,8 +293,16 @@ def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool) ->
     ):
         return array
     target = places(handle.shape, placement.sharding)
-    moved = reshard(handle, target, donate=donate, fresh=fresh)
-    return placed(relayout(moved, placement.layout, target), placement.sharding)
+    try:
+        moved = reshard(handle, target, donate=donate, fresh=fresh)
+        moved = relayout(moved, placement.layout, target)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        scarce = out_of_memory(error, [needed_by(target, handle.dtype)])
+        if scarce is None:
+            raise
+    else:
+        return placed(moved, placement.sharding)
+    raise scarce
 
 
 def _renewed(array: Array, donate: bool) -> Array:

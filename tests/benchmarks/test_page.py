@@ -1,0 +1,86 @@
+"""The page of figures: made from JSON and a template, and still of that template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import _page
+from benchmarks._measure import Measurement, Report
+from tests.benchmarks.test_measure import quiet_report
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def made_up() -> dict[str, Any]:
+    """What a benchmark of two tables writes."""
+    report: Report = quiet_report("demo")
+    times = {"theirs": (4.0, 8.0), "ours": (2.0, 2.0), "copy": (1.0, 1.0)}
+    measured = {name: Measurement(name, 1, samples) for name, samples in times.items()}
+    report.add("move, 1 MB", measured, baseline="theirs", floor="copy", goals={"ours": 0.5})
+    report.add("turn", measured, baseline="theirs", goals={"ours": 0.1})
+    return json.loads(json.dumps(report.as_json()))
+
+
+def test_tables_hold_what_was_measured() -> None:
+    lines = _page.render("{{tables demo}}", {"demo": made_up()}).splitlines()
+    assert lines == [
+        "| move, 1 MB | median | × theirs | × copy | goal | met |",
+        "| --- | ---: | ---: | ---: | --- | --- |",
+        "| theirs | 6.000 s |  | 6.00 |  |  |",
+        "| ours | 2.000 s | 0.38 | 2.00 | ≤ 0.50 × | yes |",
+        "| copy | 1.000 s | 0.19 |  |  |  |",
+        "",
+        "| turn | median | × theirs | goal | met |",
+        "| --- | ---: | ---: | --- | --- |",
+        "| theirs | 6.000 s |  |  |  |",
+        "| ours | 2.000 s | 0.38 | ≤ 0.10 × | **no** |",
+        "| copy | 1.000 s | 0.19 |  |  |",
+    ]
+
+
+def test_words_hold_single_figures() -> None:
+    results = {"demo": made_up()}
+    text = "a {{demo: move, 1 MB: ours: floor_ratio}} b {{demo: turn: ours: ratio}}."
+    assert _page.render(text, results) == "a 2.00 × b 0.38 ×."
+    assert _page.render("{{demo: turn: ours: floor_ratio}}", results) == "(not measured)"
+    assert _page.render("{{demo: gone: ours: ratio}}", results) == "(not measured)"
+    assert _page.render("{{gone: turn: ours: ratio}} {{tables gone}}", results) == (
+        "(not measured) (not measured)"
+    )
+
+
+def test_the_page_says_on_what_it_was_measured() -> None:
+    text = _page.render("on {{environment}}", {"demo": made_up(), "other": made_up()})
+    assert text.startswith("on jax ") and text.count("Python") == 1
+    assert _page.render("{{environment}}", {}) == "not measured"
+
+
+def test_a_marker_that_means_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\{\{table demo\}\}: write \{\{tables NAME\}\}"):
+        _page.render("{{table demo}}", {})
+
+
+def test_results_are_read_by_name(tmp_path: Path) -> None:
+    (tmp_path / "any.json").write_text(json.dumps(made_up()), encoding="utf-8")
+    assert list(_page.read_results(tmp_path)) == ["demo"]
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.0123, "0.012"), (0.5, "0.50"), (1234.5, "1,234")])
+def test_ratios_have_as_many_digits_as_mean_something(ratio: float, text: str) -> None:
+    assert _page.factor(ratio) == text
+
+
+def test_every_benchmark_is_on_the_page() -> None:
+    programs = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    assert programs <= set(_page.marked(_page.TEMPLATE.read_text(encoding="utf-8")))
+
+
+def test_the_page_is_of_this_template() -> None:
+    page, at = _page.PAGE.read_text(encoding="utf-8"), 0
+    for part in _page.fixed_parts(_page.TEMPLATE.read_text(encoding="utf-8")):
+        found = page.find(part, at)
+        assert found >= 0, f"run make bench: docs/performance.md lacks, at its place: {part!r}"
+        at = found + len(part)
+    assert "{{" not in page
