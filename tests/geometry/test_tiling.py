@@ -212,7 +212,7 @@ def test_what_does_not_fit():
         ("{maximal device=1}", 1, 4, "gives the other devices nothing"),
         ("{manual}", 1, 4, "manual sharding"),
         ("{unknown}", 1, 4, "unknown sharding"),
-        ("{{replicated}}", 1, 4, "tuple sharding"),
+        ("{{replicated}}", 1, 4, "a tuple of 1 value,"),
         ("{devices=[2,2]<=[4] last_tile_dims={manual}}", 1, 4, "sub-group"),
         ("{devices=[2,2]<=[4]}", 1, 4, "tiles 2 dimensions, the array has 1"),
         ("{devices=[2,2]<=[4]}", 2, 8, "for 4 devices, not 8"),

@@ -1,5 +1,6 @@
 """The suite over every class of sharding, and what each class has of its own."""
 
+import pickle
 from typing import Any, ClassVar
 
 import jax
@@ -17,8 +18,10 @@ from xlashard import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
+from xlashard._jax.shardings import JaxGSPMDSharding
 from xlashard.errors import (
     RankError,
+    ShardingError,
     TilingError,
 )
 from xlashard.geometry import MeshGrid, Spec, Tiling
@@ -190,6 +193,41 @@ class TestTilesReplicated(TestNamedReplicated):
     @pytest.fixture
     def sharding(self) -> Sharding:
         return GSPMDSharding.get_replicated(jax.devices())
+
+
+def test_tuples_are_values_too() -> None:
+    devices = jax.devices()
+    text = "{{replicated}, {devices=[8]<=[8]}}"
+    pair = GSPMDSharding(devices, text)
+    others = [
+        GSPMDSharding(devices, text),
+        GSPMDSharding(devices, pair._hlo_sharding),
+        pickle.loads(pickle.dumps(pair)),
+        JaxGSPMDSharding(tuple(devices), pair._hlo_sharding),
+    ]
+    for other in others:
+        assert pair == other
+        assert other == pair
+    # JAX's own ends the process when it is asked for its hash.
+    assert {hash(other) for other in others[:3]} == {hash(pair)}
+    for other in (
+        GSPMDSharding(devices[::-1], text),
+        GSPMDSharding(devices, "{{replicated}, {replicated}}"),
+        GSPMDSharding(devices, "{replicated}"),
+        GSPMDSharding(devices, "{devices=[8]<=[8]}"),
+        pair.with_memory_kind("pinned_host"),
+    ):
+        assert pair != other
+        assert other != pair
+        assert not pair.is_equivalent_to(other, 1)
+    first, second = pair.tile_assignment.elements
+    assert GSPMDSharding(devices, first).is_fully_replicated
+    assert GSPMDSharding(devices, second).shard_shape((16,)) == (2,)
+    assert not pair.is_fully_replicated
+    with pytest.raises(TilingError, match="a tuple of 2 values, .*one of its elements"):
+        pair.shard_shape((16,))
+    with pytest.raises(ShardingError, match=r"\{devices=\[4\]<=\[4\]\} .* 4 devices, but 8"):
+        GSPMDSharding(devices, "{{replicated}, {devices=[4]<=[4]}}")
 
 
 class Halves(Sharding):

@@ -374,6 +374,11 @@ def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None
             raise TilingError(
                 f"{assignment} gives the other devices nothing, which equal tiles can't say"
             )
+        case "tuple":
+            raise TilingError(
+                f"{assignment} is for a tuple of {counted(len(assignment.elements), 'value')}, and "
+                "this is one: give one of its elements"
+            )
         case kind:
             raise TilingError(f"a {kind} sharding does not say which device holds what")
 

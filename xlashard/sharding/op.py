@@ -62,12 +62,13 @@ class GSPMDSharding(_GSPMDBase):
         devices = checked_devices(devices, "GSPMDSharding")
         check_memory_kind(devices[0], memory_kind, "a GSPMDSharding")
         assignment = _assignment(op_sharding)
-        needed = assignment.num_devices
-        if needed is not None and needed != len(devices):
-            raise ShardingError(
-                f"the tiles {assignment.to_text()} are dealt to {needed} devices, but "
-                f"{len(devices)} were given: give that many, such as jax.devices()[:{needed}]"
-            )
+        for each in assignment.elements or (assignment,):
+            needed = each.num_devices
+            if needed is not None and needed != len(devices):
+                raise ShardingError(
+                    f"the tiles {each.to_text()} are dealt to {needed} devices, but "
+                    f"{len(devices)} were given: give that many, such as jax.devices()[:{needed}]"
+                )
         hlo = hlo_from_text(assignment.to_text())
         super().__init__(devices, hlo, memory_kind=memory_kind)
         self._assignment = assignment
@@ -82,6 +83,16 @@ class GSPMDSharding(_GSPMDBase):
         return (_unpickle_gspmd, (names_of(self.devices), text, self.memory_kind))
 
     def __eq__(self, other: object) -> bool:
+        if not isinstance(other, JaxGSPMDSharding):
+            return False
+        theirs = other._hlo_sharding
+        if self._assignment.kind == "tuple" or theirs.tuple_elements():
+            # JAX's comparison ends the process for tuples.
+            return (
+                self.memory_kind == other.memory_kind
+                and self.devices == tuple(other._device_assignment)
+                and self._assignment == TileAssignment.parse_text(hlo_text(theirs))
+            )
         return JaxGSPMDSharding.__eq__(self, other)
 
     def __hash__(self) -> int:
