@@ -1,5 +1,6 @@
 """What Python and NumPy ask of an Array."""
 
+import copy
 import gc
 import pickle
 import weakref
@@ -13,7 +14,7 @@ import pytest
 import xlashard
 from tests.array.cases import DEVICES, HALF, named, same, value
 from xlashard import Array, NamedSharding, P, device_put
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, DeletedError
 
 ROWS = named("x")
 
@@ -265,3 +266,63 @@ def test_a_handle_never_carries_our_sharding() -> None:
     x = Array.from_jax(handle)
     assert type(x.to_jax().sharding) is jax.sharding.NamedSharding
     assert x.sharding == ROWS
+
+
+def test_live_arrays_list_a_buffer_once() -> None:
+    gc.collect()
+    before = len(xlashard.live_arrays())
+    x = put(value(np.float32), named("x", "y"))
+    shards = x.addressable_shards
+    np.asarray(x)
+    again = Array.from_jax(x.to_jax())
+    rows = x[:4]
+    live = xlashard.live_arrays()
+    assert len(live) == before + 2
+    assert any(a.to_jax() is x.to_jax() for a in live)
+    assert not any(a.to_jax() is shards[0].data.to_jax() for a in live)
+    del live, shards, again
+    x.delete()
+    assert len(xlashard.live_arrays()) == before + 1
+    del rows
+    assert len(xlashard.live_arrays()) == before
+    keys = device_put(jax.random.split(jax.random.key(0), 8), ROWS)
+    assert len(xlashard.live_arrays()) == before + 1
+    del keys
+    with pytest.raises(RuntimeError, match="nonsense"):
+        xlashard.live_arrays("nonsense")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol(protocol: int) -> None:
+    x = put(value(jnp.bfloat16), named("x", "y"))
+    assert same(pickle.loads(pickle.dumps(x, protocol)), np.asarray(x))
+
+
+def test_pickling_out_of_band_copies_nothing() -> None:
+    x = put(value(np.float32), named("x", "y"))
+    buffers: list[Any] = []
+    data = pickle.dumps(x, 5, buffer_callback=buffers.append)
+    assert len(data) < x.nbytes and len(buffers) == 1
+    assert same(pickle.loads(data, buffers=buffers), np.asarray(x))
+
+
+def test_deleted_ones_are_neither_pickled_nor_copied() -> None:
+    x = put(np.zeros((4, 2)))
+    x.delete()
+    for use in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(DeletedError, match="has been deleted"):
+            use(x)
+
+
+def test_copies_stay_where_they_are() -> None:
+    for x in (
+        put(value(np.float32), named("x", "y")),
+        put(value(np.float32), named("x", memory_kind="pinned_host")),
+        device_put(1.0),
+        device_put(value(np.int32)),
+    ):
+        for other in (copy.copy(x), copy.deepcopy(x), x.copy()):
+            assert other.sharding.is_equivalent_to(x.sharding, x.ndim)
+            assert (other.committed, other.weak_type) == (x.committed, x.weak_type)
+    a, b = copy.deepcopy([x, x])
+    assert a is b

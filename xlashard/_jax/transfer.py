@@ -94,9 +94,15 @@ def put(
     """
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
-    return xc.batched_device_put(
-        aval, sharding, list(pieces), list(devices), committed, fresh, kept
-    )
+    args = aval, sharding, list(pieces), list(devices), committed, fresh, kept
+    if aval.dtype in _WIDE and not jax.config.jax_enable_x64:
+        # It was made under the setting; jaxlib would put half of its bits there.
+        with jax.enable_x64(True):
+            return xc.batched_device_put(*args)
+    return xc.batched_device_put(*args)
+
+
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -185,9 +191,9 @@ def is_takeable(block: np.ndarray) -> bool:
 
 
 @lru_cache(maxsize=256)
-def is_packed(dtype: Any) -> bool:
-    """Whether devices hold several elements of a dtype in one byte."""
-    return dtypes.itemsize_bits(dtype) < 8
+def bits_of(dtype: Any) -> int:
+    """How many bits an element has; devices hold several of those under 8 in one byte."""
+    return dtypes.itemsize_bits(dtype)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,9 +8,10 @@ from xlashard.array.constructors import (
 )
 from xlashard.array.dlpack import from_dlpack
 from xlashard.array.keys import key_shards
+from xlashard.array.live import live_arrays
 from xlashard.array.makers import device_put_replicated, device_put_sharded
 from xlashard.array.movement import DevicePair, ReshardReport, reshard_plan
-from xlashard.array.moving import device_get, device_put, live_arrays
+from xlashard.array.moving import device_get, device_put
 from xlashard.array.process_local import make_array_from_process_local_data
 from xlashard.array.shard import Shard
 from xlashard.array.unstacked import UnstackedShard, unstacked_shards

@@ -227,6 +227,9 @@ def _plan_leaf(
     if donate and may_alias:
         raise ArgumentError("donate=True uses the array up, may_alias=True keeps it: choose one")
     if type(x) is np.ndarray:
+        if x.dtype == jax.dtypes.float0:
+            # Tangents of integers: they hold nothing that a device could, and stay with NumPy.
+            return lambda: x
         return _plan_host(x, placement, may_alias)
     if isinstance(x, Tracer):
         return lambda: _put_tracer(x, placement, src)
@@ -368,14 +371,3 @@ def device_get(x: Any) -> Any:
         else (jax.device_get(array) if isinstance(array, jax.Array) else array)
         for array in arrays
     )
-
-
-def live_arrays(platform: str | None = None) -> list[Array]:
-    """All arrays whose buffers are alive in this process, JAX's own among them.
-
-    Each is a new `Array` over the buffers: deleting it deletes those.
-
-    Args:
-        platform: Only those on this kind of devices.
-    """
-    return [wrap(handle) for handle in jax.live_arrays(platform) if type(handle) is HandleType]

@@ -6,6 +6,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard._jax.transfer import split
@@ -83,7 +84,8 @@ def _run_guarded(prepared: Prepared, values: Sequence[Any], paths: Sequence[str]
 
 def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     """Places the arguments that the program takes, and runs it: the handles of the results."""
-    taken = (bare(value) for value in compress(values, prepared.kept))
+    avals = prepared.program.parts.in_avals[len(prepared.consts) :]
+    taken = map(_typed, compress(values, prepared.kept), avals)
     handles = prepared.program([*map(bare, prepared.consts), *taken])
     if not prepared.written:
         return handles
@@ -91,6 +93,14 @@ def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     for ref, handle in zip(prepared.written, handles[results:], strict=True):
         refs.write(values[ref] if isinstance(ref, int) else ref, handle)
     return handles[:results]
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    """The handle of an argument; of 64 bits and met without `jax_enable_x64`, as one of 32 bits."""
+    handle = bare(value)
+    if is_handle(handle) and handle.dtype != aval.dtype:
+        return jnp.asarray(handle, aval.dtype)
+    return handle
 
 
 def _mark_donated(values: Sequence[Any], given: Giving) -> None:
@@ -141,12 +151,14 @@ def _address(value: Any) -> int:
 def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
     """Whether all arguments of a call lie in memory as the program wants them.
 
-    Others are laid out anew, which jaxlib's dispatcher wouldn't do.
+    Others are made so, which jaxlib's dispatcher wouldn't do.
     """
-    layouts = prepared.program.in_layouts[len(prepared.consts) :]
+    first = len(prepared.consts)
+    layouts, avals = prepared.program.in_layouts[first:], prepared.program.parts.in_avals[first:]
     return all(
-        layout is not None or compiling.special_layout(bare(value)) is None
-        for value, layout in zip(compress(values, prepared.kept), layouts, strict=True)
+        (layout is not None or compiling.special_layout(bare(value)) is None)
+        and _typed(value, aval) is bare(value)
+        for value, layout, aval in zip(compress(values, prepared.kept), layouts, avals, strict=True)
     )
 
 
