@@ -57,6 +57,7 @@ def test_every_dtype(name: str) -> None:
     assert same(x, scalar) and x.item() == scalar.item()
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 @pytest.mark.parametrize("name", WIDE)
 def test_64_bits(name: str) -> None:
     v = value(name)
