@@ -57,19 +57,10 @@ def plan_between(
 
 
 @lru_cache(maxsize=_EXCHANGES_KEPT)
-def _exchange(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Exchange:
+def exchange(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Exchange:
+    """What goes where between placements that are wholly in this process."""
     plan, _ = _numbered(shape, itemsize, source, target)
     return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(d)) for d in plan.dst_devices))
-
-
-def exchange(handle: Handle, source: Places, target: Places) -> Exchange:
-    """What goes where between placements that are wholly in this process."""
-    return _exchange(
-        handle.shape,
-        handle.itemsize,
-        (source.tiling, source.sharding.devices),
-        (target.tiling, target.sharding.devices),
-    )
 
 
 def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
@@ -108,7 +99,8 @@ def move_in_pieces(
     """
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
-    givers, wanted = exchange(handle, source, target)
+    ends = ((places.tiling, places.sharding.devices) for places in (source, target))
+    givers, wanted = exchange(handle.shape, handle.itemsize, *ends)
     buffers = dict(zip(givers, split(handle), strict=True))
     room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
     traffic = Traffic(room)
