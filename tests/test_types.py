@@ -96,7 +96,7 @@ def test_updates_take_what_jax_gives_them(name: str) -> None:
 
 
 def _is_ours(member: object) -> bool:
-    return inspect.isfunction(member) and member.__module__.startswith("xlashard")
+    return inspect.isfunction(member) and (member.__module__ or "").startswith("xlashard")
 
 
 def test_nothing_of_jax_is_left_out() -> None:
