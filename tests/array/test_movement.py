@@ -92,6 +92,14 @@ def test_places_are_what_device_put_takes() -> None:
         assert reshard_plan(device_put(V, ROWS), P(None, ("x", "y"))).bytes_moved == 448
 
 
+def test_keys_and_numbers_without_dimensions() -> None:
+    keys = device_put(jax.random.split(jax.random.key(0), 8), ROWS)
+    report = reshard_plan(keys, named())
+    assert (report.type, report.nbytes) == ("key<fry>[8]", 64)
+    assert report.bytes_moved == 8 * 64 - 64
+    assert reshard_plan(device_put(1.0, DEVICES[0]), named()).bytes_moved == 7 * 4
+
+
 def test_it_prints() -> None:
     report = reshard_plan(device_put(V, ROWS), COLUMNS)
     text = str(report)

@@ -229,7 +229,8 @@ def _described(x: Any, source: Any) -> tuple[tuple[int, ...], Any, Any]:
 
 
 def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> ReshardReport:
-    dtype = jnp.dtype(dtype)
+    if not jnp.issubdtype(dtype, jax.dtypes.extended):
+        dtype = jnp.dtype(dtype)
     route = find_route(here, there)
     plan, devices = plan_between(shape, dtype.itemsize, here, there)
     shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
