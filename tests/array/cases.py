@@ -120,6 +120,10 @@ def by_moving_jax(v: np.ndarray, s: Any) -> Array:
     return xlashard.device_put(jnp.asarray(v), s)
 
 
+def by_dlpack(v: np.ndarray, s: Any) -> Array:
+    return xlashard.from_dlpack(v, device=s)
+
+
 CONSTRUCTORS: dict[str, Callable[[np.ndarray, Any], Array]] = {
     "callback": by_callback,
     "single-device arrays": by_single_device_arrays,
@@ -127,6 +131,7 @@ CONSTRUCTORS: dict[str, Callable[[np.ndarray, Any], Array]] = {
     "device_put": by_device_put,
     "moved": by_moving,
     "moved from jax": by_moving_jax,
+    "dlpack": by_dlpack,
 }
 
 

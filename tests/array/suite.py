@@ -5,10 +5,13 @@ import pickle
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.array.cases import same
-from xlashard import Array, GSPMDSharding, XLACompatibleSharding, device_put
+from xlashard import Array, GSPMDSharding, XLACompatibleSharding, device_get, device_put
+from xlashard.errors import ArgumentError, DeletedError
 from xlashard.sharding import from_jax
 
 
@@ -104,3 +107,80 @@ class ArraySuite:
         assert there.devices() == {jax.devices()[5]}
         assert same(there, expected)
         assert same(device_put(there, array.sharding), expected)
+
+    def test_it_is_compared_and_never_hashed(self, array: Array) -> None:
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(array)
+        assert (array == None) is False  # noqa: E711
+        assert array.aval.weak_type is array.weak_type is False
+
+    def test_python_takes_it(self, array: Array, expected: np.ndarray) -> None:
+        if not expected.ndim:
+            with pytest.raises(ArgumentError, match="without dimensions"):
+                len(array)
+            return
+        assert len(array) == len(expected)
+        if expected.size:
+            assert array.item(expected.size - 1) == expected.item(expected.size - 1)
+        if expected.size != 1:
+            with pytest.raises(ValueError, match=r"x\.any\(\), x\.all\(\)"):
+                bool(array)
+
+    def test_numpy_takes_it(self, array: Array, expected: np.ndarray) -> None:
+        own = np.array(array)
+        assert own.flags.writeable and same(own, expected)
+        assert same(np.stack([array, array]), np.stack([expected, expected]))
+        with pytest.raises(ValueError, match="without a copy"):
+            array.__array__(np.float64, copy=False)
+
+    def test_its_memory_is_offered_device_by_device(
+        self, array: Array, expected: np.ndarray
+    ) -> None:
+        several = len(array.devices()) > 1
+        if several:
+            with pytest.raises(BufferError, match=r"addressable_shards\[i\]\.data"):
+                array.__dlpack__()
+            with pytest.raises(ValueError, match="unsafe_buffer_pointer"):
+                array.unsafe_buffer_pointer()
+        if array.dtype.kind not in "biufc" or array.dtype.name.startswith(("int4", "uint4")):
+            return
+        for shard in array.addressable_shards:
+            lent = np.from_dlpack(shard.data)
+            assert same(lent, expected[shard.index])
+            assert shard.data.unsafe_buffer_pointer() == lent.ctypes.data or not lent.size
+        assert bytes(memoryview(array)) == expected.tobytes()
+
+    def test_it_is_one_leaf_of_a_tree(self, array: Array) -> None:
+        tree = {"a": [array, 1]}
+        assert jax.tree.leaves(tree)[0] is array
+        assert jax.tree.map(lambda leaf: leaf, tree)["a"][0] is array
+        assert jax.block_until_ready(tree)["a"][0] is array
+
+    def test_what_moves_nothing_needs_no_leave(self, array: Array, expected: np.ndarray) -> None:
+        with jax.transfer_guard("disallow_explicit"):
+            there = device_put(array, array.sharding)
+            pieces = [shard.data for shard in array.addressable_shards]
+            assert repr(array).startswith("Array(")
+        assert same(there, expected) and len(pieces) == len(array.devices())
+        with jax.transfer_guard("disallow"):
+            assert same(device_get(array), expected)
+
+    def test_a_slice_that_is_a_shard(self, array: Array, expected: np.ndarray) -> None:
+        if array.is_fully_replicated or not array.size:
+            return
+        index = array.addressable_shards[-1].index
+        assert same(array[index], expected[index])
+
+    def test_donation_uses_it_up(self, array: Array, expected: np.ndarray) -> None:
+        shards = array.addressable_shards
+        moved = device_put(array, array.sharding, donate=True)
+        assert array.is_deleted() and same(moved, expected)
+        assert [shard.device for shard in shards] == [s.device for s in moved.addressable_shards]
+
+    def test_deletion_is_told_to_whoever_uses_it(self, array: Array) -> None:
+        array.delete()
+        array.delete()
+        assert array.is_deleted() and repr(array).endswith("deleted)")
+        for use in (np.asarray, jnp.sin, pickle.dumps, lambda x: x.addressable_shards, device_put):
+            with pytest.raises(DeletedError, match="has been deleted"):
+                use(array)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard._jax.transfer import bits_of, host_view, split, start_host_copy
 from xlashard.array.copying import copy_all
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
@@ -80,7 +80,7 @@ _FREE = nullcontext()
 
 def _lies_open(handle: Handle) -> bool:
     """Whether the value is one block in memory that the host reads where it lies."""
-    if not handle.is_fully_replicated:
+    if not handle.is_fully_replicated or bits_of(handle.dtype) < 8:
         return False
     return handle.platform() == "cpu" or handle.sharding.memory_kind in _HOST_KINDS
 

@@ -74,9 +74,9 @@ def _go(
 
 def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:
     handle, source = _listed(handle, source, target)
-    if donate:
+    if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
         return retile(handle, source, target, None, donate=True)
-    if fresh:
+    if donate or fresh:
         return copy_to(handle, target.twin, fresh=True)
     aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
     return assemble(aval, target.twin, split(handle))
