@@ -162,3 +162,12 @@ def test_deleted_operands_are_named() -> None:
     for use in (lambda: gone + 1, lambda: X + gone, lambda: -gone, lambda: gone @ X):
         with pytest.raises(DeletedError, match=r"float32\[8\] has been deleted"):
             use()
+
+
+def test_arrays_outside_the_devices_memory_are_pointed_at() -> None:
+    x = device_put(np.ones((8, 8), np.float32), named("x", memory_kind="pinned_host"))
+    with pytest.raises(ValueError) as caught:
+        x.argmax(axis=1)
+    (note,) = [note for note in caught.value.__notes__ if "pinned_host" in note]
+    assert "float32[8,8], is in pinned_host memory" in note
+    assert ".sharding.with_memory_kind('device'))" in note

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, HandleType, UnnamedResultError, dressed
 from xlashard.array.holder import Holder, check_alive, type_text
@@ -88,6 +88,7 @@ def tried_again(error: Exception, call: Call) -> Any:
             return _said_otherwise(error, call)
         elif isinstance(error, ValueError):
             _check_devices(call)
+            _note_memory(error, call)
         raise error
 
 
@@ -103,6 +104,19 @@ def _check_devices(call: Call) -> None:
                 f"{_ids_text(its)}; move one of them, for example "
                 f"device_put({name}, {first}.sharding)"
             ) from None
+
+
+def _note_memory(error: ValueError, call: Call) -> None:
+    """Adds what may be behind an error: JAX computes little with arrays in other memory."""
+    for name, x in call.operands():
+        sharding = from_jax(x.sharding)
+        usual = default_memory_kind(sharding.devices[0])
+        if sharding.memory_kind not in (None, usual):
+            error.add_note(
+                f"{name}, {type_text(x)}, is in {sharding.memory_kind} memory, with which JAX "
+                f"computes little: device_put({name}, {name}.sharding.with_memory_kind({usual!r})) "
+                "brings it to the devices'"
+            )
 
 
 def _ids_text(ids: list[int]) -> str:
