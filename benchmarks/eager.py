@@ -1,12 +1,15 @@
 """What an operation on an Array costs the second time, beside the same one on an array of JAX.
 
 The arrays are small, so nearly all of an operation is Python, dispatch and (on eight emulated
-devices) getting the devices to work. Each call waits for its result.
+devices) getting the devices to work. Each call waits for its result. On one CPU device all of it
+happens in the calling thread, whose own time is counted there: a few microseconds can't be told on
+a machine where others work as well.
 
     python -m benchmarks.eager [--rounds N] [--json PATH] [--strict]
 """
 
 import os
+import time
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -80,8 +83,9 @@ def main() -> int:
         mesh = Mesh(np.array(jax.devices()[:num_devices]), ("data",))
         host = np.arange(128, dtype=np.float32).reshape(8, 16)
         x = xlashard.device_put(host, NamedSharding(mesh, PartitionSpec("data")))
+        clock = time.thread_time if num_devices == 1 else time.perf_counter
         for name, operation in OPERATIONS.items():
-            measured = interleave(candidates(operation, x), rounds=options.rounds)
+            measured = interleave(candidates(operation, x), rounds=options.rounds, clock=clock)
             devices = "1 device" if num_devices == 1 else f"{num_devices} devices"
             report.add(
                 f"{name}, {devices}", measured, baseline="jax.numpy", goals={"xlashard": GOAL}

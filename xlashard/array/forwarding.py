@@ -20,11 +20,11 @@ _KINDS = inspect.Parameter
 _PACKED = (_KINDS.VAR_POSITIONAL, _KINDS.VAR_KEYWORD)
 _FOLDER = Path(__file__).parent
 
-# No parameter has a name that ends so. What a caller left out is handed on as it is.
+# No parameter has a name that ends so.
 _TEMPLATE = """\
 def function({parameters}):
     try:
-        out_ = theirs_({values})
+        out_ = {call}
     except Exception as error_:
         out_ = again_(error_, Call_(name_, theirs_, ({positional}), {{{keywords}}}))
     if type_(out_) is Handle_ and out_.committed:
@@ -74,12 +74,23 @@ def _written(parameters: list[inspect.Parameter], is_method: bool) -> str:
     values = [_value(p, is_method and p.name == first) for p in parameters]
     return _TEMPLATE.format(
         parameters=_heading(parameters),
-        values=", ".join(values),
+        call=_call(parameters, values),
         positional="".join(f"{name}, " for name in positional),
         keywords=", ".join(f"{name!r}: {name}" for name in keywords),
         everything="".join(f"{p.name}, " for p in parameters),
         kind=f"type_({first})" if is_method else "kind_",
     )
+
+
+def _call(parameters: list[inspect.Parameter], values: list[str]) -> str:
+    """The call of JAX's function; what JAX compiles itself looks at every argument it is given."""
+    full = f"theirs_({', '.join(values)})"
+    optional = [p.name for p in parameters if p.default is not p.empty]
+    needed = [v for p, v in zip(parameters, values, strict=True) if p.default is p.empty]
+    if not optional:
+        return full
+    left_out = " and ".join(f"{name} is default_{name}_" for name in optional)
+    return f"theirs_({', '.join(needed)}) if {left_out} else {full}"
 
 
 def _heading(parameters: list[inspect.Parameter]) -> str:
