@@ -266,3 +266,15 @@ def test_indices_may_be_written_in_several_ways():
 def test_a_zero_size_counts_as_uncut_in_indices():
     indices = [(slice(0, 0), slice(0, 1)), (slice(None), slice(1, 2))]
     assert Tiling.from_indices((0, 2), indices).counts == (1, 2)
+
+
+def test_devices_listed_in_another_order() -> None:
+    tiling = Tiling.from_spec(MeshGrid(("x", "y"), (2, 4)), parse_spec(["x", "y"]), 2)
+    order = [3, 1, 0, 2, 7, 6, 5, 4]
+    again = tiling.reordered(order)
+    assert again.tile_ids().tolist() == [tiling.tile_ids().tolist()[p] for p in order]
+    assert again.counts == tiling.counts
+    back = again.reordered([order.index(p) for p in range(8)])
+    assert back == tiling
+    with pytest.raises(TilingError, match=r"0 \.\. 7 once"):
+        tiling.reordered([0, 0, 1, 2, 3, 4, 5, 6])
