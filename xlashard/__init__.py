@@ -38,6 +38,7 @@ from xlashard.array import (
 )
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
+from xlashard.array.variables import check_constant as _check_constant
 from xlashard.config import read_flags as _read_flags
 from xlashard.pictures import ShardingPicture, TreePicture, visualize
 from xlashard.pjit import (
@@ -77,7 +78,13 @@ from xlashard.sharding import (
 )
 
 _apply_flags(_read_flags(_os.environ))
-_install(Array, _wrap_first, _wrap_tree, (NamedSharding, PmapSharding, SingleDeviceSharding))
+_install(
+    Array,
+    _wrap_first,
+    _wrap_tree,
+    (NamedSharding, PmapSharding, SingleDeviceSharding),
+    _check_constant,
+)
 
 P = PartitionSpec
 

@@ -16,7 +16,7 @@ jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
 
 from jax.experimental import multihost_utils  # noqa: E402
 
-from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback  # noqa: E402
+from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback, pjit  # noqa: E402
 from xlashard.errors import NotAddressableError, ProcessesError  # noqa: E402
 
 ME = jax.process_index()
@@ -113,7 +113,16 @@ def check_other_arrays() -> None:
     assert np.array_equal(on(MESH, "process").to_host("gather"), V)
 
 
+def check_closed_over() -> None:
+    weights = on(MESH, "process")
+    text = r"weights, an array that <lambda> closes over, float32\[8,4\], can't become .*pjit"
+    expect(NotAddressableError, text, lambda: jax.jit(lambda x: x + weights.to_jax())(1.0))
+    both = pjit(lambda x: x + weights)(on(MESH, "process"))
+    assert np.array_equal(both.to_host("gather"), V + V)
+
+
 for check in (
+    check_closed_over,
     check_local,
     check_replicated,
     check_gather,

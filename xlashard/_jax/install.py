@@ -15,6 +15,7 @@ from xlashard._jax.compiling import note_event
 from xlashard._jax.context import INNER_FOLDERS
 from xlashard._jax.multihost import hand_over_handles
 from xlashard._jax.tracebacks import hide_frames
+from xlashard._jax.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
 
 _installed: list[type] = []
@@ -25,6 +26,7 @@ def install(
     wrap_first: Callable[[None, Sequence[Any]], Any],
     wrap_tree: Callable[[Any, Sequence[Any]], Any],
     sharding_types: Sequence[type],
+    check_constant: Callable[[Any], None],
 ) -> None:
     """Makes JAX take an array type for what it is. Doing it again changes nothing.
 
@@ -33,6 +35,7 @@ def install(
         wrap_first: From None and one handle in a tuple to an instance.
         wrap_tree: From a tree and its handles to the tree of instances.
         sharding_types: Our classes of shardings that derive from one of JAX's.
+        check_constant: Refuses a handle that can't become a constant of a program of JAX.
     """
     if array_type in _installed:
         return
@@ -50,9 +53,17 @@ def install(
     ) -> Sequence[Any]:
         return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
 
+    bare_constant = mlir.get_constant_handler(HandleType)
+
+    def constant_of_handle(val: Any, aval: Any) -> Any:
+        try:
+            return bare_constant(val, aval)
+        except RuntimeError:
+            check_constant(val)
+            raise
+
     def constant(val: Any, aval: Any) -> Any:
-        handle = val._handle
-        return mlir.get_constant_handler(type(handle))(handle, aval)
+        return constant_of_handle(val._handle, aval)
 
     # Its abstract value, wherever JAX looks at an argument or a closed-over value.
     core.pytype_aval_mappings[array_type] = aval_of
@@ -62,6 +73,9 @@ def install(
     pxla.shard_arg_handlers[array_type] = shard_arg
     # Closed-over values of traced functions.
     mlir.register_constant_handler(array_type, constant)
+    # Operators have put its handle in its place: only what is said of one that can't be read is
+    # ours.
+    mlir.register_constant_handler(HandleType, constant_of_handle)
     # jaxlib's dispatcher: arguments in, results out.
     dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
     # Arrays that span processes, where JAX asks for its own class.

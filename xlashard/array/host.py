@@ -101,7 +101,11 @@ def may_be_read(array: Holder) -> bool:
 
 def has_value(array: Holder) -> bool:
     """Whether the value is wholly in this process."""
-    handle = array._handle
+    return holds_value(array._handle)
+
+
+def holds_value(handle: Handle) -> bool:
+    """Whether the value of a handle is wholly in this process."""
     if handle.is_fully_addressable:
         return True
     return bool(split(handle)) and distinct_here(handle)[1].complete

@@ -1,5 +1,7 @@
 """The values that a function closes over: which become arguments of its program, and where."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,6 +9,7 @@ import jax
 from xlashard._jax.jaxprs import is_host_array
 from xlashard._jax.refs import is_ref
 from xlashard._jax.tracing import abstractify
+from xlashard.array.variables import variable_of
 from xlashard.pjit.arguments import bare, check_alive
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
@@ -42,23 +45,57 @@ def closed_over_sharding(value: Any) -> XLACompatibleSharding | None:
     return sharding
 
 
-def closed_over_places(jaxpr: Any) -> tuple[Sharding, ...]:
-    """Where the arrays are that a jaxpr closes over and that are bound to several devices.
+type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
+"""Of closed-over arrays what to call them, and where they are."""
+
+
+def closed_over_places(jaxpr: Any, function: Any) -> ClosedOver:
+    """The arrays that a jaxpr closes over and that are bound to several devices.
 
     What a reference holds stays where it is, also on one device.
+
+    Args:
+        jaxpr: The closed jaxpr.
+        function: What it was traced from.
+
+    Returns:
+        For each what to call it in an error, and where it is.
     """
-    held = [from_jax(bare(c).sharding) for c in jaxpr.consts if is_ref(c)]
-    bound = (c for c in jaxpr.consts if isinstance(c, jax.Array) and bare(c).committed)
-    found = [s for s in map(closed_over_sharding, bound) if s is not None]
+    found, held = [], []
+    for value in jaxpr.consts:
+        if is_ref(value):
+            held.append((_a_reference, from_jax(bare(value).sharding)))
+        elif isinstance(value, jax.Array) and bare(value).committed:
+            sharding = closed_over_sharding(value)
+            if sharding is not None:
+                # Looked for only where somebody asks.
+                found.append((partial(named_value, value, function, "the function"), sharding))
     return tuple(found + held)
 
 
-def check_closed_over(jaxpr: Any, name: str) -> None:
+def _a_reference() -> str:
+    return "a reference that the function closes over"
+
+
+def named_value(value: Any, function: Any, called: str) -> str:
+    """An array that a function closes over, by the variable where one leads to it."""
+    variable = None if function is None else variable_of(function, value)
+    if variable is None:
+        return f"an array that {called} closes over"
+    return f"{variable}, an array that {called} closes over"
+
+
+def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
     """Refuses a function that closes over an array whose buffers are gone.
 
+    Args:
+        jaxpr: The closed jaxpr.
+        name: Of the function.
+        function: What it was traced from, where that is at hand.
+
     Raises:
-        DeletedError: With the function and the array's type.
+        DeletedError: With the function, the variable and the array's type.
     """
     for value in jaxpr.consts:
-        if isinstance(value, jax.Array):
-            check_alive(value, f"an array that {name} closes over", abstractify(value))
+        if isinstance(value, jax.Array) and bare(value).is_deleted():
+            check_alive(value, named_value(value, function, name), abstractify(value))

@@ -22,7 +22,7 @@ from xlashard.pjit.arguments import (
     follow_layouts,
 )
 from xlashard.pjit.call import Call
-from xlashard.pjit.closed import closed_over_places
+from xlashard.pjit.closed import check_closed_over, closed_over_places
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
@@ -133,6 +133,7 @@ class Function:
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
         traced, options = call.traced, self.options
+        check_closed_over(traced.jaxpr, traced.name, self.fun)
         device = self._device()
         if device is not None:
             # It was asked for by name: whatever is elsewhere comes there.
@@ -145,7 +146,7 @@ class Function:
             result_avals=tuple(traced.jaxpr.out_avals),
             result_paths=traced.result_paths,
             inner=inner_shardings(traced.jaxpr),
-            closed=closed_over_places(traced.jaxpr),
+            closed=closed_over_places(traced.jaxpr, self.fun),
             mesh=call.mesh if device is None else None,
             device=device,
         )

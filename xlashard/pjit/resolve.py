@@ -4,7 +4,7 @@ Computation follows data: what a person said comes first, then where committed a
 it must agree on one device assignment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,7 @@ class Wanted:
         result_avals: The abstract values of the results.
         result_paths: The results' paths.
         inner: Shardings that constraints inside the function name.
-        closed: Where arrays are that the function closes over.
+        closed: Arrays that the function closes over, by what to call them, and where they are.
         mesh: The mesh in force, or None.
         device: The one device asked for, or None.
     """
@@ -106,7 +106,7 @@ class Wanted:
     result_avals: tuple[Any, ...]
     result_paths: tuple[str, ...]
     inner: tuple[Sharding, ...] = ()
-    closed: tuple[Sharding, ...] = ()
+    closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
 
@@ -163,9 +163,12 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Voice:
-    who: str
+    who: str | Callable[[], str]
     devices: tuple[Device, ...]
     is_argument: bool = False
+
+    def __str__(self) -> str:
+        return self.who if isinstance(self.who, str) else self.who()
 
 
 def _voices(wanted: Wanted) -> list[_Voice]:
@@ -186,8 +189,7 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         if said is not None and said is not REPLICATED:
             voices.append(_Voice(f"the out_shardings of {path}", tuple(said.devices)))
     voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
-    closed_over = "an array that the function closes over"
-    voices += [_Voice(closed_over, tuple(s.devices), is_argument=True) for s in wanted.closed]
+    voices += [_Voice(who, tuple(s.devices), is_argument=True) for who, s in wanted.closed]
     return voices
 
 
@@ -204,8 +206,8 @@ def _agreed(voices: Sequence[_Voice]) -> tuple[Device, ...]:
 
 def _mismatch_text(first: _Voice, other: _Voice) -> str:
     said = (
-        f"one program runs on one list of devices, but {first.who} names {_ids(first.devices)} and "
-        f"{other.who} names {_ids(other.devices)}"
+        f"one program runs on one list of devices, but {first} names {_ids(first.devices)} and "
+        f"{other} names {_ids(other.devices)}"
     )
     if set(first.devices) == set(other.devices):
         return said + ": the same devices in another order; build both meshes in one order"
@@ -229,7 +231,8 @@ def _mesh_of(wanted: Wanted, devices: tuple[Device, ...]) -> Mesh | None:
         return wanted.mesh
     said = [*wanted.in_shardings, *wanted.out_shardings]
     there = [a.sharding for a in wanted.arguments if a.committed]
-    for sharding in (*said, *there, *wanted.inner, *wanted.closed):
+    closed = [sharding for _, sharding in wanted.closed]
+    for sharding in (*said, *there, *wanted.inner, *closed):
         if isinstance(sharding, NamedSharding) and sharding.devices == devices:
             return sharding.mesh if isinstance(sharding.mesh, Mesh) else None
     return None

@@ -1,0 +1,127 @@
+"""An array that a function closes over and that won't do is named by its variable."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
+from xlashard.array.variables import variable_of
+from xlashard.errors import DeletedError, DeviceMismatchError
+
+MESH = Mesh(np.array(jax.devices()), ("d",))
+OTHERS = Mesh(np.array(jax.devices()[4:]), ("e",))
+V = np.ones((8, 8), np.float32)
+
+GLOBAL = device_put(V, NamedSharding(MESH, P("d")))
+
+
+def elsewhere() -> Array:
+    return device_put(V, NamedSharding(OTHERS, P("e")))
+
+
+class Layer:
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+
+class Model:
+    def __init__(self, array: Array) -> None:
+        self.params = {"w": [V, array]}
+        self.layer = Layer(array)
+
+    def by_tree(self, x: Any) -> Any:
+        return x @ self.params["w"][1]
+
+    def by_attribute(this, x: Any) -> Any:
+        return x @ this.layer.weight
+
+
+def functions_over(array: Array) -> dict[str, Callable[[Any], Any]]:
+    """By the name that the array has in it, functions that close over it."""
+
+    def helper(x: Any) -> Any:
+        return x @ array
+
+    tree = {"a": (V, array)}
+    model = Model(array)
+    only_layer = Layer(array)
+    return {
+        "array": lambda x: x @ array,
+        "tree['a'][1]": lambda x: x @ tree["a"][1],
+        "self.params['w'][1]": model.by_tree,
+        "only_layer.weight": lambda x: x @ only_layer.weight,
+        "helper: array": lambda x: helper(x) + 1,
+        "argument 0 of the partial": functools.partial(lambda w, x: x @ w, array),
+    }
+
+
+NAMES = list(functions_over(GLOBAL))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_variable_is_found(name: str) -> None:
+    array = elsewhere()
+    function = functions_over(array)[name]
+    assert variable_of(function, array) == name
+    assert variable_of(function, array.to_jax()) == name
+    assert variable_of(function, elsewhere()) is None
+
+
+def test_globals_and_the_first_parameters_own_name() -> None:
+    assert variable_of(lambda x: x @ GLOBAL, GLOBAL) == "GLOBAL"
+    model = Model(GLOBAL)
+    del model.params
+    assert variable_of(model.by_attribute, GLOBAL) == "this.layer.weight"
+
+
+def test_circles_and_unbound_variables_end() -> None:
+    circle: list[Any] = [V]
+    circle.append(Layer(circle))
+
+    def reads(x: Any) -> Any:
+        return x, circle, later
+
+    assert variable_of(reads, GLOBAL) is None
+    later = GLOBAL
+    assert variable_of(reads, GLOBAL) == "later"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pjit_names_one_on_other_devices(name: str) -> None:
+    function = functions_over(elsewhere())[name]
+    said = re.escape(f"and {name}, an array that the function closes over names 4 devices")
+    with pytest.raises(DeviceMismatchError, match=said):
+        pjit(function)(GLOBAL)
+
+
+@pytest.mark.parametrize("compiled", [pjit, jax.jit], ids=["pjit", "jax.jit"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_deleted_one_is_named(name: str, compiled: Any) -> None:
+    array = elsewhere()
+    function = functions_over(array)[name]
+    array.delete()
+    with pytest.raises(DeletedError, match=f"^{re.escape(name)}, an array that .* closes over"):
+        compiled(function)(V)
+
+
+def test_the_function_is_named_too() -> None:
+    weights = elsewhere()
+
+    def forward(x: Any) -> Any:
+        return x @ weights
+
+    weights.delete()
+    for compiled in (pjit, jax.jit):
+        with pytest.raises(DeletedError, match="^weights, an array that forward closes over"):
+            compiled(forward)(V)
+
+
+def test_other_arrays_become_constants_as_ever() -> None:
+    small = device_put(np.arange(3.0, dtype=np.float32))
+    np.testing.assert_array_equal(jax.jit(lambda x: x + small)(1.0), [1, 2, 3])
+    np.testing.assert_array_equal(jax.jit(lambda x: x + small.to_jax())(1.0), [1, 2, 3])
