@@ -1,5 +1,7 @@
 """Key arrays: JAX's own, placed by this package."""
 
+import copy
+import pickle
 from typing import Any
 
 import jax
@@ -17,9 +19,11 @@ from xlashard import (
     device_put,
     key_shards,
     make_array_from_callback,
+    make_array_from_process_local_data,
     make_array_from_single_device_arrays,
+    pjit,
 )
-from xlashard.errors import ArgumentError, PlacementError
+from xlashard.errors import ArgumentError, DeletedError, PlacementError
 
 KEYS = jax.random.split(jax.random.key(7), 8)
 NUMBERS = np.asarray(jax.random.key_data(KEYS))
@@ -93,3 +97,34 @@ def test_errors() -> None:
         make_array_from_callback(
             (8,), named("x"), lambda index: np.zeros(4) if index[0].start else KEYS[:4]
         )
+
+
+@pytest.mark.parametrize("kind", list(ONE_DIMENSIONAL))
+def test_they_come_from_local_data(kind: str) -> None:
+    sharding = ONE_DIMENSIONAL[kind]
+    check(make_array_from_process_local_data(sharding, {"k": KEYS})["k"], sharding)
+    check(make_array_from_process_local_data(sharding, KEYS, (8,)), sharding)
+
+
+def test_what_one_does_with_keys_over_devices() -> None:
+    rows = named(("x", "y"))
+    keys = device_put(KEYS, rows)
+    assert keys.sharding == rows and bool((keys == KEYS).all())
+    assert repr(keys).startswith("Array((8,), dtype=key<fry>)")
+    assert keys.reshape(2, 4).shape == (2, 4) and len(list(keys)) == 8
+    for other in (copy.copy(keys), copy.deepcopy(keys)):
+        check(other, rows)
+    assert np.array_equal(jax.random.key_data(pickle.loads(pickle.dumps(keys))), NUMBERS)
+    check(jax.random.wrap_key_data(device_put(NUMBERS, named(("x", "y"), None))), rows)
+    noise = pjit(
+        lambda keys: jax.vmap(lambda key: jax.random.normal(key, (4,)))(keys),
+        in_shardings=rows,
+        out_shardings=named(("x", "y")),
+    )
+    expected = jax.vmap(lambda key: jax.random.normal(key, (4,)))(KEYS)
+    np.testing.assert_array_equal(noise(keys), expected)
+    halves = pjit(lambda keys: jax.vmap(lambda key: jax.random.split(key))(keys))(keys)
+    assert halves.shape == (8, 2) and halves.dtype == KEYS.dtype
+    keys.delete()
+    with pytest.raises(DeletedError, match="has been deleted"):
+        device_put(keys, named())

@@ -9,9 +9,9 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import put, separate
-from xlashard.array.array import Array
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
+from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
 from xlashard.array.moving import placed
 from xlashard.array.placement import as_shape, as_sharding, is_place, places
 from xlashard.array.prefix import broadcast_prefix, leaf_path
@@ -41,12 +41,12 @@ def make_array_from_process_local_data(
     Args:
         sharding: A sharding of this package or of JAX, one that you wrote, or a Format; for all
             of `local_data` or as a pytree prefix of it.
-        local_data: NumPy arrays or a pytree of them.
+        local_data: NumPy arrays, keys of JAX, or a pytree of them.
         global_shape: Of the whole array, in elements; for a pytree, a tree of shapes like it. If
             not given, the local data are taken for this process's tiles in every dimension.
 
     Returns:
-        `local_data` with an `Array`, committed, for every value.
+        `local_data` with an `Array`, committed, for every value (for keys: a key array of JAX).
 
     Raises:
         PlacementError: A dimension with a size that can't be, with the sizes that can, and its
@@ -92,26 +92,36 @@ def _is_shape(x: Any) -> bool:
     )
 
 
-def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Array:
-    value, _ = host_value(data, lambda: "it")
+def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Any:
+    keys = data if is_key_array(data) else None
+    if keys is None:
+        value, _ = host_value(data, lambda: "it")
+    else:
+        value = np.asarray(key_handle(keys))
+    local: tuple[int, ...] = value.shape if keys is None else keys.shape
     shape = (
-        _inferred_shape(value.shape, sharding)
+        _inferred_shape(local, sharding)
         if global_shape is None
         else as_shape(global_shape, "global_shape")
     )
-    if len(shape) != value.ndim:
+    if len(shape) != len(local):
         raise PlacementError(
-            f"local data of shape {value.shape} have {value.ndim} dimensions, global_shape {shape} "
-            f"has {len(shape)}: give a global_shape of {counted(value.ndim, 'dimension')}"
+            f"local data of shape {local} have {len(local)} dimensions, global_shape {shape} "
+            f"has {len(shape)}: give a global_shape of {counted(len(local), 'dimension')}"
         )
-    target = places(shape, sharding)
-    if value.shape == shape:
+    logical = places(shape, sharding)
+    target = logical if keys is None else number_places(logical, value.shape[len(local) :])
+    if local == shape:
         handle = put_value(value, target)
     else:
-        windows = _windows(value.shape, shape, target.tiling, target.positions)
+        windows = _windows(local, shape, logical.tiling, logical.positions)
         pieces = separate([value[window] for window in windows])
         handle = put(target.aval(value.dtype), target.twin, pieces, target.devices)
-    return placed(relayout(handle, layout, target), sharding)
+    if keys is None:
+        return placed(relayout(handle, layout, target), sharding)
+    if layout is not None:
+        raise ArgumentError("a key array has no layout: give the sharding alone")
+    return keys_over(handle, keys)
 
 
 def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
