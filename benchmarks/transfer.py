@@ -45,12 +45,14 @@ class Row:
         candidates: The ways, `"jax"`, `"xlashard"` and a plain copy among them.
         goal: What xlashard may take, in multiples of JAX.
         identity_goal: The same in multiples of the compiled identity, where that is among them.
+        inner: Calls per sample; None for as many as make a sample long enough to be timed.
     """
 
     title: str
     candidates: Candidates
     goal: float
     identity_goal: float | None = None
+    inner: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def to_host(value: np.ndarray, setting: Setting, title: str) -> Row:
             COPY: lambda: np.array(value),
         },
         1.0,
+        inner=None if title == "replicated" else 1,  # one of these copies nothing
     )
 
 
@@ -213,7 +216,7 @@ def replicable(megabytes: int, memory_gb: float) -> int:
 
 def measure(report: Report, row: Row, note: str, rounds: int) -> None:
     """Times one movement and adds its tables to the report."""
-    measured = interleave(row.candidates, rounds=rounds, inner=1, warmup=1)
+    measured = interleave(row.candidates, rounds=rounds, inner=row.inner, warmup=1)
     beside_jax = {name: m for name, m in measured.items() if name != "compiled identity"}
     title = f"{row.title}{note}"
     report.add(title, beside_jax, baseline="jax", floor=COPY, goals={"xlashard": row.goal})

@@ -131,7 +131,10 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     if handle.is_deleted():
         array._value_cache = None
         check_alive(array)
-    value = array._value_cache
+    try:
+        value = _kept(array)
+    except AttributeError:  # an unset slot, asked without the detour by __getattr__
+        value = None
     if value is not None:
         return value
     try:
@@ -140,10 +143,15 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     except (RuntimeError, TypeError):
         check_alive(array)  # another thread may have deleted it meanwhile
         raise
-    value.flags.writeable = False
     if own:
+        value.flags.writeable = False
         array._value_cache = value
+    elif value.flags.writeable:
+        value.flags.writeable = False
     return value
+
+
+_kept = Holder.__dict__["_value_cache"].__get__
 
 
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:

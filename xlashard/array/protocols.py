@@ -115,10 +115,9 @@ class HostProtocols(Holder):
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        handle = self._handle
-        if self._value_cache is None and handle.sharding.num_devices == 1:
+        if self._handle.sharding.num_devices == 1:
             try:
-                return memoryview(handle)
+                return memoryview(self._handle)
             except (BufferError, RuntimeError):
                 pass  # memory that the host can't read, or none any more
         try:
