@@ -1,10 +1,15 @@
 """Several real processes that work on one program."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import jax
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,6 +48,22 @@ def run_two(script: Path, *args: str) -> list[str]:
     for process, output in zip(running, outputs, strict=True):
         assert process.returncode == 0, output
     return outputs
+
+
+def join_the_other() -> None:
+    """Makes JAX of a script that `run_two` runs one of two, before it is asked for devices."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+
+
+def expect[E: Exception](kind: type[E], text: str, use: Callable[[], Any]) -> E:
+    """The error that a call must raise, with a text in it; `pytest.raises` for scripts."""
+    try:
+        use()
+    except kind as error:
+        assert re.search(text, str(error), re.S), error
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def _free_port() -> int:

@@ -4,18 +4,13 @@ It stops with an error where something is not as it should be. Both must take th
 programs that run across processes wait for each other.
 """
 
-import re
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
-
-from xlashard import (  # noqa: E402
+from tests.processes import expect, join_the_other
+from xlashard import (
     Array,
     GSPMDSharding,
     Mesh,
@@ -28,8 +23,10 @@ from xlashard import (  # noqa: E402
     reshard_plan,
     visualize,
 )
-from xlashard.array import retile  # noqa: E402
-from xlashard.errors import NotAddressableError, PlacementError  # noqa: E402
+from xlashard.array import retile
+from xlashard.errors import NotAddressableError, PlacementError
+
+join_the_other()
 
 ME = jax.process_index()
 DEVICES = jax.devices()
@@ -44,15 +41,6 @@ def named(*spec: Any) -> NamedSharding:
 def rows(sharding: Any = None) -> Array:
     sharding = sharding or named(("process", "device"))
     return make_array_from_callback(V.shape, sharding, lambda index: V[index])
-
-
-def expect(kind: type[Exception], text: str, use: Callable[[], Any]) -> None:
-    try:
-        use()
-    except kind as error:
-        assert re.search(text, str(error)), error
-        return
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def check_shards(x: Array) -> None:

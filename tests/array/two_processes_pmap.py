@@ -3,18 +3,11 @@
 The makers that pmap programs use work on a process's own devices, pmap across all.
 """
 
-import re
-import sys
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import numpy as np
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
-
-from xlashard import (  # noqa: E402
+from tests.processes import expect, join_the_other
+from xlashard import (
     Chunked,
     NoSharding,
     PmapSharding,
@@ -27,21 +20,14 @@ from xlashard import (  # noqa: E402
     pjit,
     unstacked_shards,
 )
-from xlashard.errors import PlacementError  # noqa: E402
+from xlashard.errors import PlacementError
+
+join_the_other()
 
 ME = jax.process_index()
 HERE, DEVICES = jax.local_devices(), jax.devices()
 V = np.arange(12, dtype=np.float32).reshape(4, 3)
 MINE = V[2 * ME : 2 * ME + 2]
-
-
-def expect(kind: type[Exception], text: str, use: Callable[[], Any]) -> None:
-    try:
-        use()
-    except kind as error:
-        assert re.search(text, str(error)), error
-        return
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def on_its_own_devices() -> None:

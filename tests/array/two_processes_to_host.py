@@ -3,21 +3,17 @@
 It reads arrays that span both by every policy of `to_host`, also where the other does not come.
 """
 
-import re
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+from tests.processes import expect, join_the_other
+from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback, pjit
+from xlashard.errors import NotAddressableError, ProcessesError
 
-from jax.experimental import multihost_utils  # noqa: E402
-
-from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback, pjit  # noqa: E402
-from xlashard.errors import NotAddressableError, ProcessesError  # noqa: E402
+join_the_other()
 
 ME = jax.process_index()
 DEVICES = jax.devices()
@@ -28,15 +24,6 @@ V = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 def on(mesh: Mesh, *spec: Any, v: np.ndarray = V) -> Array:
     return make_array_from_callback(v.shape, NamedSharding(mesh, P(*spec)), lambda index: v[index])
-
-
-def expect(kind: type[Exception], text: str, use: Callable[[], Any]) -> Exception:
-    try:
-        use()
-    except kind as error:
-        assert re.search(text, str(error), re.S), error
-        return error
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def check_local() -> None:

@@ -1,10 +1,10 @@
 """One of two processes: `python two_processes.py PORT NUMBER` uses JAX's multihost_utils."""
 
-import sys
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.experimental.multihost_utils import (
     assert_equal,
     broadcast_one_to_all,
@@ -14,12 +14,8 @@ from jax.experimental.multihost_utils import (
     sync_global_devices,
 )
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
-
-from jax.experimental import multihost_utils  # noqa: E402
-
-from xlashard import (  # noqa: E402
+from tests.processes import expect, join_the_other
+from xlashard import (
     Array,
     Mesh,
     NamedSharding,
@@ -27,6 +23,8 @@ from xlashard import (  # noqa: E402
     device_put,
     make_array_from_callback,
 )
+
+join_the_other()
 
 ME = jax.process_index()
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
@@ -46,20 +44,10 @@ assert np.array_equal(gathered["rows"], V) and np.array_equal(gathered["whole"],
 assert np.array_equal(process_allgather(own), both)
 assert np.array_equal(process_allgather(own, tiled=True), both.reshape(16, 4))
 for x in (rows, whole):
-    try:
-        process_allgather(x)
-    except ValueError as error:
-        assert "tiled=True" in str(error), error
-    else:
-        raise AssertionError("an array of both processes was stacked")
+    expect(ValueError, "tiled=True", lambda x=x: process_allgather(x))
 assert np.array_equal(broadcast_one_to_all({"own": own})["own"], V)
 multihost_utils.assert_equal({"whole": whole, "number": 3})
-try:
-    assert_equal(own, "they differ")
-except AssertionError as error:
-    assert "they differ" in str(error), error
-else:
-    raise AssertionError("different values passed for equal")
+expect(AssertionError, "they differ", lambda: assert_equal(own, "they differ"))
 sync_global_devices("half way")
 
 together = host_local_array_to_global_array(own, MESH, EVERY)

@@ -4,13 +4,10 @@ import sys
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
-
-import orbax.checkpoint as ocp  # noqa: E402
-
-from xlashard import (  # noqa: E402
+from tests.processes import join_the_other
+from xlashard import (
     Array,
     Mesh,
     NamedSharding,
@@ -18,6 +15,8 @@ from xlashard import (  # noqa: E402
     device_put,
     make_array_from_callback,
 )
+
+join_the_other()
 
 V = np.arange(128, dtype=np.float32).reshape(8, 16)
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
