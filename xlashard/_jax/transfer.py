@@ -140,6 +140,11 @@ def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
     return executable.execute_sharded(list(handles)).consume_with_handlers([handler])[0]
 
 
+def first_copy(handle: Handle) -> Handle:
+    """One device's buffer of a replicated handle; cheaper than `split` into all of them."""
+    return handle._fully_replicated_shard()
+
+
 def host_view(handle: Handle) -> tuple[np.ndarray, bool]:
     """The value of a single-device or replicated handle, and whether it is a copy of its own.
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import HandleType, default_device, make_aval, put
+from xlashard._jax.transfer import HandleType, default_device, first_copy, make_aval, put
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import read_value
@@ -98,6 +98,12 @@ class HostProtocols(Holder):
 
     def item(self, *args: int) -> Any:
         """One element as a Python number; its position may be left out if there is only one."""
+        handle = self._handle
+        if not args and handle.size == 1 and guards_in_force() is None:
+            try:
+                return handle.item()
+            except RuntimeError:
+                pass  # deleted, or not in this process: said below
         return read_value(self).item(*args)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -115,9 +121,13 @@ class HostProtocols(Holder):
         return value.astype(dtype)
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        if self._handle.sharding.num_devices == 1:
+        handle = self._handle
+        if handle.sharding.num_devices > 1:
+            whole = handle.is_fully_replicated and handle.is_fully_addressable
+            handle = first_copy(handle) if whole else None
+        if handle is not None:
             try:
-                return memoryview(self._handle)
+                return memoryview(handle)
             except (BufferError, RuntimeError):
                 pass  # memory that the host can't read, or none any more
         try:
