@@ -124,6 +124,17 @@ def test_implicit_ones_say_how_to_ask() -> None:
     assert same(x, V) and same(read, V)
 
 
+def test_device_get_of_jax_asks_by_name_too() -> None:
+    x = rows(OURS)
+    with jax.transfer_guard("disallow"):
+        assert same(jax.device_get({"x": x})["x"], V)
+    x, y = rows(OURS), rows(OURS)
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(TransferGuardError):
+        jax.device_get(x)
+    with jax.transfer_guard("disallow"), pytest.raises(TransferGuardError, match="device_get"):
+        np.asarray(y)  # The call before has left nothing behind.
+
+
 def test_an_argument_is_named_by_its_path() -> None:
     f = pjit(lambda state, scale: jax.tree.map(lambda leaf: leaf * scale, state))
     x = rows(OURS)

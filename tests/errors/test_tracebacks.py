@@ -10,7 +10,8 @@ import pytest
 
 from tests.errors.catalogue import SETUP, Topic, read_topics
 from tests.errors.running import PACKAGE, execute
-from xlashard import make_array_from_callback, pjit
+from xlashard import device_put, make_array_from_callback, pjit
+from xlashard import numpy as xnp
 from xlashard._jax import tracebacks
 from xlashard.errors import ArgumentError
 
@@ -121,3 +122,24 @@ def test_an_error_that_was_never_raised() -> None:
     with filtering("quiet_remove_frames"):
         tracebacks.shorten(error)
     assert error.__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x + np.ones(3),
+        lambda x: x["column"],
+        lambda x: x.sum(axis=5),
+        lambda x: x.reshape(5, 5),
+        lambda x: x.at[0].set(np.ones(7)),
+        lambda x: xnp.add(x, np.ones(3)),
+        lambda x: xnp.sum(x, axis=5),
+        lambda x: xnp.einsum("ij,kl", x),
+        lambda x: xnp.zeros(3, dtype="no type"),
+        lambda x: xnp.zeros(3, device="cpu"),
+    ],
+)
+def test_operations_leave_no_frame_between_the_line_and_the_message(operation) -> None:
+    with filtering("quiet_remove_frames"), pytest.raises((TypeError, ValueError)) as caught:
+        operation(device_put(np.ones((8, 2), np.float32)))
+    assert frames_of_ours(caught.value) == []

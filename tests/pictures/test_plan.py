@@ -147,6 +147,11 @@ def test_a_dimension_of_which_all_hold_the_same_part_is_not_whole():
     assert (picture.whole_dims, index_text(picture, cell)) == ((1,), "[2:5, :]")
 
 
+def test_an_empty_dimension_that_is_cut_is_not_whole():
+    mesh = AbstractMesh((4,), ("d",))
+    assert plan((0, 4), NamedSharding(mesh, P("d"))).whole_dims == (1,)
+
+
 def test_a_place_that_nobody_holds_is_blank():
     class Diagonal(Sharding):
         devices = tuple(DEVICES[:2])

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from jax._src import config
+from jax._src.lib import guard_lib
 
 
 class Way(Enum):
@@ -52,3 +53,8 @@ def guards_in_force() -> Guards | None:
     if to_device in _FREE and between in _FREE and to_host in _FREE:
         return None
     return Guards(to_device, between, to_host)
+
+
+def inside_device_get() -> bool:
+    """Whether this thread is in a call of `jax.device_get`, which asks for a transfer by name."""
+    return guard_lib.thread_local_state().explicit_device_get

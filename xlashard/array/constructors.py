@@ -97,6 +97,11 @@ def make_array_from_callback(
 
 
 def _called(data_callback: Callable[[tuple[slice, ...]], Any], index: tuple[slice, ...]) -> Any:
+    if not callable(data_callback):
+        raise ArgumentError(
+            f"data_callback must be a function from an index to the piece there, not "
+            f"{type(data_callback).__name__}: write lambda index: whole[index]"
+        )
     try:
         return data_callback(index)
     except Exception as error:

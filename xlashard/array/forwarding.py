@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
 from xlashard.array.nested import bare
@@ -25,8 +26,12 @@ _TEMPLATE = """\
 def function({parameters}):
     try:
         out_ = {call}
-    except Exception as error_:
-        out_ = again_(error_, Call_(name_, theirs_, ({positional}), {{{keywords}}}))
+    except Exception as failed_:
+        try:
+            out_ = again_(failed_, Call_(name_, theirs_, ({positional}), {{{keywords}}}))
+        except Exception as error_:
+            shorten_(error_)
+            raise
     if type_(out_) is Handle_ and out_.committed:
         array_ = {kind}()
         array_._handle = out_
@@ -55,6 +60,7 @@ def forwarding(theirs: Callable[..., Any], name: str, kind: type | None) -> Call
         "name_": name,
         "kind_": kind,
         "again_": tried_again,
+        "shorten_": shorten,
         "Call_": Call,
         "Handle_": HandleType,
         "as_arrays_": as_arrays,
@@ -126,8 +132,12 @@ def _packing(theirs: Callable[..., Any], name: str, kind: type | None) -> Callab
         try:
             bare_args = [x._handle if type(x) is result else bare(x) for x in args]
             out = theirs(*bare_args, **_keywords(kwargs)) if kwargs else theirs(*bare_args)
-        except Exception as error:
-            out = tried_again(error, Call(name, theirs, args, kwargs))
+        except Exception as failed:
+            try:
+                out = tried_again(failed, Call(name, theirs, args, kwargs))
+            except Exception as error:
+                shorten(error)
+                raise
         if type(out) is HandleType and out.committed:
             array = result()
             array._handle = out

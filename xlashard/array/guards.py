@@ -11,10 +11,18 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.guards import Guards, Way, guards_in_force
+from xlashard._jax.guards import Guards, Way, guards_in_force, inside_device_get
 from xlashard.errors import TransferGuardError
 
-__all__ = ["Guards", "Way", "check_transfer", "free_transfers", "guarded", "guards_in_force"]
+__all__ = [
+    "Guards",
+    "Way",
+    "check_transfer",
+    "free_transfers",
+    "guarded",
+    "guards_in_force",
+    "inside_device_get",
+]
 
 _log = logging.getLogger("xlashard.transfer")
 

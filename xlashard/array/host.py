@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.transfer import bits_of, host_view, split, start_host_copy
 from xlashard.array.copying import copy_all
-from xlashard.array.guards import Way, guarded, guards_in_force
+from xlashard.array.guards import Way, guarded, guards_in_force, inside_device_get
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
 from xlashard.errors import NotAddressableError
 from xlashard.geometry import Tiling
@@ -70,7 +70,7 @@ def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[No
     guards = guards_in_force()
     if guards is None or _lies_open(handle):
         return _FREE
-    asked_by = "" if explicit else "device_get(x)"
+    asked_by = "" if explicit or inside_device_get() else "device_get(x)"
     what = f"the value of an Array {type_text(handle)}"
     return guarded(guards, Way.DEVICE_TO_HOST, what, asked_by)
 

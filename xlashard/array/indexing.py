@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array.forwarding import forwarding
 from xlashard.array.guards import free_transfers
@@ -35,11 +36,15 @@ class Indexing(Holder):
 
     def __getitem__(self, index: Any, /) -> Self:
         handle = self._handle
-        if not handle.is_fully_replicated:
-            shard = whole_shard(handle, index)
-            if shard is not None:
-                return as_arrays(type(self), shard, ())
-        return _get_item(self, index)
+        try:
+            if not handle.is_fully_replicated:
+                shard = whole_shard(handle, index)
+                if shard is not None:
+                    return as_arrays(type(self), shard, ())
+            return _get_item(self, index)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def __iter__(self) -> Iterator[Self]:
         return self._iterate(reverse=False)

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
 from xlashard.array.forwarding import forwarding
@@ -162,7 +163,11 @@ def _update(name: str) -> Callable[..., Any]:
     updated.__name__ = f"x.at[index].{name}"
 
     def update(self: "PartUpdates[Any]", *args: Any, **kwargs: Any) -> Any:
-        return on_handle(self._array, updated, self._index, *args, **kwargs)
+        try:
+            return on_handle(self._array, updated, self._index, *args, **kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
 
     update.__name__ = name
     update.__doc__ = f"`jax.numpy.ndarray.at[index].{name}`, as an `Array`."

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Self
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
 from xlashard.array.forwarding import forwarding
@@ -24,8 +25,12 @@ def _binary(name: str) -> Callable[..., Any]:
         kind = type(self)
         try:
             out = call(self._handle, other._handle if type(other) is kind else other)
-        except Exception as error:
-            out = tried_again(error, Call(name, call, (self, other), {}, ("left", "right")))
+        except Exception as failed:
+            try:
+                out = tried_again(failed, Call(name, call, (self, other), {}, ("left", "right")))
+            except Exception as error:
+                shorten(error)
+                raise
         if type(out) is HandleType and out.committed:
             array = kind()
             array._handle = out

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import is_top_level
 from xlashard.array import Array, device_put
 from xlashard.array.placement import as_placement
@@ -46,8 +47,15 @@ def placing(theirs: Function, ours: Function, name: str) -> Function:
     signature = inspect.signature(theirs)
 
     def function(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is None:
-            return _itself(args, ours(*args, **kwargs))
+        try:
+            if device is None:
+                return _itself(args, ours(*args, **kwargs))
+            return placed(args, kwargs, device)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    def placed(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
         placement = as_placement(device, f"device of {name}()")
         sharding = placement.sharding
         if sharding is None:

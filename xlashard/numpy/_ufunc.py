@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array import Array
 from xlashard.array.attempts import Call, tried_again
@@ -55,8 +56,12 @@ class ufunc:
                 out = call(x, y._handle if type(y) is Array else bare(y))
             else:
                 out = call(*map(bare, args), **bare(kwargs))
-        except Exception as error:
-            out = tried_again(error, Call(self.__name__, call, args, kwargs, _NAMES))
+        except Exception as failed:
+            try:
+                out = tried_again(failed, Call(self.__name__, call, args, kwargs, _NAMES))
+            except Exception as error:
+                shorten(error)
+                raise
         if type(out) is HandleType and out.committed:
             array = Array()
             array._handle = out

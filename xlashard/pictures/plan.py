@@ -101,8 +101,12 @@ class Picture:
     @property
     def whole_dims(self) -> tuple[int, ...]:
         """The dimensions that nobody cuts."""
-        cut, shape = self.subject.placement.cut, self.subject.shape
-        return tuple(i for i, size in enumerate(shape) if cut(i, 0) == slice(0, size))
+        placement, shape = self.subject.placement, self.subject.shape
+        return tuple(
+            dim
+            for dim, (size, count) in enumerate(zip(shape, placement.counts, strict=True))
+            if count == 1 and placement.cut(dim, 0) == slice(0, size)
+        )
 
     @property
     def cells(self) -> Iterator[Cell]:
