@@ -112,7 +112,7 @@ def separate(pieces: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """
     if len({piece.ctypes.data for piece in pieces}) == len(pieces):
         return pieces
-    return [aligned_copy(piece) for piece in pieces]
+    return [piece.copy() for piece in pieces]
 
 
 def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Handle:
@@ -176,13 +176,6 @@ def aligned_blocks(count: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray
     memory = np.empty(count * step + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return np.ndarray((count, *shape), dtype, memory, start, (step, *reversed(strides)))
-
-
-def aligned_copy(value: np.ndarray) -> np.ndarray:
-    """A contiguous copy that a CPU device can take as its buffer without copying it again."""
-    out = aligned_empty(value.shape, value.dtype)
-    out[...] = value
-    return out
 
 
 def collect_garbage() -> None:

@@ -10,12 +10,13 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of
+from xlashard._jax.transfer import Handle, Tracer, aval_of
 from xlashard.array.array import Array
+from xlashard.array.given import Given, as_given
 from xlashard.array.guards import Way, free_transfers, guarded, guards_in_force
 from xlashard.array.holder import check_alive
-from xlashard.array.host_put import gather_pieces, host_value, stage_piece
-from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, number_places
+from xlashard.array.host_put import gather_pieces, stage_piece
+from xlashard.array.keys import is_key_dtype, key_handle, keys_over, number_places
 from xlashard.array.moving import placed
 from xlashard.array.placement import (
     Places,
@@ -23,11 +24,10 @@ from xlashard.array.placement import (
     as_sharding,
     places,
 )
-from xlashard.array.reshard import relayout, reshard
+from xlashard.array.reshard import relayout
 from xlashard.array.scarcity import needed_by, out_of_memory
 from xlashard.array.text import index_text
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
-from xlashard.sharding import SingleDeviceSharding, from_jax
 
 
 def make_array_from_callback(
@@ -132,42 +132,34 @@ def _canonical(dtype: Any) -> Any:
         ) from None
 
 
-class _Piece(NamedTuple):
-    """What a callback gave for one index.
-
-    Attributes:
-        value: A NumPy array or a single-device handle; the numbers of keys.
-        dtype: Of the elements; that of keys for keys.
-        keys: The keys themselves, where it was some.
-    """
-
-    value: Any
-    dtype: Any
-    keys: Any = None
-
-
-def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> _Piece:
+def _read_piece(given: Any, index: Any, shape: tuple[int, ...], dtype: Any) -> Given:
     """Checks one piece against the shape and dtype that it must have."""
-    piece = _as_piece(given, index, dtype)
-    found = tuple(given.shape if piece.keys is not None else piece.value.shape)
-    if found != shape:
+    piece = as_given(given, lambda: _name(index), _OUTSIDE)
+    if piece.shape != shape:
         raise PlacementError(
-            f"{_name(index)} has shape {found}, but the pieces of this array have shape {shape}: "
-            "return the part at that index, such as whole[index]"
+            f"{_name(index)} has shape {piece.shape}, but the pieces of this array have shape "
+            f"{shape}: return the part at that index, such as whole[index]"
         )
-    if dtype is not None and piece.dtype != dtype:
+    if dtype is None or piece.dtype == dtype:
+        return piece
+    if not (piece.weak_type and isinstance(piece.value, np.ndarray)) or is_key_dtype(dtype):
         raise PlacementError(
             f"{_name(index)} is {piece.dtype.name}, but the array is {dtype.name}: let every piece "
             f"have one dtype, for example by .astype({dtype.name!r})"
         )
-    return piece
+    return piece._replace(value=piece.value.astype(dtype))
+
+
+_OUTSIDE = (
+    "call make_array_from_callback outside of jit, grad and vmap, or use jnp operations there"
+)
 
 
 def _name(index: Any) -> str:
     return f"data_callback's piece for index {index_text(index)}"
 
 
-def _crossing(piece: _Piece, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
+def _crossing(piece: Given, index: Any, devices: list[Device]) -> AbstractContextManager[None]:
     """The block in which a piece goes to its devices, if the transfer guards let it."""
     guards = guards_in_force()
     if guards is None:
@@ -178,32 +170,6 @@ def _crossing(piece: _Piece, index: Any, devices: list[Device]) -> AbstractConte
             return free_transfers()
         way = Way.DEVICE_TO_DEVICE
     return guarded(guards, way, _name(index), "device_put(whole, sharding)")
-
-
-def _as_piece(given: Any, index: Any, dtype: Any) -> _Piece:
-    if isinstance(given, Tracer):
-        raise ArgumentError(
-            f"{_name(index)} is traced: an array of known values can't be made of it; call "
-            "make_array_from_callback outside of jit, grad and vmap, or use jnp operations"
-        )
-    if not isinstance(given, np.ndarray) and is_key_array(given):
-        return _Piece(_on_one_device(key_handle(given)), given.dtype, given)
-    if isinstance(given, Array | HandleType):
-        check_alive(given)
-        handle = given.to_jax() if isinstance(given, Array) else given
-        return _Piece(_on_one_device(handle), handle.dtype)
-    value, weak_type = host_value(given, lambda: _name(index))
-    if weak_type and dtype is not None and not is_key_dtype(dtype):
-        value = value.astype(dtype)
-    return _Piece(value, value.dtype)
-
-
-def _on_one_device(handle: Handle) -> Handle:
-    """A piece that its maker has spread over devices, on the first of them."""
-    if handle.sharding.num_devices == 1:
-        return handle
-    device = from_jax(handle.sharding).devices[0]
-    return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
 
 
 def _finished(

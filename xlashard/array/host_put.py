@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import Handle, assemble, aval_of, make_aval, put, separate
 from xlashard.array.copying import Copy, copy_all, private_copy
 from xlashard.array.placement import Places
@@ -245,19 +246,36 @@ def stage_piece(value: Any, target: Places, numbers: list[int]) -> dict[int, Any
     Returns:
         By those numbers the buffers; for devices whose memory is the host's, what becomes them.
     """
-    devices = target.devices
+    devices, kind = target.devices, target.sharding.memory_kind
     if isinstance(value, np.ndarray):
         copied = len(numbers) > 1 or devices[numbers[0]].platform == "cpu"
         value = private_copy(value) if copied else value
         if devices[numbers[0]].platform == "cpu":
             return dict.fromkeys(numbers, value)
-        return {n: _put_one(value, devices[n], target, alias=copied) for n in numbers}
-    return {n: _put_one(value, devices[n], target) for n in numbers}
+        return {n: put_on(devices[n], value, memory_kind=kind, alias=copied) for n in numbers}
+    return {n: put_on(devices[n], value, memory_kind=kind) for n in numbers}
 
 
-def _put_one(value: Any, device: Any, target: Places, *, alias: bool = False) -> Handle:
-    twin = SingleDeviceSharding(device, memory_kind=target.sharding.memory_kind).twin()
-    return put(make_aval(value.shape, value.dtype, twin), twin, [value], [device], alias=alias)
+def put_on(
+    device: Device,
+    value: Any,
+    *,
+    memory_kind: str | None = None,
+    weak_type: bool = False,
+    alias: bool = False,
+) -> Handle:
+    """Puts one value on one device.
+
+    Args:
+        device: The device.
+        value: A NumPy array or a single-device handle.
+        memory_kind: Which memory of it; the default one if None.
+        weak_type: Whether the dtype is weak.
+        alias: Allows a buffer that is the value's own memory.
+    """
+    alone = SingleDeviceSharding(device, memory_kind=memory_kind).twin()
+    aval = make_aval(value.shape, value.dtype, alone, weak_type)
+    return put(aval, alone, [value], [device], alias=alias)
 
 
 def gather_pieces(pieces: list[Any], dtype: Any, target: Places) -> Handle:

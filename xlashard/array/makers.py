@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -11,27 +11,24 @@ from jax.typing import ArrayLike
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import (
-    Handle,
-    HandleType,
     Tracer,
-    aligned_copy,
     host_view,
     make_aval,
     put,
 )
 from xlashard.array.array import Array
 from xlashard.array.buffer_shape import in_shape
+from xlashard.array.copying import private_copy
+from xlashard.array.given import Given, as_given
 from xlashard.array.guards import Guards, Way, check_transfer, free_transfers, guards_in_force
-from xlashard.array.holder import check_alive
-from xlashard.array.host_put import host_value
-from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
+from xlashard.array.host_put import put_on
+from xlashard.array.keys import keys_over, number_places
 from xlashard.array.moving import placed
 from xlashard.array.placement import Places, places
 from xlashard.array.prefix import leaf_path
-from xlashard.array.reshard import reshard
-from xlashard.errors import ArgumentError, DeletedError, PlacementError, counted
+from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry.sharding_spec import spec_over_one_dim
-from xlashard.sharding import PmapSharding, SingleDeviceSharding, from_jax
+from xlashard.sharding import PmapSharding
 from xlashard.sharding.checks import checked_devices
 
 
@@ -139,7 +136,7 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
             if guards is not None:
                 _ask(guards, leaf, name)
             with free_transfers():
-                piece = _as_piece(leaf, name)
+                piece = as_given(leaf, name, _OUTSIDE)
                 out.append(_over([piece] * len(there), there))
         return treedef.unflatten(out)
 
@@ -160,61 +157,13 @@ def _first_difference(first: Any, other: Any, number: int) -> str:
     return f"shards[{number}] is a {structures[0]}, but shards[0] a {structures[1]}"
 
 
+_OUTSIDE = "call it outside of jit, grad and vmap, or use jnp.stack there"
+
 # Of NumPy's; others depend on settings of JAX.
 _TAKEN_AS_THEY_ARE = frozenset(
     np.dtype(name)
     for name in ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32")
 )
-
-
-class _Piece(NamedTuple):
-    """A value on its way to a device.
-
-    Attributes:
-        value: A NumPy array or a handle on one device; the numbers of keys.
-        weak_type: Whether its dtype is weak.
-        keys: The keys themselves, where it was some.
-    """
-
-    value: Any
-    weak_type: bool
-    keys: Any = None
-
-    @property
-    def type(self) -> tuple[tuple[int, ...], Any]:
-        """Shape and dtype; those of keys for keys."""
-        what: Any = self.value if self.keys is None else self.keys
-        return tuple(what.shape), what.dtype
-
-
-def _as_piece(given: Any, name: Callable[[], str]) -> _Piece:
-    if isinstance(given, Tracer):
-        raise ArgumentError(
-            f"{name()} is traced, and only known values can be put on devices one by one: call it "
-            "outside of jit, grad and vmap, or use jnp.stack there"
-        )
-    if type(given) is np.ndarray and given.dtype in _TAKEN_AS_THEY_ARE:
-        return _Piece(given, False)
-    if isinstance(given, np.ndarray):
-        return _Piece(*host_value(given, name))
-    if is_key_array(given):
-        return _Piece(_on_one_device(key_handle(given)), False, given)
-    if not isinstance(given, Array | HandleType):
-        return _Piece(*host_value(given, name))
-    try:
-        check_alive(given)
-    except DeletedError as error:
-        raise DeletedError(f"{name()}: {error}") from None
-    handle: Handle = given.to_jax() if isinstance(given, Array) else given
-    return _Piece(_on_one_device(handle), handle.weak_type)
-
-
-def _on_one_device(handle: Handle) -> Handle:
-    """An array that is spread over devices, on the first of them."""
-    if handle.sharding.num_devices == 1:
-        return handle
-    device = from_jax(handle.sharding).devices[0]
-    return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
 
 
 def _ask(guards: Guards, value: Any, name: Callable[[], str]) -> None:
@@ -245,15 +194,14 @@ def _stacked(
     elif _are_plain(values):
         return _put_plain(values, devices)
     with free_transfers():
-        pieces = [_as_piece(value, partial(name, number)) for number, value in enumerate(values)]
-        shape, dtype = pieces[0].type
+        pieces = [as_given(x, partial(name, number), _OUTSIDE) for number, x in enumerate(values)]
+        shape, dtype = pieces[0].shape, pieces[0].dtype
         for number, piece in enumerate(pieces):
-            found = piece.type
-            if found != (shape, dtype):
+            if (piece.shape, piece.dtype) != (shape, dtype):
                 raise PlacementError(
-                    f"{name(number)} has shape {found[0]} and dtype {found[1].name}, but {name(0)} "
-                    f"has {shape} and {dtype.name}: give every device a value of one shape and "
-                    "dtype, such as np.split(batch, len(devices))"
+                    f"{name(number)} has shape {piece.shape} and dtype {piece.dtype.name}, but "
+                    f"{name(0)} has {shape} and {dtype.name}: give every device a value of one "
+                    "shape and dtype, such as np.split(batch, len(devices))"
                 )
         return _over(pieces, devices)
 
@@ -272,7 +220,7 @@ def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Arr
     target = _places((len(devices), *values[0].shape), devices)
     aval = make_aval(target.shape, values[0].dtype, target.twin)
     alias = not _begin_apart(values)
-    rows = [aligned_copy(value)[None] for value in values] if alias else [v[None] for v in values]
+    rows = [private_copy(value)[None] for value in values] if alias else [v[None] for v in values]
     handle = put(aval, target.twin, rows, target.devices, alias=alias)
     return placed(handle, target.sharding)
 
@@ -284,11 +232,11 @@ def _begin_apart(values: Sequence[np.ndarray]) -> bool:
     return len({value.ctypes.data for value in values}) == len(values)
 
 
-def _over(pieces: list[_Piece], devices: tuple[Device, ...]) -> Any:
+def _over(pieces: list[Given], devices: tuple[Device, ...]) -> Any:
     """One array of a piece for each device, which get the leading dimension here."""
     first = pieces[0]
     keys = first.keys
-    shape = first.type[0]
+    shape = first.shape
     target = _places((len(devices), *shape), devices)
     if keys is not None:
         target = number_places(target, first.value.shape[len(shape) :])
@@ -309,7 +257,7 @@ def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
     return PmapSharding(devices, spec_over_one_dim(ndim, 0, len(devices)))
 
 
-def _in_place(pieces: list[_Piece], target: Places) -> tuple[list[Any], bool]:
+def _in_place(pieces: list[Given], target: Places) -> tuple[list[Any], bool]:
     """The pieces in the shape that they have on their devices, and whether nobody else has them.
 
     Each is a NumPy array everywhere, or a handle everywhere, as jaxlib wants it.
@@ -324,7 +272,7 @@ def _in_place(pieces: list[_Piece], target: Places) -> tuple[list[Any], bool]:
     alias = on_host and not (len(ready) == len(pieces) and _begin_apart(list(ready.values())))
     if alias:
         # Every device may take that very memory, or read it while it is the caller's no more.
-        ready = {number: aligned_copy(value) for number, value in ready.items()}
+        ready = {number: private_copy(value) for number, value in ready.items()}
     return [ready[id(piece)] for piece in pieces], alias
 
 
@@ -335,13 +283,7 @@ def _shaped(value: Any, target: Places, device: Device, on_host: bool) -> Any:
         return window.reshape(target.shard_shape)
     if not isinstance(value, np.ndarray):
         return in_shape(value, target.shard_shape)
-    alone = SingleDeviceSharding(device).twin()
-    return put(
-        make_aval(target.shard_shape, value.dtype, alone),
-        alone,
-        [value.reshape(target.shard_shape)],
-        [device],
-    )
+    return put_on(device, value.reshape(target.shard_shape))
 
 
 def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:

@@ -14,10 +14,9 @@ import numpy as np
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
-from xlashard.array.host_put import put_value
+from xlashard.array.host_put import put_on, put_value
 from xlashard.array.placement import Places
 from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
-from xlashard.sharding import SingleDeviceSharding
 
 _EXCHANGES_KEPT = 512
 
@@ -192,9 +191,7 @@ def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handl
     block = buffer if whole.source else _cut(buffer, _starts(index), _extent(index))
     if piece.source == piece.destination:
         return block
-    single = SingleDeviceSharding(device).twin()
-    aval = make_aval(block.shape, block.dtype, single, block.weak_type)
-    return put(aval, single, [block], [device])
+    return put_on(device, block, weak_type=block.weak_type)
 
 
 def _pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
