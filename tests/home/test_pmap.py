@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from xlashard import (
     Array,
@@ -72,6 +73,7 @@ def unstacked(batch: Any) -> list[Any]:
     return [jax.tree.map(lambda leaf, n=n: leaf[n], batch) for n in range(COUNT)]
 
 
+@pytest.mark.slow
 def test_a_data_parallel_loop() -> None:
     params = first_params()
     state = device_put_replicated(OPTIMIZER.init(params), DEVICES)
@@ -93,6 +95,7 @@ def test_a_data_parallel_loop() -> None:
             np.testing.assert_allclose(leaf, wanted[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_flax_takes_what_the_makers_give() -> None:
     params = first_params()
     ours = device_put_replicated(params, DEVICES)

@@ -129,10 +129,25 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
 
 
-def dressed(handle: Handle, sharding: JaxSharding) -> Handle:
-    """The same buffers under another sharding that says the same of them."""
-    aval = make_aval(handle.shape, handle.dtype, sharding, handle.weak_type)
-    return handle._rewrap_with_aval_and_sharding(aval, sharding)
+def dressed(
+    handle: Handle,
+    sharding: JaxSharding,
+    *,
+    committed: bool | None = None,
+    weak_type: bool | None = None,
+) -> Handle:
+    """The same buffers under another sharding that says the same of them.
+
+    Args:
+        handle: The source.
+        sharding: Of the same devices in the same order.
+        committed: Whether computations must stay on them; as of the source, if not given.
+        weak_type: Whether the dtype is weak; as of the source, if not given.
+    """
+    weak = handle.weak_type if weak_type is None else weak_type
+    bound = handle.committed if committed is None else committed
+    aval = make_aval(handle.shape, handle.dtype, sharding, weak)
+    return assemble(aval, sharding, split(handle), committed=bound)
 
 
 def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:

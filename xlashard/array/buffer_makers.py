@@ -7,7 +7,7 @@ import jax
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Tracer, assemble, make_aval, split
+from xlashard._jax.transfer import Tracer, dressed
 from xlashard.array.array import Array, wrap
 from xlashard.array.buffer_shape import in_shape
 from xlashard.array.constructors import make_array_from_single_device_arrays
@@ -69,9 +69,7 @@ def make_sharded_device_array(
             buffers = [_with_dims(buffer, target.shard_shape) for buffer in buffers]
         out = make_array_from_single_device_arrays(shape, made, buffers, dtype=dtype)
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            handle = out.to_jax()
-            weak = make_aval(shape, dtype, target.twin, True)
-            return placed(handle._rewrap_with_aval_and_sharding(weak, target.twin), made)
+            return placed(dressed(out.to_jax(), target.twin, weak_type=True), made)
         return out
 
 
@@ -109,9 +107,8 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         if device is not None and not weak_type:
             return out
         numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
-        typed = make_aval(numbers.shape, numbers.dtype, there.twin(), weak_type)
         committed = device is not None
-        made = assemble(typed, there.twin(), split(numbers), committed=committed)
+        made = dressed(numbers, there.twin(), committed=committed, weak_type=weak_type)
         return wrap(made) if isinstance(out, Array) else keys_over(made, out)
 
 

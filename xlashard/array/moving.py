@@ -14,10 +14,8 @@ from xlashard._jax.transfer import (
     Handle,
     HandleType,
     Tracer,
-    assemble,
     default_device,
-    make_aval,
-    split,
+    dressed,
 )
 from xlashard.array.array import Array, wrap
 from xlashard.array.guards import Guards, Way, check_transfer, guards_in_force
@@ -154,7 +152,7 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
             if guards is not None:
                 _check_crossing(guards, leaf, placement, aliased[number] is False)
         except XlashardError as error:
-            raise _at(error, leaf_path(x, number, "x")) from None
+            raise at_path(error, leaf_path(x, number, "x")) from None
     with nullcontext() if guards is None else jax.transfer_guard("allow"):
         return treedef.unflatten(_carried_out(x, steps, ways))
 
@@ -163,7 +161,7 @@ def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) 
     try:
         handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
     except OutOfMemoryError as error:
-        raise _at(error, "x") from None
+        raise at_path(error, "x") from None
     out = []
     for number, step in enumerate(steps):
         try:
@@ -172,11 +170,11 @@ def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) 
             else:
                 out.append(step())
         except XlashardError as error:
-            raise _at(error, leaf_path(x, number, "x")) from None
+            raise at_path(error, leaf_path(x, number, "x")) from None
     return out
 
 
-def _at(error: XlashardError, path: str) -> XlashardError:
+def at_path(error: XlashardError, path: str) -> XlashardError:
     """The error with the path of the leaf in front; what the lower layers say becomes ours."""
     if isinstance(error, GeometryError | PlacementError):
         return PlacementError(f"{path}: {error}")
@@ -314,8 +312,7 @@ def _renewed(array: Array, donate: bool) -> Array:
     target = places(handle.shape, array.sharding)
     moved = reshard(handle, target, donate=donate, fresh=not donate)
     if not handle.committed:
-        aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
-        moved = assemble(aval, target.twin, split(moved), committed=False)
+        moved = dressed(moved, target.twin, committed=False)
     out = wrap(moved)
     out._own_sharding = array._own_sharding
     return out

@@ -12,17 +12,14 @@ from xlashard._jax.transfer import put, separate
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
-from xlashard.array.moving import placed
+from xlashard.array.moving import at_path, placed
 from xlashard.array.placement import as_shape, as_sharding, is_place, places
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import relayout
 from xlashard.errors import (
     ArgumentError,
-    DeletedError,
-    GeometryError,
     PlacementError,
-    ShardingError,
-    TransferGuardError,
+    XlashardError,
     counted,
 )
 from xlashard.geometry import Tiling
@@ -77,12 +74,8 @@ def make_array_from_process_local_data(
                     continue
                 with guarded(guards, Way.HOST_TO_DEVICE, f"the {type(leaf).__name__}"):
                     out.append(_from_local(*there, leaf, shape))
-            except (GeometryError, PlacementError) as error:
-                path = leaf_path(local_data, number, "local_data")
-                raise PlacementError(f"{path}: {error}") from None
-            except (ArgumentError, DeletedError, ShardingError, TransferGuardError) as error:
-                path = leaf_path(local_data, number, "local_data")
-                raise type(error)(f"{path}: {error}") from None
+            except XlashardError as error:
+                raise at_path(error, leaf_path(local_data, number, "local_data")) from None
         return treedef.unflatten(out)
 
 

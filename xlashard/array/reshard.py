@@ -5,10 +5,9 @@ from jax.experimental.layout import Layout
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.transfer import (
     Handle,
-    assemble,
     bits_of,
     copy_to,
-    make_aval,
+    dressed,
     split,
 )
 from xlashard.array.memory import in_one_memory, move_in_memory
@@ -78,8 +77,7 @@ def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: b
         return retile(handle, source, target, None, donate=True)
     if donate or fresh:
         return copy_to(handle, target.twin, fresh=True)
-    aval = make_aval(handle.shape, handle.dtype, target.twin, handle.weak_type)
-    return assemble(aval, target.twin, split(handle))
+    return dressed(handle, target.twin, committed=True)
 
 
 def _copy(handle: Handle, source: Places, target: Places) -> Handle:
