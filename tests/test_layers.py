@@ -29,7 +29,7 @@ XLASHARD = Layers(
         "cli": 9,
         "__main__": 10,
     },
-    common=frozenset({"errors", "types", "config", "_version"}),
+    common=frozenset({"errors", "types", "config", "wording", "_version"}),
     door="_jax",
     pure=frozenset({"geometry"}),
 )

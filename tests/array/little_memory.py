@@ -63,12 +63,12 @@ def main() -> None:
 
     refused(
         r"x: not enough memory to place an Array float32\[1048576,1024\] on 8 devices, which share "
-        r".* 512 MiB \(536,870,912 bytes\) on each; nothing was placed: .*delete\(\)",
+        r".* 512.0 MiB \(536,870,912 bytes\) on each; nothing was placed: .*delete\(\)",
         lambda: device_put(huge(), ROWS),
         512 << 20,
     )
     refused(
-        r"on 8 devices.* 4 GiB \(4,294,967,296 bytes\) on each",
+        r"on 8 devices.* 4.0 GiB \(4,294,967,296 bytes\) on each",
         lambda: device_put(huge(), EVERYWHERE),
         4 << 30,
     )
@@ -78,13 +78,13 @@ def main() -> None:
         (512 << 20) + 2 * (8 << 20),
     )
     refused(
-        r"not enough memory to place an Array float32\[1048576,1024\] on 8 devices.* 512 MiB",
+        r"not enough memory to place an Array float32\[1048576,1024\] on 8 devices.* 512.0 MiB",
         lambda: make_array_from_callback((1 << 20, 1024), ROWS, lambda index: huge()[index]),
         512 << 20,
     )
     once = device_put(big, COLUMNS)
     refused(
-        r"x\['w'\]: not enough memory to place an Array float32\[65536,1024\] on 8 .* 32 MiB",
+        r"x\['w'\]: not enough memory to place an Array float32\[65536,1024\] on 8 .* 32.0 MiB",
         lambda: device_put({"w": big}, COLUMNS),
         32 << 20,
     )

@@ -60,7 +60,7 @@ UNREACHED = {
     ("_jax/meeting.py", "meet", "DisagreedError"): PROCESSES,
     ("array/host_put.py", "put_values", "raise scarce"): MEMORY,
     ("array/moving.py", "_put_array", "raise scarce"): MEMORY,
-    ("array/moving.py", "_carried_out", '_at(error, "x")'): MEMORY,
+    ("array/moving.py", "_carried_out", 'at_path(error, "x")'): MEMORY,
     ("array/constructors.py", "_staged", "raise scarce"): MEMORY,
     ("array/makers.py", "_local_devices", ""): PROCESSES,
     ("array/attempts.py", "tried_again", "raise error"): PASSED_ON,

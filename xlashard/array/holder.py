@@ -7,6 +7,7 @@ import jax
 from xlashard._jax.transfer import HandleType
 from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError
+from xlashard.wording import typed
 
 type Handle = Any
 """JAX's own array object: the PJRT buffers of one value, on all of this process's devices."""
@@ -62,7 +63,7 @@ class Holder(jax.Array):
 
 def type_text(x: Any) -> str:
     """Shape and dtype as in `float32[4,8]`."""
-    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
+    return typed(x.dtype.name, x.shape)
 
 
 def check_alive(*operands: Any) -> None:

@@ -19,8 +19,8 @@ from xlashard.array.placement import Places, as_placement, as_sharding, places
 from xlashard.array.routes import Step, Way, find_route
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan
-from xlashard.pictures.units import in_bytes
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding
+from xlashard.wording import in_bytes, typed
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -235,7 +235,7 @@ def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> 
     plan, devices = plan_between(shape, dtype.itemsize, here, there)
     shards = [math.prod(p.shard_shape) * dtype.itemsize for p in (here, there)]
     return ReshardReport(
-        type=f"{dtype.name}[{','.join(map(str, shape))}]",
+        type=typed(dtype.name, shape),
         nbytes=math.prod(shape) * dtype.itemsize,
         source=_in_words(here.sharding),
         target=_in_words(there.sharding),

@@ -8,17 +8,7 @@ import numpy as np
 from xlashard._jax.transfer import collect_garbage, is_out_of_memory
 from xlashard.array.placement import Places
 from xlashard.errors import OutOfMemoryError, counted
-
-_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes in the unit that suits it: `1.5 GiB`."""
-    for unit, size in _UNITS:
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return counted(count, "byte")
-
+from xlashard.wording import in_bytes, typed
 
 type Needed = tuple[Places, int, str]
 """A place, the bytes that an array takes on one device of it, and the array's type in words."""
@@ -27,7 +17,7 @@ type Needed = tuple[Places, int, str]
 def needed_by(target: Places, dtype: np.dtype) -> Needed:
     """What an array of a dtype takes in a place."""
     size = math.prod(target.shard_shape) * dtype.itemsize
-    return target, size, f"{dtype.name}[{','.join(map(str, target.shape))}]"
+    return target, size, typed(dtype.name, target.shape)
 
 
 def out_of_memory(error: BaseException, needed: Sequence[Needed]) -> OutOfMemoryError | None:
@@ -56,7 +46,7 @@ def out_of_memory(error: BaseException, needed: Sequence[Needed]) -> OutOfMemory
         "more devices, for example NamedSharding(mesh, P('data'))"
     )
     return OutOfMemoryError(
-        f"not enough memory to place {what} on {devices}{shared}: it takes {bytes_text(each)} "
+        f"not enough memory to place {what} on {devices}{shared}: it takes {in_bytes(each)} "
         f"({each:,} bytes) on each; nothing was placed: {less}",
         bytes_per_device=each,
     )

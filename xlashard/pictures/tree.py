@@ -18,8 +18,8 @@ from xlashard.pictures.plan import Cell, Picture, plan_picture
 from xlashard.pictures.printable import Printable
 from xlashard.pictures.screen import Screen
 from xlashard.pictures.subject import Subject, is_place, is_shape, read_subject
-from xlashard.pictures.units import in_bytes
-from xlashard.pictures.words import runs_text, shape_text, type_text
+from xlashard.pictures.words import runs_text, type_text
+from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16
 """Arrays that are drawn; the rest is counted."""

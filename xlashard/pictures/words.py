@@ -6,7 +6,7 @@ from itertools import pairwise
 from xlashard.geometry import Runs
 from xlashard.pictures.plan import Cell, Picture, Shown
 from xlashard.pictures.subject import Subject
-from xlashard.pictures.units import in_bytes
+from xlashard.wording import in_bytes, shape_text, typed
 
 _WRITTEN_OUT = 4
 """Runs in even steps that are written out, where there is room for all."""
@@ -121,14 +121,9 @@ def platform_of(subject: Subject) -> str:
     return str(subject.devices[0].platform).upper() if subject.devices else ""
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """Sizes as in `[8,16]`."""
-    return f"[{','.join(map(str, shape))}]"
-
-
 def type_text(subject: Subject) -> str:
     """Dtype and shape: `float32[8,16]`."""
-    return f"{subject.dtype or ''}{shape_text(subject.shape)}"
+    return typed(subject.dtype or "", subject.shape)
 
 
 def title_text(subject: Subject) -> str:

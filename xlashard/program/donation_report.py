@@ -7,6 +7,7 @@ from math import log, prod
 from xlashard.program.donation import bytes_of, has_room
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
+from xlashard.wording import typed
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _size_text(value: ValuePlan) -> str:
 
 
 def _described(value: ValuePlan) -> str:
-    text = f"{_name(value)}: {value.dtype}[{','.join(map(str, value.shape))}]"
+    text = f"{_name(value)}: {typed(value.dtype, value.shape)}"
     sharding = value.sharding
     if sharding is None or sharding.num_devices == 1:
         return text

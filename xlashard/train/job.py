@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from xlashard.pictures import TreePicture, read_tree
-from xlashard.pictures.units import in_bytes
 from xlashard.train.checks import check_settings
 from xlashard.train.console import Pace, Screen
 from xlashard.train.data import Corpus, held_out_windows, put_batch, read_corpus, training_windows
@@ -24,6 +23,7 @@ from xlashard.train.layout import Layout, build_mesh
 from xlashard.train.programs import Programs, build_programs, parameter_count, write_text
 from xlashard.train.settings import Settings
 from xlashard.train.step import Recipe, make_recipe, state_shardings
+from xlashard.wording import in_bytes
 
 _DRAWN = 4
 """Parameters whose place on the mesh is drawn before training, the biggest ones."""

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from xlashard import ProgramReport
-from xlashard.pictures.units import in_bytes, in_flop
 from xlashard.pjit.report import (
     CollectiveReport,
     CostReport,
@@ -20,6 +19,7 @@ from xlashard.pjit.report import (
     ValueReport,
 )
 from xlashard.pjit.report.words import line_text, operation_text, short_path
+from xlashard.wording import in_bytes, in_flop
 
 MIB = 1 << 20
 HERE = SourceLine("/home/me/project/model.py", 12, "layer", True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xlashard.program.collectives import CollectiveKind
+from xlashard.wording import typed
 
 type Decided = Literal["caller", "argument", "default", "partitioner", "function", "unknown"]
 """Who decided where a value lies: the caller's resource; the committed argument itself; the rule
@@ -43,7 +44,7 @@ class ValueReport:
     @property
     def type(self) -> str:
         """`float32[8,16]`."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return typed(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from xlashard.pjit.report.values import Program, Value, spec_text
 from xlashard.program import Collective, is_open
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
+from xlashard.wording import typed
 
 
 def describe_replications(
@@ -129,7 +130,7 @@ def _constraints(
         names = {part.name for c in forced for part in c.axes(grid) or ()}
         yield ReplicationReport(
             kind="constraint",
-            path=f"{closing.aval.dtype}[{','.join(map(str, closing.aval.shape))}]",
+            path=typed(closing.aval.dtype, closing.aval.shape),
             spec=spec_text(closing.sharding),
             dims=closing.dims,
             axes=tuple(a for a in mesh.axis_names if a in names & closing.axes),

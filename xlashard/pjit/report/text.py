@@ -7,7 +7,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.pictures.units import in_bytes, in_flop
 from xlashard.pjit.report.merging import (
     merged_collectives,
     merged_donations,
@@ -32,6 +31,7 @@ from xlashard.pjit.report.words import (
     short_type,
     types_text,
 )
+from xlashard.wording import in_bytes, in_flop
 
 _SHOWN = 8
 """Rows of a table that are shown where not all are asked for."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlashard.pjit.report.parts import CollectiveReport, SourceLine, ValueReport
+from xlashard.wording import typed
 
 _LONGEST_FILE = 28
 """Of longer paths of files the last two parts are shown, in letters."""
@@ -85,7 +86,7 @@ def short_type(value: ValueReport) -> str:
     letters = re.match(r"[a-z]*", value.dtype)
     word = letters[0] if letters else ""
     dtype = _LETTERS.get(word, word) + value.dtype[len(word) :]
-    return f"{dtype}[{','.join(map(str, value.shape))}]"
+    return typed(dtype, value.shape)
 
 
 def short_path(path: str, most: int) -> str:

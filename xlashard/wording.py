@@ -1,4 +1,6 @@
-"""Numbers of bytes and operations as people read them."""
+"""Bytes, operations, shapes and types as people read them."""
+
+from collections.abc import Iterable
 
 
 def in_bytes(count: float) -> str:
@@ -17,3 +19,13 @@ def in_flop(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} PFLOP"
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """Sizes as in `[8,16]`."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def typed(dtype: object, shape: Iterable[int]) -> str:
+    """A type by the name of its dtype and its shape: `float32[8,16]`."""
+    return f"{dtype}{shape_text(shape)}"
