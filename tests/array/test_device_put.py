@@ -183,6 +183,10 @@ class TestTrees:
             device_put({"b": [np.zeros(3)]}, named("x"))
         with raises(ArgumentError, "x['b'][1]", "of str, which no device can hold"):
             device_put({"b": [1, "text"]})
+        with raises(ArgumentError, "x['b']", "masked array", "x.filled(0)"):
+            device_put({"b": np.ma.masked_array(V)})
+        with raises(ArgumentError, "x['b']", "dtype >f4", "x.astype('float32')"):
+            device_put({"b": V.astype(">f4")})
         with raises(ArgumentError, "x[0]", "device must be a device, a sharding, a Format or None"):
             device_put([V], ["cpu"])
         with raises(ArgumentError, "x: ", "NamedSharding(mesh, "):

@@ -113,6 +113,8 @@ def test_explicit_axes_follow_jax_s_rules() -> None:
     with jax.set_mesh(mesh):
         assert same(x[:, 0:2], V[:, :2])
         assert same(x * 2, V * 2)
+        assert same(np.stack([*x]), V) and same(np.stack([*reversed(x)]), V[::-1])
+    assert same(np.stack([*x]), V)
 
 
 def test_boolean_and_integer_arrays_index() -> None:

@@ -50,11 +50,21 @@ def as_host_value(x: Any, name: Callable[[], str]) -> HostValue:
         aval = aval_of(x)
         return HostValue(np.asarray(x), aval.dtype, aval.weak_type)
     except (TypeError, ValueError, AttributeError):
-        described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise ArgumentError(
-            f"{name()} is of {described}, which no device can hold: give numbers or booleans, as "
-            "NumPy arrays, Arrays or Python numbers"
-        ) from None
+        raise ArgumentError(f"{name()} is {_not_a_value(x)}") from None
+
+
+def _not_a_value(x: Any) -> str:
+    """What something is that no device can hold, and what to give instead."""
+    if isinstance(x, np.ma.MaskedArray):
+        return "a masked array, and devices hold no masks: write x.filled(0)"
+    if isinstance(x, np.ndarray) and x.dtype.byteorder not in "=|":
+        native = f"x.astype({x.dtype.newbyteorder('=').name!r})"
+        return f"of dtype {x.dtype}, whose bytes are in the other order: write {native}"
+    described = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+    return (
+        f"of {described}, which no device can hold: give numbers or booleans, as NumPy arrays, "
+        "Arrays or Python numbers"
+    )
 
 
 @lru_cache(maxsize=256)

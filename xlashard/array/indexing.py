@@ -26,6 +26,16 @@ def _rows(x: Any, start: Any, count: int) -> list[Any]:
     return [jax.lax.index_in_dim(chunk, i, axis=0, keepdims=False) for i in range(count)]
 
 
+def _rows_uncut(handle: Any) -> Any:
+    """The array with whole rows: on explicit axes JAX takes no row of a dimension that is cut."""
+    sharding = handle.sharding
+    if sharding.spec[:1] in ((), (None,)):
+        return handle
+    whole_rows = sharding.update(spec=jax.P(None, *sharding.spec[1:]))
+    with free_transfers():
+        return jax.device_put(handle, whole_rows)
+
+
 _get_item = forwarding(HandleType.__getitem__, "indexing", None)
 
 
@@ -70,11 +80,13 @@ class Indexing(Holder):
                 check_alive(self)
                 yield as_arrays(type(self), row_at(row), ())
             return
+        typed = _rows_uncut(self._handle) if has_explicit_axes(self._handle) else None
         for start in starts:
+            check_alive(self)
             count = min(_ROWS_AT_ONCE, length - start)
             with free_transfers():
-                if has_explicit_axes(self._handle):
-                    rows = [self._handle[i] for i in range(start, start + count)]
+                if typed is not None:
+                    rows = [typed[i] for i in range(start, start + count)]
                 else:
                     rows = _rows(self._handle, start, count)
             yield from as_arrays(type(self), rows[::-1] if reverse else rows, self)
