@@ -26,16 +26,6 @@ def pointers(x: Array) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
 
 
-@pytest.fixture(params=["in one memory", "between devices"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways: that of emulated devices, and that of devices with a memory of their own."""
-    if request.param == "between devices":
-        monkeypatch.setattr(reshard, "in_one_memory", lambda *places: False)
-    elif DEVICES[0].platform != "cpu":
-        pytest.skip("these devices have memories of their own")
-    return request.param
-
-
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which ways of moving bytes between buffers were gone."""

@@ -17,16 +17,6 @@ def on(devices: Any, *spec: Any) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), ("d",)), P(*spec))
 
 
-@pytest.fixture(params=["in one memory", "between devices"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways: that of emulated devices, and that of devices with a memory of their own."""
-    if request.param == "between devices":
-        monkeypatch.setattr(reshard, "in_one_memory", lambda *places: False)
-    elif DEVICES[0].platform != "cpu":
-        pytest.skip("these devices have memories of their own")
-    return request.param
-
-
 def pointers(x: Array) -> dict[Any, int]:
     return {s.device: s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
 
