@@ -168,6 +168,16 @@ class TestTrees:
         assert out["a"].sharding == named("x")
         assert out["b"][0].sharding == named()
 
+    @pytest.mark.parametrize("donate", [True, {"a": True, "b": False}, {"a": False, "b": True}])
+    @pytest.mark.parametrize("there", [("x",), ("y", "x"), ()])
+    def test_tied_leaves_are_used_up_once(self, donate: Any, there: tuple[str, ...]) -> None:
+        tied = device_put(V, named("x"))
+        out = device_put({"a": tied, "b": tied}, named(*there), donate=donate)
+        assert tied.is_deleted()
+        assert same(out["a"], V) and same(out["b"], V)
+        out["a"].delete()
+        assert same(out["b"] + 0, V)
+
     def test_errors_have_the_leaf_s_path(self) -> None:
         with raises(PlacementError, "x['b'][0]: dimension 0", "3", "2 tiles ('x'=2)"):
             device_put({"b": [np.zeros(3)]}, named("x"))

@@ -137,6 +137,7 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
     entries = broadcast_prefix(device, x, is_place, "device", "x")
     donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
     aliased = broadcast_prefix(may_alias, x, _is_flag, "may_alias", "x")
+    gives, shares = (donated, aliased) if donate is False else _each_once(leaves, donated, aliased)
     known: dict[int, Placement] = {}
     guards = guards_in_force()
     steps: list[HostPut | _Step] = []
@@ -148,13 +149,35 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
             if placement is None:
                 placement = known[id(entry)] = as_placement(entry, "device")
             ways.append(placement)
-            steps.append(_plan_leaf(leaf, placement, donated[number], aliased[number], src))
+            steps.append(_plan_leaf(leaf, placement, gives[number], shares[number], src))
             if guards is not None:
                 _check_crossing(guards, leaf, placement, aliased[number] is False)
         except XlashardError as error:
             raise at_path(error, leaf_path(x, number, "x")) from None
     with nullcontext() if guards is None else jax.transfer_guard("allow"):
         return treedef.unflatten(_carried_out(x, steps, ways))
+
+
+def _each_once(
+    leaves: list[Any], donated: list[Any], aliased: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The flags by which an array that is several leaves is used up by the last one only.
+
+    The others, as those of tied weights, get copies: buffers that they shared would go with it.
+    """
+    gives, shares = list(donated), list(aliased)
+    later: set[int] = set()
+    used_up = {id(x) for x, flag in zip(leaves, donated, strict=True) if flag is True}
+    for number in reversed(range(len(leaves))):
+        x = leaves[number]
+        if not isinstance(x, jax.Array) or id(x) not in used_up:
+            continue
+        if id(x) in later:
+            gives[number], shares[number] = False, False
+        elif gives[number] is False:
+            gives[number], shares[number] = True, None
+        later.add(id(x))
+    return gives, shares
 
 
 def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) -> list[Any]:
