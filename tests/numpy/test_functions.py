@@ -343,3 +343,9 @@ def test_deleted_arguments_are_named() -> None:
     for call in (lambda: xnp.exp(gone), lambda: xnp.stack([gone]), lambda: xnp.add(1, gone)):
         with pytest.raises(DeletedError, match=r"float32\[8\] has been deleted"):
             call()
+
+
+@pytest.mark.parametrize("name", ["full", "dot", "stack"])
+def test_a_missing_argument_is_missed_by_the_function_s_name(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}\(\) missing"):
+        getattr(xnp, name)()

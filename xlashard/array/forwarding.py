@@ -69,6 +69,8 @@ def forwarding(theirs: Callable[..., Any], name: str, kind: type | None) -> Call
     }
     # In a folder of ours, so that tracebacks leave it out.
     exec(compile(_written(parameters, kind is None), str(_FOLDER / f"<{name}>"), "exec"), names)
+    # Python's own errors about arguments call it so.
+    names["function"].__name__ = names["function"].__qualname__ = name
     return names["function"]
 
 
