@@ -82,7 +82,7 @@ format: $(developing) ## Let ruff put the code into its form
 	$(VENV)/bin/ruff format
 
 .PHONY: bench
-bench: $(developing) ## Run all benchmarks (about 15 minutes); figures go to docs/performance.md
+bench: $(developing) ## Run all benchmarks (about 8 minutes); figures go to docs/performance.md
 	mkdir -p bench-results
 	failed=; \
 	for file in $(sort $(wildcard benchmarks/[a-z]*.py)); do \
