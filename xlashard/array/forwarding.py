@@ -13,7 +13,7 @@ from typing import Any
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
-from xlashard.array.nested import bare
+from xlashard.array.nested import PLAIN, bare
 from xlashard.array.results import as_arrays
 from xlashard.sharding import Sharding, to_jax
 
@@ -65,6 +65,7 @@ def forwarding(theirs: Callable[..., Any], name: str, kind: type | None) -> Call
         "Handle_": HandleType,
         "as_arrays_": as_arrays,
         "bare_": bare,
+        "plain_": PLAIN,
         "twin_": _twin,
     }
     # In a folder of ours, so that tracebacks leave it out.
@@ -119,8 +120,10 @@ def _value(p: inspect.Parameter, is_self: bool) -> str:
     if is_self:
         return f"{name}._handle"
     if p.default is not p.empty:
-        convert = "twin_" if name == "out_sharding" else "bare_"
-        value = f"({name} if {name} is default_{name}_ else {convert}({name}))"
+        if name == "out_sharding":
+            value = f"({name} if {name} is default_{name}_ else twin_({name}))"
+        else:
+            value = f"({name} if type_({name}) in plain_ else bare_({name}))"
     else:
         value = f"({name}._handle if type_({name}) is kind_ else bare_({name}))"
     return f"{name}={value}" if p.kind is _KINDS.KEYWORD_ONLY else value

@@ -8,10 +8,10 @@ import numpy as np
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder
 
-# Types of values in which there is no Array.
-_PLAIN = frozenset(
-    {bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray, HandleType}
-)
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
+"""Types of values in which there is no array on devices."""
+
+_BARE = PLAIN | {HandleType}
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -50,7 +50,7 @@ def bare(value: Any) -> Any:
     """The value with the handle of every Array in its place; containers are made anew."""
     # Every argument of every operation comes here: the commonest kinds first.
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _BARE:
         return value
     if kind is list:
         return [bare(v) for v in value]
@@ -58,7 +58,7 @@ def bare(value: Any) -> Any:
         return tuple([bare(v) for v in value])
     if kind is dict:
         return {key: bare(v) for key, v in value.items()}
-    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _PLAIN:
+    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _BARE:
         return value
     if isinstance(value, Holder):
         return value._handle

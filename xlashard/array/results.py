@@ -13,7 +13,7 @@ from xlashard._jax.transfer import Handle, HandleType
 from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder
 from xlashard.array.host_put import put_value
-from xlashard.array.nested import mapped
+from xlashard.array.nested import PLAIN, mapped
 from xlashard.array.placement import places
 from xlashard.array.reshard import reshard
 from xlashard.sharding import GSPMDSharding, from_jax
@@ -33,8 +33,20 @@ def as_arrays(kind: type[Holder], out: Any, operands: Any) -> Any:
         # A tracer, a tuple of arrays, NotImplemented, a dtype.
         return mapped(out, lambda handle: as_arrays(kind, handle, operands))
     array = kind()
-    array._handle = out if out.committed else beside(out, operands)
+    free = out.committed or _all_free(kind, operands)
+    array._handle = out if free else beside(out, operands)
     return array
+
+
+def _all_free(kind: type[Holder], operands: Any) -> bool:
+    """Whether no operand is bound to devices, as far as a quick look can tell."""
+    for x in operands:
+        if type(x) is kind:
+            if x._handle.committed:
+                return False
+        elif type(x) not in PLAIN:
+            return False
+    return True
 
 
 def beside(out: Handle, operands: Any) -> Handle:
