@@ -1,6 +1,19 @@
-"""Bytes, operations, shapes and types as people read them."""
+"""Bytes, operations, shapes, types and tables as people read them."""
 
+import io
+import shutil
 from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+
+
+def plain_text(shown: RenderableType) -> str:
+    """What rich prints, as wide as the terminal, without colours."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as printed:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in printed.get().rstrip().splitlines())
 
 
 def in_bytes(count: float) -> str:

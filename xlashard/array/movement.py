@@ -1,9 +1,7 @@
 """What `device_put` of an array would move, said without moving it."""
 
-import io
 import json
 import math
-import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +18,7 @@ from xlashard.array.routes import Step, Way, find_route
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding
-from xlashard.wording import in_bytes, typed
+from xlashard.wording import in_bytes, plain_text, typed
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -143,11 +141,7 @@ class ReshardReport:
         yield from self._parts(_SHOWN)
 
     def __str__(self) -> str:
-        width = shutil.get_terminal_size((100, 24)).columns
-        console = Console(file=io.StringIO(), width=width, color_system=None)
-        with console.capture() as shown:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in shown.get().rstrip().splitlines())
+        return plain_text(self)
 
     def __repr__(self) -> str:
         moved = in_bytes(self.bytes_moved)

@@ -1,8 +1,6 @@
 """The report of a program: a frozen value that prints itself and travels as JSON."""
 
-import io
 import json
-import shutil
 import types
 import typing
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from xlashard.pjit.report.parts import CollectiveReport, ReportFields
 from xlashard.pjit.report.text import ReportText
 from xlashard.program import CollectiveTotal
 from xlashard.program.collectives import CollectiveKind
+from xlashard.wording import plain_text
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -62,11 +61,7 @@ class ProgramReport(ReportFields):
         yield ReportText(self, full=False)
 
     def __str__(self) -> str:
-        width = shutil.get_terminal_size((100, 24)).columns
-        console = Console(file=io.StringIO(), width=width, color_system=None)
-        with console.capture() as shown:
-            console.print(ReportText(self, full=False))
-        return "\n".join(line.rstrip() for line in shown.get().rstrip().splitlines())
+        return plain_text(ReportText(self, full=False))
 
     def __repr__(self) -> str:
         counts = (
