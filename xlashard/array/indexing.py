@@ -89,4 +89,4 @@ class Indexing(Holder):
                     rows = [typed[i] for i in range(start, start + count)]
                 else:
                     rows = _rows(self._handle, start, count)
-            yield from as_arrays(type(self), rows[::-1] if reverse else rows, self)
+            yield from as_arrays(type(self), rows[::-1] if reverse else rows, (self,))

@@ -19,7 +19,7 @@ from xlashard.array.reshard import reshard
 from xlashard.sharding import GSPMDSharding, from_jax
 
 
-def as_arrays(kind: type[Holder], out: Any, operands: Any) -> Any:
+def as_arrays(kind: type[Holder], out: Any, operands: tuple[Any, ...]) -> Any:
     """The result with an array around every handle in it.
 
     Args:
@@ -38,7 +38,7 @@ def as_arrays(kind: type[Holder], out: Any, operands: Any) -> Any:
     return array
 
 
-def _all_free(kind: type[Holder], operands: Any) -> bool:
+def _all_free(kind: type[Holder], operands: tuple[Any, ...]) -> bool:
     """Whether no operand is bound to devices, as far as a quick look can tell."""
     for x in operands:
         if type(x) is kind:
