@@ -14,6 +14,7 @@ XLASHARD = Layers(
         "geometry": 0,
         "_jax": 1,
         "sharding": 2,
+        "processes": 2,
         "program": 3,
         "pictures": 3,
         "array": 4,

@@ -11,7 +11,16 @@ ROOMS = (
     "config.py",
     *(
         f"{room}/**/*.py"
-        for room in ("pjit", "sharding", "array", "program", "pictures", "numpy", "_jax")
+        for room in (
+            "pjit",
+            "sharding",
+            "array",
+            "program",
+            "pictures",
+            "numpy",
+            "processes",
+            "_jax",
+        )
     ),
 )
 
@@ -56,8 +65,7 @@ UNREACHED = {
     ("array/to_host.py", "_local_box", "no one block"): PROCESSES,
     ("array/to_host.py", "_meet", "did not call it"): PROCESSES,
     ("array/to_host.py", "_meet", "different arrays"): PROCESSES,
-    ("_jax/meeting.py", "meet", "MissedError"): PROCESSES,
-    ("_jax/meeting.py", "meet", "DisagreedError"): PROCESSES,
+    ("processes/meeting.py", "meet", "MissedError"): PROCESSES,
     ("array/host_put.py", "put_values", "raise scarce"): MEMORY,
     ("array/moving.py", "_put_array", "raise scarce"): MEMORY,
     ("array/moving.py", "_carried_out", 'at_path(error, "x")'): MEMORY,

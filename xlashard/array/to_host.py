@@ -5,7 +5,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from xlashard._jax.meeting import DisagreedError, MissedError, meetings
 from xlashard._jax.transfer import host_view, split, start_host_copy
 from xlashard.array.copying import copy_all
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
@@ -15,6 +14,7 @@ from xlashard.array.reshard import reshard
 from xlashard.array.text import index_text
 from xlashard.errors import ArgumentError, NotAddressableError, ProcessesError, counted
 from xlashard.geometry import Tiling
+from xlashard.processes import Invitation, MissedError, meetings
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
 Policy = Literal["local", "gather", "replicated"]
@@ -112,10 +112,10 @@ def _gathered(array: Holder, sharding: Sharding, timeout: float) -> np.ndarray:
 
 
 def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
-    processes = sorted({device.process_index for device in sharding.devices})
+    processes = tuple(sorted({device.process_index for device in sharding.devices}))
     subject = f"{type_text(handle)} under {sharding}"
     try:
-        meetings.meet(processes, subject, timeout)
+        came = meetings.meet(Invitation(processes, "to_host", timeout), subject)
     except MissedError as error:
         raise ProcessesError(
             f"x.to_host('gather') of an Array {type_text(handle)} waited {timeout:g} s, and "
@@ -124,13 +124,13 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
             "no other process",
             processes=error.processes,
         ) from None
-    except DisagreedError as error:
-        asked = "; ".join(f"process {p}: {text}" for p, text in error.subjects.items())
+    if len(set(came.values())) > 1:
+        asked = "; ".join(f"process {p}: {text}" for p, text in came.items())
         raise ProcessesError(
             f"x.to_host('gather') was called with different arrays at the same time: {asked}; let "
             "all processes gather the same arrays in the same order",
-            processes=tuple(error.subjects),
-        ) from None
+            processes=tuple(came),
+        )
 
 
 def _processes_text(processes: tuple[int, ...]) -> str:

@@ -1,0 +1,187 @@
+"""Coming together with other processes before something that they must all do.
+
+A collective that one process doesn't join waits for ever. So those who want one meet first, in the
+key-value store. Whatever comes of a meeting is one value, written once: the first writer has the
+key, so that all see the same outcome, whoever comes late or gives up early.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from xlashard._jax import coordination
+from xlashard.processes import store
+
+# Processes that wait for the first one's word wait longer than it does: it knows who is missing.
+_LONGER = 2.0
+# Seconds between two looks at who is still missing.
+_LOOK = 1.0
+
+
+class MissedError(Exception):
+    """Processes that did not come to a meeting.
+
+    Attributes:
+        processes: Their indices.
+    """
+
+    def __init__(self, processes: Sequence[int]) -> None:
+        super().__init__(f"processes {list(processes)} did not come")
+        self.processes = tuple(processes)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Who is to meet, and for how long they wait for each other.
+
+    Attributes:
+        processes: The indices of those that must come, this one among them.
+        series: Meetings are numbered for each series and group of processes. All of a group must
+            come to the meetings of one series in the same order.
+        timeout: How long to wait, in seconds.
+        waiting: Is told about once a second who is still missing, and for how many seconds they
+            have been waited for.
+    """
+
+    processes: tuple[int, ...]
+    series: str
+    timeout: float
+    waiting: Callable[[tuple[int, ...], float], None] | None = None
+
+
+class Meetings:
+    """The meetings of this process."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._locks: dict[tuple[str, tuple[int, ...]], threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def meet(self, invitation: Invitation, subject: str) -> dict[int, str]:
+        """Returns when all are here: by process what it came for.
+
+        Where fewer than two processes are to come, or there is only one, nothing is waited for.
+
+        Args:
+            invitation: Who comes.
+            subject: What this process comes for.
+
+        Raises:
+            MissedError: Some didn't come in time. They will find out, should they come later.
+        """
+        group = tuple(sorted(set(invitation.processes)))
+        me = coordination.process_index()
+        if coordination.client() is None or len(group) < 2:
+            return {me: subject}
+        end = time.monotonic() + invitation.timeout
+        key = invitation.series, group
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            while True:
+                number = self._held[key] = self._held.get(key, 0) + 1
+                outcome = _Meeting(invitation, group, number, subject).outcome(end)
+                # The others gave this meeting up without this process, and are further by now.
+                if isinstance(outcome, dict) or me not in outcome:
+                    break
+        if isinstance(outcome, dict):
+            return outcome
+        raise MissedError(outcome)
+
+
+type _Outcome = dict[int, str] | tuple[int, ...]
+"""What each came for, or who was missing."""
+
+
+class _Meeting:
+    """One meeting as one of its processes sees it."""
+
+    def __init__(
+        self, invitation: Invitation, group: tuple[int, ...], number: int, subject: str
+    ) -> None:
+        self._group = group
+        self._series = f"meetings/{invitation.series}/{'-'.join(map(str, group))}"
+        self._number = number
+        self._folder = f"{self._series}/{number}"
+        self._subject = subject
+        self._waiting = invitation.waiting
+        self._began = time.monotonic()
+
+    def outcome(self, end: float) -> _Outcome:
+        """What came of it."""
+        decided = self._decided(0)
+        if decided is not None:
+            return decided
+        me = coordination.process_index()
+        store.write(f"{self._folder}/here/{me}", self._subject.encode())
+        if me == self._group[0]:
+            return self._decide(self._collect(end))
+        for seconds in self._looks(end + _LONGER):
+            decided = self._decided(seconds)
+            if decided is not None:
+                return decided
+            if self._waiting is not None:
+                self._tell(self._missing(store.listed(f"{self._folder}/here")))
+        return self._decide(self._collect(0))
+
+    def _collect(self, end: float) -> _Outcome:
+        here = store.listed(f"{self._folder}/here")
+        missing = self._missing(here)
+        for seconds in self._looks(end):
+            if not missing:
+                break
+            if store.read(f"{self._folder}/here/{missing[0]}", seconds) is None:
+                self._tell(missing)
+            here = store.listed(f"{self._folder}/here")
+            missing = self._missing(here)
+        if missing:
+            return missing
+        # All are here, so nobody will ask for the meeting before this one again.
+        if self._number > 1:
+            store.drop(f"{self._series}/{self._number - 1}")
+        return {process: here[str(process)].decode() for process in self._group}
+
+    def _looks(self, end: float) -> Iterator[float]:
+        """How long to wait for the next look, until the end."""
+        while (left := end - time.monotonic()) > 0:
+            yield min(left, _LOOK)
+
+    def _missing(self, here: dict[str, bytes]) -> tuple[int, ...]:
+        return tuple(process for process in self._group if str(process) not in here)
+
+    def _tell(self, missing: tuple[int, ...]) -> None:
+        if self._waiting is not None and missing:
+            self._waiting(missing, time.monotonic() - self._began)
+
+    def _decide(self, outcome: _Outcome) -> _Outcome:
+        """The outcome that counts: this one, unless another process was faster."""
+        if store.write(f"{self._folder}/decided", _to_bytes(outcome)):
+            return outcome
+        return self._decided(_LONGER) or outcome
+
+    def _decided(self, seconds: float) -> _Outcome | None:
+        value = store.read(f"{self._folder}/decided", seconds)
+        return None if value is None else _from_bytes(value, self._group)
+
+
+def _to_bytes(outcome: _Outcome) -> bytes:
+    if isinstance(outcome, tuple):
+        return json.dumps({"missing": outcome}).encode()
+    subjects = list(outcome.values())
+    # Most often all come for the same, which then goes to everybody once and not by process.
+    same = len(set(subjects)) == 1
+    return json.dumps({"same": subjects[0]} if same else {"came": subjects}).encode()
+
+
+def _from_bytes(value: bytes, group: tuple[int, ...]) -> _Outcome:
+    said = json.loads(value)
+    if "missing" in said:
+        return tuple(said["missing"])
+    subjects = [said["same"]] * len(group) if "same" in said else said["came"]
+    return dict(zip(group, subjects, strict=True))
+
+
+meetings = Meetings()
+"""The meetings of this process."""
