@@ -30,9 +30,16 @@ XLASHARD = Layers(
         "cli": 9,
         "__main__": 10,
     },
-    common=frozenset({"errors", "types", "config", "wording", "_version"}),
+    common=frozenset({"errors", "types", "config", "wording", "lazily", "_version"}),
     door="_jax",
     pure=frozenset({"geometry"}),
+    deferred=frozenset(
+        {
+            ("xlashard.array.text", "xlashard.pictures"),
+            ("xlashard.pjit.executable", "xlashard.pjit.saving"),
+            ("xlashard.pjit.compiled", "xlashard.pjit.saving"),
+        }
+    ),
 )
 
 

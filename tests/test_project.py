@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import xlashard
 from xlashard._jax import versions
 from xlashard._version import __version__
 
@@ -120,3 +121,19 @@ def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> No
     versions.check_supported(f"{window[1]}.0")
     with pytest.raises(ImportError, match=f"<{window[2]}"):
         versions.check_supported(f"{window[2]}.0")
+
+
+def test_a_quick_start_leaves_out_what_few_programs_need() -> None:
+    code = "import sys, xlashard; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "xlashard.array" in loaded
+    late = ("rich", "xlashard.pictures", "xlashard.pjit.report", "xlashard.program.collectives")
+    assert not loaded.intersection(late)
+
+
+def test_names_that_are_imported_late_are_there() -> None:
+    assert {"explain", "visualize", "reshard_plan"} <= set(dir(xlashard))
+    assert all(getattr(xlashard, name) is not None for name in xlashard.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'visualise'"):
+        _ = xlashard.visualise

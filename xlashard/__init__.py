@@ -12,6 +12,7 @@ Example:
 """
 
 import os as _os
+import typing as _typing
 
 from xlashard import numpy as numpy
 from xlashard._jax.install import apply_flags as _apply_flags
@@ -19,7 +20,6 @@ from xlashard._jax.install import install as _install
 from xlashard._version import __version__
 from xlashard.array import (
     Array,
-    ReshardReport,
     Shard,
     device_get,
     device_put,
@@ -33,26 +33,21 @@ from xlashard.array import (
     make_array_from_single_device_arrays,
     make_device_array,
     make_sharded_device_array,
-    reshard_plan,
     unstacked_shards,
 )
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.array.variables import check_constant as _check_constant
 from xlashard.config import read_flags as _read_flags
-from xlashard.pictures import ShardingPicture, TreePicture, visualize
+from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit import (
     AUTO,
     UNSPECIFIED,
     BoundStep,
     Compiled,
     Lowered,
-    ProgramReport,
     RecompileReport,
-    StableHLOProgram,
     Traced,
-    compile_stablehlo,
-    explain,
     explain_recompile,
     jit,
     pjit,
@@ -76,6 +71,24 @@ from xlashard.sharding import (
     Unstacked,
     XLACompatibleSharding,
 )
+
+if _typing.TYPE_CHECKING:
+    from xlashard.array import ReshardReport, reshard_plan
+    from xlashard.pictures import ShardingPicture, TreePicture, visualize
+    from xlashard.pjit import ProgramReport, StableHLOProgram, compile_stablehlo, explain
+else:
+    __getattr__, __dir__ = _on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.array": ("ReshardReport", "reshard_plan"),
+            "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
+            "xlashard.pjit": (
+                *("ProgramReport", "explain"),
+                *("StableHLOProgram", "compile_stablehlo"),
+            ),
+        },
+    )
 
 _apply_flags(_read_flags(_os.environ))
 _install(

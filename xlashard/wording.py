@@ -3,12 +3,16 @@
 import io
 import shutil
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
-def plain_text(shown: RenderableType) -> str:
+def plain_text(shown: "RenderableType") -> str:
     """What rich prints, as wide as the terminal, without colours."""
+    from rich.console import Console  # takes long to import, and few need it
+
     width = shutil.get_terminal_size((100, 24)).columns
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as printed:

@@ -1,5 +1,7 @@
 """Arrays: constructors, shards, host transfer and placement."""
 
+import typing as _typing
+
 from xlashard.array.array import Array, wrap, wrap_tree
 from xlashard.array.buffer_makers import make_device_array, make_sharded_device_array
 from xlashard.array.constructors import (
@@ -10,11 +12,17 @@ from xlashard.array.dlpack import from_dlpack
 from xlashard.array.keys import key_shards
 from xlashard.array.live import live_arrays
 from xlashard.array.makers import device_put_replicated, device_put_sharded
-from xlashard.array.movement import DevicePair, ReshardReport, reshard_plan
 from xlashard.array.moving import device_get, device_put
 from xlashard.array.process_local import make_array_from_process_local_data
 from xlashard.array.shard import Shard
 from xlashard.array.unstacked import UnstackedShard, unstacked_shards
+from xlashard.lazily import on_demand as _on_demand
+
+if _typing.TYPE_CHECKING:
+    from xlashard.array.movement import DevicePair, ReshardReport, reshard_plan
+else:
+    _movement = {"xlashard.array.movement": ("DevicePair", "ReshardReport", "reshard_plan")}
+    __getattr__, __dir__ = _on_demand(__name__, globals(), _movement)
 
 __all__ = [
     "Array",

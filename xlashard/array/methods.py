@@ -31,10 +31,25 @@ def on_handle(self: Holder, call: Callable[..., Any], *args: Any, **kwargs: Any)
     return as_arrays(type(self), out, (self, args, kwargs))
 
 
-def _method(name: str) -> Callable[..., Any]:
-    """The method of `jax.Array`; help() and signature() show JAX's own."""
-    call = getattr(HandleType, name)
-    return update_wrapper(forwarding(call, name, None), call)
+class _Method:
+    """A method of `jax.Array`, made when it is first asked for: writing one takes a while.
+
+    It then stands in the class in the place of this. help() and signature() show JAX's own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.__doc__ = getattr(HandleType, name).__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        call = getattr(HandleType, self._name)
+        # Of several threads that make one at once, all get what the last one left.
+        setattr(NumpyMethods, self._name, update_wrapper(forwarding(call, self._name, None), call))
+        return getattr(owner if instance is None else instance, self._name)
+
+
+def _method(name: str) -> Any:
+    return _Method(name)
 
 
 class NumpyMethods(Holder):

@@ -6,7 +6,6 @@ import numpy as np
 
 from xlashard.array.holder import Holder, type_text
 from xlashard.array.host import has_value, may_be_read, read_value
-from xlashard.pictures import html_of
 
 # A bigger value is not worth bringing to the host only to print a few of its elements.
 _PRINTED_BYTES = 1 << 20
@@ -53,6 +52,8 @@ def array_html(array: Holder) -> str | None:
     """
     if array._handle.is_deleted():
         return None
+    from xlashard.pictures import html_of  # takes long to import, and few need it
+
     value = "" if array._value_cache is None else array_repr(array)
     try:
         return html_of(array, value)

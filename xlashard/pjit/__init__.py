@@ -1,15 +1,29 @@
 """pjit: functions of arrays as programs over many devices."""
 
+import typing as _typing
+
+from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit.api import explain_recompile, jit, pjit
 from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.pjit.prepare import PROGRAMS
 from xlashard.pjit.recompile.report import RecompileReport
-from xlashard.pjit.report import ProgramReport, explain
 from xlashard.pjit.resources import AUTO, UNSPECIFIED
-from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
 from xlashard.pjit.stages import Lowered, Traced
 from xlashard.pjit.step import BoundStep
+
+if _typing.TYPE_CHECKING:
+    from xlashard.pjit.report import ProgramReport, explain
+    from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
+else:
+    __getattr__, __dir__ = _on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.pjit.report": ("ProgramReport", "explain"),
+            "xlashard.pjit.stablehlo": ("StableHLOProgram", "compile_stablehlo"),
+        },
+    )
 
 __all__ = [
     "AUTO",

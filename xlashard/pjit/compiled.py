@@ -11,7 +11,6 @@ from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.saving import load
 from xlashard.pjit.step import BoundStep, bind_step
 from xlashard.sharding import Mesh
 
@@ -65,6 +64,8 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
             >>> Compiled.deserialize(data)(x)
             {'twice': Array([0., 2., 4.], dtype=float32)}
         """
+        from xlashard.pjit.saving import load  # takes long to import, and few need it
+
         with short_tracebacks:
             return cls(*load(cls.__name__, data, devices, (in_tree, out_tree)))
 

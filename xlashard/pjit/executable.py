@@ -16,7 +16,6 @@ from xlashard.pjit.checks import check_place
 from xlashard.pjit.face import Face, struct
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import Giving, check_donated_once, run_repeatably
-from xlashard.pjit.saving import save
 
 
 class Executable:
@@ -123,6 +122,8 @@ class Executable:
         Raises:
             SavedProgramError: If the program calls Python functions, which can't travel.
         """
+        from xlashard.pjit.saving import save  # takes long to import, and few need it
+
         return save(type(self).__name__, self._face, self._prepared)
 
     def __reduce__(self) -> Any:

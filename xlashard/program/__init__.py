@@ -1,23 +1,13 @@
 """Programs: an annotated StableHLO module, compiled, that takes and gives buffer handles."""
 
+import typing as _typing
+
+from xlashard.lazily import on_demand as _on_demand
 from xlashard.program.annotate import is_open, sharding_text
-from xlashard.program.collectives import (
-    Collective,
-    CollectiveTotal,
-    read_collectives,
-    summarize,
-)
 from xlashard.program.compile import LoweredProgram, compile_program, lower_program
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.emit import write_main
 from xlashard.program.execute import Program, ProgramParts
-from xlashard.program.foreign import (
-    ForeignModule,
-    ForeignValue,
-    lower_foreign,
-    partitioner_for,
-    read_foreign,
-)
 from xlashard.program.plan import (
     Partitioner,
     ProgramPlan,
@@ -25,6 +15,41 @@ from xlashard.program.plan import (
     open_dims,
     option_items,
 )
+
+if _typing.TYPE_CHECKING:
+    from xlashard.program.collectives import (
+        Collective,
+        CollectiveTotal,
+        read_collectives,
+        summarize,
+    )
+    from xlashard.program.foreign import (
+        ForeignModule,
+        ForeignValue,
+        lower_foreign,
+        partitioner_for,
+        read_foreign,
+    )
+else:
+    __getattr__, __dir__ = _on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.program.collectives": (
+                "Collective",
+                "CollectiveTotal",
+                "read_collectives",
+                "summarize",
+            ),
+            "xlashard.program.foreign": (
+                "ForeignModule",
+                "ForeignValue",
+                "lower_foreign",
+                "partitioner_for",
+                "read_foreign",
+            ),
+        },
+    )
 
 __all__ = [
     "Collective",

@@ -2,15 +2,15 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from xlashard.errors import counted
 from xlashard.pjit.recompile.explanation import Explanation, seconds_text
 from xlashard.pjit.recompile.pieces import Piece
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class RecompileReport:
         lines += [f"  hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.text import Text  # takes long to import, and few need it
+
         yield Text(self.headline, style="bold")
         if self.explanations:
             yield self._table()
@@ -81,7 +83,10 @@ class RecompileReport:
         for hint in self.hints:
             yield Text(f"hint: {hint}", style="green")
 
-    def _table(self) -> Table:
+    def _table(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table("", "made", "called at", "tracing", "lowering", "compiling", "because")
         for e in self.explanations:
             parts = (e.trace_seconds, e.lower_seconds, e.compile_seconds)
