@@ -4,8 +4,19 @@
 |---|---|
 | `store` | values by key, of any size |
 | `meeting` | coming together before something that all must do |
+| `sameness` | whether all have the same values, by digests, and where they differ |
 """
 
 from xlashard.processes.meeting import Invitation, MissedError, meetings
+from xlashard.processes.sameness import Difference, Named, differences, digest, named_processes
 
-__all__ = ["Invitation", "MissedError", "meetings"]
+__all__ = [
+    "Difference",
+    "Invitation",
+    "MissedError",
+    "Named",
+    "differences",
+    "digest",
+    "meetings",
+    "named_processes",
+]
