@@ -11,6 +11,9 @@ from typing import Any
 
 import jax
 
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import Rules, run_to_end
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -48,6 +51,34 @@ def run_two(script: Path, *args: str) -> list[str]:
     for process, output in zip(running, outputs, strict=True):
         assert process.returncode == 0, output
     return outputs
+
+
+def run_many(
+    script: Path, processes: int, devices: int, *args: str, timeout: float = 240
+) -> list[str]:
+    """Runs a script in the processes of an emulated pod.
+
+    In it, `jax.distributed.initialize()` without arguments makes JAX one of them.
+
+    Args:
+        script: It is given the arguments; where it is, its environment says.
+        processes: How many.
+        devices: How many each has.
+        args: The arguments.
+        timeout: Seconds after which all processes show their stacks and are ended.
+
+    Returns:
+        What each printed, if all ended well.
+    """
+    plan = LaunchPlan(
+        [sys.executable, str(script), *args],
+        PodSize(processes, devices),
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        one_stream=True,
+    )
+    done = run_to_end(Launch(plan), Rules(timeout))
+    assert done.verdict.well, done.report()
+    return list(done.outputs)
 
 
 def join_the_other() -> None:

@@ -4,6 +4,15 @@
 |---|---|---|
 | `XLASHARD_PARTITIONER` | `shardy`, `gspmd` | who partitions programs; JAX's own setting if unset |
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
+
+The launcher of emulated pods (`xlashard pod`) sets these in each process, and nobody else:
+
+| variable | meaning |
+|---|---|
+| `XLASHARD_POD_COORDINATOR` | the address of process 0, `HOST:PORT` |
+| `XLASHARD_POD_PROCESSES` | how many processes the pod has |
+| `XLASHARD_POD_PROCESS_ID` | which of them this is, from 0 |
+| `XLASHARD_POD_DEVICES` | how many devices each has |
 """
 
 import difflib
@@ -23,10 +32,34 @@ EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
 RECOMPILE_LOGGER = "xlashard.recompile"
 """The logger that says why functions are compiled again."""
 
-_KNOWN = (PARTITIONER, EXPLAIN_RECOMPILES)
+POD_COORDINATOR = f"{PREFIX}POD_COORDINATOR"
+POD_PROCESSES = f"{PREFIX}POD_PROCESSES"
+POD_PROCESS_ID = f"{PREFIX}POD_PROCESS_ID"
+POD_DEVICES = f"{PREFIX}POD_DEVICES"
+
+_POD = (POD_COORDINATOR, POD_PROCESSES, POD_PROCESS_ID, POD_DEVICES)
+_FOR_USERS = (PARTITIONER, EXPLAIN_RECOMPILES)
+_KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 # Read by the project's tests, which run in the same environment.
 _FOR_TESTS = f"{PREFIX}TEST_"
+
+
+@dataclass(frozen=True)
+class PodPlace:
+    """The place of a process in an emulated pod.
+
+    Attributes:
+        coordinator: The address of process 0, `HOST:PORT`.
+        processes: How many there are.
+        process_id: Which one this is.
+        devices: How many devices each has.
+    """
+
+    coordinator: str
+    processes: int
+    process_id: int
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -36,10 +69,12 @@ class Flags:
     Attributes:
         partitioner: Who partitions programs; None leaves JAX's setting as it is.
         explain_recompiles: Whether to log why functions are compiled again.
+        pod: The place in an emulated pod; None outside of one.
     """
 
     partitioner: PartitionerName | None = None
     explain_recompiles: bool = False
+    pod: PodPlace | None = None
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
@@ -53,7 +88,7 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
 
     Example:
         >>> read_flags({"XLASHARD_PARTITIONER": "gspmd"})
-        Flags(partitioner='gspmd', explain_recompiles=False)
+        Flags(partitioner='gspmd', explain_recompiles=False, pod=None)
     """
     for name in environment:
         if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_FOR_TESTS):
@@ -61,6 +96,39 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
     return Flags(
         partitioner=_partitioner(environment.get(PARTITIONER, "")),
         explain_recompiles=_switch(EXPLAIN_RECOMPILES, environment.get(EXPLAIN_RECOMPILES, "")),
+        pod=_pod(environment),
+    )
+
+
+def place_variables(place: PodPlace) -> dict[str, str]:
+    """The variables that `read_flags` reads a place from."""
+    values = (place.coordinator, place.processes, place.process_id, place.devices)
+    return {name: str(value) for name, value in zip(_POD, values, strict=True)}
+
+
+def _pod(environment: Mapping[str, str]) -> PodPlace | None:
+    said = {name: environment[name] for name in _POD if environment.get(name)}
+    if not said:
+        return None
+    missing = [name for name in _POD if name not in said]
+    if missing:
+        raise ConfigError(
+            f"the environment sets {' and '.join(said)} without {' and '.join(missing)}; leave all "
+            "of them to the launcher: xlashard pod -n 2 -d 4 -- python script.py"
+        )
+    return PodPlace(
+        said[POD_COORDINATOR],
+        _number(POD_PROCESSES, said[POD_PROCESSES], 1),
+        _number(POD_PROCESS_ID, said[POD_PROCESS_ID], 0),
+        _number(POD_DEVICES, said[POD_DEVICES], 1),
+    )
+
+
+def _number(name: str, text: str, least: int) -> int:
+    if text.isascii() and text.isdecimal() and int(text) >= least:
+        return int(text)
+    raise ConfigError(
+        f"{name} is {text!r}; it must be a number of {least} or more: export {name}={least}"
     )
 
 
@@ -85,8 +153,8 @@ def _partitioner(text: str) -> PartitionerName | None:
 
 
 def _unknown_text(name: str) -> str:
-    close = _closest(name.removeprefix(PREFIX), tuple(n.removeprefix(PREFIX) for n in _KNOWN))
-    advice = f"did you mean {PREFIX}{close}?" if close else f"known: {', '.join(_KNOWN)}"
+    close = _closest(name.removeprefix(PREFIX), tuple(n.removeprefix(PREFIX) for n in _FOR_USERS))
+    advice = f"did you mean {PREFIX}{close}?" if close else f"known: {', '.join(_FOR_USERS)}"
     return f"the environment sets {name}, which xlashard does not know; {advice}"
 
 

@@ -271,3 +271,7 @@ class DonationError(XlashardError, ValueError):
 
 class DonationWarning(UserWarning):
     """A donated argument whose buffers no result can take over."""
+
+
+class LaunchError(XlashardError, OSError):
+    """A program that can't be started in the processes of a pod."""

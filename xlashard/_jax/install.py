@@ -13,6 +13,7 @@ from xlashard._jax import dispatch
 from xlashard._jax.checking import watch_flags
 from xlashard._jax.compiling import note_event
 from xlashard._jax.context import INNER_FOLDERS
+from xlashard._jax.emulated import end_at_once_after_errors, listen_on_loopback
 from xlashard._jax.multihost import hand_over_handles
 from xlashard._jax.tracebacks import hide_frames
 from xlashard._jax.transfer import HandleType
@@ -102,3 +103,6 @@ def apply_flags(flags: Flags) -> None:
         jax.config.update("jax_use_shardy_partitioner", flags.partitioner == "shardy")
     if flags.explain_recompiles:
         logging.getLogger(RECOMPILE_LOGGER).setLevel(logging.INFO)
+    if flags.pod is not None:
+        listen_on_loopback()
+        end_at_once_after_errors()

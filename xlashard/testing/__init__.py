@@ -1,0 +1,1 @@
+"""Emulated devices and pods for tests."""

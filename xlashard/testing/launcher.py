@@ -1,0 +1,402 @@
+"""Starts the processes of a pod, hears from them, and ends them: the one launcher of all ways."""
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from xlashard.config import PodPlace
+from xlashard.errors import LaunchError
+from xlashard.testing.environment import LOOPBACK, pod_environment
+
+type StreamName = Literal["stdout", "stderr"]
+
+_GUARD = Path(__file__).with_name("guard.py")
+_CHUNK = 1 << 16
+# Longer than the guard takes to kill what can be killed.
+_GUARD_PATIENCE = 15.0
+
+CHANNEL = "{channel}"
+"""The word of a command in whose place each process gets the number of its channel."""
+
+
+@dataclass(frozen=True)
+class PodSize:
+    """How large an emulated pod is.
+
+    Attributes:
+        processes: How many processes.
+        devices: How many emulated devices each has.
+    """
+
+    processes: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a process wrote.
+
+    Attributes:
+        process: Which one.
+        stream: Where to; "stdout" for both, where they are one.
+        text: The bytes; empty at the end of the stream.
+    """
+
+    process: int
+    stream: StreamName
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a process said through its channel.
+
+    Attributes:
+        process: Which one.
+        text: The bytes, as many as there were; empty at the end.
+    """
+
+    process: int
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that is over.
+
+    Attributes:
+        process: Which one.
+        code: Its exit code, or less than 0 for the signal that ended it.
+    """
+
+    process: int
+    code: int
+
+
+type Event = Printed | Said | Ended
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What to start.
+
+    Attributes:
+        command: What each process runs.
+        size: How many processes there are, with how many devices each.
+        environment: To which the variables of the pod are added.
+        folder: In which they run; None is that of this process.
+        one_stream: Whether standard output and standard error are one, in the order of writing.
+        channels: Whether each gets a socket to the launcher. Its number stands in place of the
+            word `CHANNEL` of the command.
+    """
+
+    command: Sequence[str]
+    size: PodSize
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    folder: str | None = None
+    one_stream: bool = False
+    channels: bool = False
+
+
+class Launch:
+    """The running processes of a pod.
+
+    They end with this object's `close`, and also when this process ends in any way: see `guard`.
+    Not for several threads at once.
+
+    Args:
+        plan: What to start.
+
+    Attributes:
+        pids: The process ids; each process leads a session of its own.
+        running: The processes that have not ended, by number.
+
+    Raises:
+        LaunchError: It can't be started.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.pids: list[int] = []
+        self.running: set[int] = set(range(plan.size.processes))
+        self._unread = b""
+        self._closed = False
+        # Kept as long as the pod lives: nobody else is given a port that is taken.
+        self._port = _Port()
+        self._wires = [_Wires.make(plan) for _ in range(plan.size.processes)]
+        try:
+            self._guard = self._start_guard(plan)
+        finally:
+            for wires in self._wires:
+                wires.close_far_ends()
+        self._selector = selectors.DefaultSelector()
+        self._listen()
+        try:
+            self._await_start(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_guard(self, plan: LaunchPlan) -> subprocess.Popen[bytes]:
+        coordinator = f"{LOOPBACK}:{self._port.number}"
+        guard = subprocess.Popen(
+            # Without the user's own start-up files and paths: it needs none, and is faster so.
+            [sys.executable, "-I", "-S", str(_GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[end for wires in self._wires for end in wires.far_ends],
+            start_new_session=True,
+        )
+        members = []
+        for number, wires in enumerate(self._wires):
+            place = PodPlace(coordinator, plan.size.processes, number, plan.size.devices)
+            members.append(wires.request(plan, pod_environment(plan.environment, place)))
+        _write_line(guard, {"cwd": plan.folder, "members": members})
+        return guard
+
+    def _listen(self) -> None:
+        assert self._guard.stdout is not None
+        self._selector.register(self._guard.stdout, selectors.EVENT_READ, None)
+        for number, wires in enumerate(self._wires):
+            for stream, end in wires.outputs.items():
+                os.set_blocking(end, False)
+                self._selector.register(end, selectors.EVENT_READ, (number, stream))
+            if wires.channel is not None:
+                wires.channel.setblocking(False)
+                self._selector.register(wires.channel, selectors.EVENT_READ, (number, "channel"))
+
+    def _await_start(self, plan: LaunchPlan) -> None:
+        while not self.pids:
+            for event in self._read_guard():
+                if "failed" in event:
+                    raise LaunchError(_why_not_started(plan, event))
+                self.pids = event.get("pids", [])
+
+    def events(self, seconds: float) -> list[Event]:
+        """What has happened: at least one thing, or none within some seconds.
+
+        Args:
+            seconds: How long to wait; at 0 what is there already.
+        """
+        found: list[Event] = []
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if key.data is None:
+                found += [Ended(event["ended"], event["code"]) for event in self._read_guard()]
+            else:
+                found.append(self._read(key.fileobj, *key.data))
+        # What a process wrote comes before its end.
+        found.sort(key=lambda event: isinstance(event, Ended))
+        self.running -= {event.process for event in found if isinstance(event, Ended)}
+        return found
+
+    def rest(self) -> list[Event]:
+        """Ends everything that is left, and gives what was not yet heard of it."""
+        self._end_guard()
+        found: list[Event] = []
+        while more := self.events(0):
+            found += more
+        return found
+
+    def _read(self, source: Any, number: int, name: str) -> Event:
+        try:
+            text = source.recv(_CHUNK) if name == "channel" else os.read(source, _CHUNK)
+        except (ConnectionResetError, BrokenPipeError):
+            text = b""
+        if not text:
+            self._selector.unregister(source)
+        if name == "channel":
+            return Said(number, text)
+        return Printed(number, "stderr" if name == "stderr" else "stdout", text)
+
+    def _read_guard(self) -> list[dict[str, Any]]:
+        assert self._guard.stdout is not None
+        text = os.read(self._guard.stdout.fileno(), _CHUNK)
+        if not text:
+            self._selector.unregister(self._guard.stdout)
+            return self._lose_guard() if self.running else []
+        *lines, self._unread = (self._unread + text).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _lose_guard(self) -> list[dict[str, Any]]:
+        """The guard is over before its time: somebody killed it, and so its children."""
+        self._kill_groups()
+        if not self.pids:
+            raise LaunchError(
+                "the process that guards the processes of a pod ended before they started; try "
+                f"whether this runs until Ctrl-C: {sys.executable} -I -S {_GUARD}"
+            )
+        return [{"ended": number, "code": -signal.SIGKILL} for number in sorted(self.running)]
+
+    def send(self, process: int, text: bytes) -> None:
+        """Writes to the channel of a process.
+
+        Raises:
+            BrokenPipeError: It is gone.
+        """
+        channel = self._wires[process].channel
+        assert channel is not None
+        channel.setblocking(True)
+        try:
+            channel.sendall(text)
+        finally:
+            channel.setblocking(False)
+
+    def signal(self, number: int, processes: Iterable[int] | None = None) -> None:
+        """Sends a signal to processes and all that they started and didn't detach.
+
+        Args:
+            number: Which signal.
+            processes: To which; None means all.
+        """
+        to = sorted(self.running if processes is None else self.running.intersection(processes))
+        # Without a guard there are no processes.
+        with contextlib.suppress(BrokenPipeError):
+            _write_line(self._guard, {"signal": int(number), "to": to})
+
+    def close(self) -> None:
+        """Ends everything that is left, without asking. Afterwards nothing of it runs."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_guard()
+        assert self._guard.stdout is not None
+        self._guard.stdout.close()
+        self._selector.close()
+        self._port.release()
+        for wires in self._wires:
+            wires.close_near_ends()
+
+    def _end_guard(self) -> None:
+        """Returns when the guard, and so all that it guards, is over."""
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.close()
+        try:
+            self._guard.wait(_GUARD_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        if self._guard.returncode:
+            self._kill_groups()
+
+    def _kill_groups(self) -> None:
+        """Kills what the guard could not any more."""
+        for number in self.running:
+            if number < len(self.pids):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pids[number], signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class _Wires:
+    """What joins the launcher to one process.
+
+    Attributes:
+        outputs: By stream the ends of pipes from which the launcher reads.
+        channel: Its end of the socket.
+        far_stdout, far_stderr, far_channel: The other ends, for the guard and the process.
+    """
+
+    outputs: dict[StreamName, int]
+    far_stdout: int
+    far_stderr: int
+    channel: socket.socket | None = None
+    far_channel: socket.socket | None = None
+
+    @classmethod
+    def make(cls, plan: LaunchPlan) -> Self:
+        stdout, far_stdout = os.pipe()
+        outputs: dict[StreamName, int] = {"stdout": stdout}
+        far_stderr = far_stdout
+        if not plan.one_stream:
+            outputs["stderr"], far_stderr = os.pipe()
+        ends = socket.socketpair() if plan.channels else (None, None)
+        return cls(outputs, far_stdout, far_stderr, *ends)
+
+    @property
+    def far_ends(self) -> set[int]:
+        ends = {self.far_stdout, self.far_stderr}
+        return ends if self.far_channel is None else {*ends, self.far_channel.fileno()}
+
+    def request(self, plan: LaunchPlan, environment: dict[str, str]) -> dict[str, Any]:
+        keep = [] if self.far_channel is None else [self.far_channel.fileno()]
+        return {
+            "command": [str(keep[0]) if word == CHANNEL else word for word in plan.command],
+            "environment": environment,
+            "stdout": self.far_stdout,
+            "stderr": self.far_stderr,
+            "keep": keep,
+        }
+
+    def close_far_ends(self) -> None:
+        for end in {self.far_stdout, self.far_stderr}:
+            os.close(end)
+        if self.far_channel is not None:
+            self.far_channel.close()
+
+    def close_near_ends(self) -> None:
+        for end in self.outputs.values():
+            os.close(end)
+        if self.channel is not None:
+            self.channel.close()
+
+
+class _Port:
+    """A free port of the loopback address, for the coordinator.
+
+    On Linux it stays taken: the coordinator can listen on it while a socket here is bound to it, as
+    both say that they share it, and the system gives it to nobody else. Elsewhere it is free again
+    at once, and somebody may be faster than the coordinator.
+
+    Attributes:
+        number: Of the port.
+    """
+
+    def __init__(self) -> None:
+        self._holder = socket.socket()
+        if sys.platform == "linux":
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._holder.bind((LOOPBACK, 0))
+        self.number: int = self._holder.getsockname()[1]
+        if sys.platform != "linux":
+            self._holder.close()
+
+    def release(self) -> None:
+        """Lets others have it."""
+        self._holder.close()
+
+
+def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+    assert guard.stdin is not None
+    guard.stdin.write(json.dumps(request).encode() + b"\n")
+    guard.stdin.flush()
+
+
+def _why_not_started(plan: LaunchPlan, event: Mapping[str, Any]) -> str:
+    program, reason = plan.command[0], os.strerror(event["errno"] or 0)
+    if plan.folder is not None and not os.path.isdir(plan.folder):
+        return f"there is no folder {plan.folder!r} to run {program!r} in"
+    if event["errno"] == errno.ENOENT:
+        return f"there is no program {program!r} on the PATH; {_advice(program)}"
+    return f"{program!r} can't be started: {reason}; {_advice(program)}"
+
+
+def _advice(program: str) -> str:
+    if program.endswith(".py"):
+        return f"a Python script is started by Python: python {program}"
+    return "write the command as a shell would find it: python script.py, or python -m package"

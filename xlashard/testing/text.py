@@ -1,0 +1,19 @@
+"""What processes write, made fit for a person."""
+
+import re
+
+# The library behind collectives on a CPU tells of its connections, and no setting stops it.
+# Python's fault handler ends the stacks with a list of a dozen modules.
+_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extension modules: ")
+
+
+def is_noise(line: bytes) -> bool:
+    """Whether a line says nothing that somebody wants to know."""
+    return _NOISE.match(line) is not None
+
+
+def without_noise(text: bytes) -> str:
+    """A whole output as text, without such lines."""
+    lines = text.splitlines(keepends=True)
+    kept = b"".join(line for line in lines if not is_noise(line))
+    return kept.decode("utf-8", errors="replace")
