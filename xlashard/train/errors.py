@@ -17,3 +17,17 @@ class DataError(RunError):
 
 class Diverged(RunError):
     """The loss stopped being a finite number."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint that can't be written, is not there, is damaged, or does not fit the run.
+
+    Attributes:
+        step: The step it is of, where that is known.
+        file: The file that is at fault, by its path in the checkpoint's folder, if one is.
+    """
+
+    def __init__(self, message: str, *, step: int | None = None, file: str | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.file = file

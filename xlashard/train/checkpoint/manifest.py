@@ -1,0 +1,122 @@
+"""``checkpoint.json``: what a checkpoint is, and by which digests its files are known."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from xlashard.train.checkpoint.about import About
+from xlashard.train.checkpoint.files import Digest, digests, files_in
+from xlashard.train.errors import CheckpointError
+
+NAME = "checkpoint.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in the file.
+
+    Attributes:
+        about: What the run wrote down.
+        arrays: The type of each array by its path in the state.
+        files: The digest of each other file by its path.
+    """
+
+    about: About
+    arrays: Mapping[str, str]
+    files: Mapping[str, Digest]
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a step's folder."""
+        values = {
+            "format": FORMAT,
+            "about": self.about.to_json(),
+            "arrays": dict(self.arrays),
+            "files": {name: asdict(digest) for name, digest in self.files.items()},
+        }
+        values["sha256"] = _digest(values)
+        (folder / NAME).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        digests(folder, [NAME], durable=True)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads it from a step's folder.
+
+    Raises:
+        CheckpointError: The folder has none, or one that is damaged, foreign, or of a later format.
+    """
+    try:
+        values = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        form, digest = values["format"], values.pop("sha256")
+    except FileNotFoundError:
+        raise CheckpointError(f"{NAME} is missing", file=NAME) from None
+    except OSError as error:
+        raise CheckpointError(f"{NAME} can't be read: {error.strerror}", file=NAME) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{NAME} is cut off, altered, or foreign", file=NAME) from None
+    if form != FORMAT:
+        raise CheckpointError(
+            f"{NAME} has the format {form}, and this release of xlashard reads the format "
+            f"{FORMAT}. Resume with the release that wrote it",
+            file=NAME,
+        )
+    if _digest(values) != digest:
+        raise CheckpointError(f"{NAME} was altered: its SHA-256 is not {digest}", file=NAME)
+    return Manifest(
+        About.from_json(values["about"]),
+        values["arrays"],
+        {name: Digest(**digest) for name, digest in values["files"].items()},
+    )
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> str:
+    """Compares what files there are, without reading them.
+
+    Args:
+        folder: The step's folder.
+        manifest: What it should hold.
+
+    Returns:
+        The first that is missing, cut off, too long or foreign, and why; empty if all are right.
+    """
+    found = files_in(folder)
+    found.pop(NAME, None)
+    for name, digest in manifest.files.items():
+        size = found.get(name)
+        if size is None:
+            return f"{name} is missing"
+        if size < digest.bytes:
+            return f"{name} is cut off: {size:,} of its {digest.bytes:,} bytes are there"
+        if size > digest.bytes:
+            return f"{name} was altered: it has {size:,} bytes, and had {digest.bytes:,}"
+    foreign = next((name for name in found if name not in manifest.files), None)
+    return f"{foreign} is foreign: the checkpoint was committed without it" if foreign else ""
+
+
+def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> str:
+    """Reads files and compares them with their digests.
+
+    Args:
+        folder: The step's folder.
+        manifest: What it should hold.
+        names: The files to read.
+
+    Returns:
+        The first that is not as it was written, and why; empty if all are right.
+    """
+    try:
+        found = digests(folder, names)
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} can't be read: {error.strerror}"
+    for name, digest in found.items():
+        if digest != manifest.files[name]:
+            return f"{name} was altered: its SHA-256 is not {manifest.files[name].sha256}"
+    return ""
+
+
+def _digest(values: dict[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
