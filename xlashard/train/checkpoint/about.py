@@ -4,14 +4,21 @@ import platform
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any, Self
 
 import jax
 
+from xlashard._version import __version__
 from xlashard.train.toml import toml_value
 
-PACKAGES = ("xlashard", "jax", "jaxlib", "orbax-checkpoint", "numpy")
+_PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy")
+
+
+def _installed() -> dict[str, str]:
+    """The versions of Python and of what a checkpoint depends on."""
+    own = {"python": platform.python_version(), "xlashard": __version__}
+    return own | {name: version(name) for name in _PACKAGES}
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class About:
     settings: str
     mesh: Mapping[str, int]
     processes: int = field(default_factory=jax.process_count)
-    versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
+    versions: Mapping[str, str] = field(default_factory=_installed)
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
@@ -71,20 +78,8 @@ def _line(name: str, was: object, now: object) -> list[str]:
     return [] if was == now else [f"{name}, {was}, is {now} now"]
 
 
-def installed_versions() -> dict[str, str]:
-    """The versions of Python and of what a checkpoint depends on."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def setting_changes(was: str, now: str) -> dict[str, str]:
-    """Settings that two TOML documents have differently.
+    r"""Settings that two TOML documents have differently.
 
     Args:
         was: The one.
@@ -94,7 +89,7 @@ def setting_changes(was: str, now: str) -> dict[str, str]:
         By key what stood and what stands there: `model.width = 64 is 128`.
 
     Example:
-        >>> setting_changes("[model]\\nwidth = 64", "[model]\\nwidth = 128")
+        >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
         {'model.width': 'model.width = 64 is 128'}
     """
     before, after = ({key: toml_value(x) for key, x in _flat(text)} for text in (was, now))

@@ -5,78 +5,81 @@ checkpoints/
     00000200/             a committed step: it was renamed to this when all in it was on the disk
         checkpoint.json   what it is, and the digest of every file
         arrays/           written by orbax
-    .saving-00000300/     being written, or left by a process that was killed
+    .saving-00000300-2/   being written, the second save of the process, or left by a killed one
     .deleting-00000100/   being deleted, or left likewise
 ```
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_SAVING, _DELETING = ".saving-", ".deleting-"
+from xlashard.train.errors import CheckpointError
+
+SAVING, _DELETING = ".saving-", ".deleting-"
 _STEP = re.compile(r"\d{8,}")
 # Reading and hashing let other threads run; more of them than this is more than disks give.
 _THREADS = 4
 
 
-def step_name(step: int) -> str:
-    """The name of a step's folder: `00000200`."""
-    return f"{step:08d}"
+def path_of(folder: Path, step: int) -> Path:
+    """The folder of a committed step: `checkpoints/00000200`."""
+    return folder / f"{step:08d}"
+
+
+def room_of(folder: Path, step: int, attempt: int) -> Path:
+    """The folder in which a step is written.
+
+    The number of the attempt keeps it apart from the folder of one that failed: orbax may go on
+    writing there.
+    """
+    return folder / f"{SAVING}{step:08d}-{attempt}"
 
 
 def steps_in(folder: Path) -> list[int]:
     """The committed steps of a folder, in order; none where there is no folder."""
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be read: {error.strerror}") from None
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
 
-def make_room(folder: Path, step: int) -> Path:
-    """Makes the folder in which a step is written, and clears away what killed processes left.
-
-    Args:
-        folder: Of the checkpoints; made where it is not there.
-        step: The step.
-
-    Returns:
-        The new folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for entry in list(os.scandir(folder)):
-        if entry.name.startswith((_SAVING, _DELETING)):
-            shutil.rmtree(entry.path)
-    room = room_of(folder, step)
+def make(room: Path) -> None:
+    """Makes the folder in which a step is written, and clears away what killed processes left."""
+    room.parent.mkdir(parents=True, exist_ok=True)
+    for entry in list(os.scandir(room.parent)):
+        if entry.name.startswith((SAVING, _DELETING)):
+            shutil.rmtree(entry.path, ignore_errors=True)
     room.mkdir()
-    return room
 
 
-def room_of(folder: Path, step: int) -> Path:
-    """The folder in which a step is written."""
-    return folder / f"{_SAVING}{step_name(step)}"
-
-
-def commit(folder: Path, step: int) -> None:
+def commit(room: Path, step: int) -> None:
     """Makes a step that is written a committed one; from here on nothing takes it back."""
-    room = room_of(folder, step)
     for path in [*(p for p in room.rglob("*") if p.is_dir()), room]:
         sync(path)
-    room.rename(folder / step_name(step))
-    sync(folder)
+    room.rename(path_of(room.parent, step))
+    sync(room.parent)
 
 
 def remove(folder: Path, step: int) -> None:
     """Deletes a committed step. If it is interrupted, no part of the step passes for one."""
-    away = folder / f"{_DELETING}{step_name(step)}"
-    (folder / step_name(step)).rename(away)
+    away = folder / f"{_DELETING}{step:08d}"
+    path_of(folder, step).rename(away)
     shutil.rmtree(away)
+
+
+def discard(room: Path) -> None:
+    """Deletes what was written of a step that won't be committed, as far as that goes."""
+    shutil.rmtree(room, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -133,3 +136,32 @@ def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dic
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digests") as threads:
         return dict(zip(names, threads.map(read, names), strict=True))
+
+
+def write_digests(folder: Path, name: str, found: dict[str, Digest]) -> None:
+    """Writes digests down for another process."""
+    folder.mkdir(exist_ok=True)
+    text = json.dumps({name: asdict(digest) for name, digest in found.items()})
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def take_digests(folder: Path, count: int) -> dict[str, Digest]:
+    """Reads what `count` processes wrote down, and deletes it.
+
+    Raises:
+        CheckpointError: Not all wrote to this folder, so they don't see the same one.
+    """
+    if count == 1:
+        return {}
+    found: dict[str, Digest] = {}
+    for process in range(count):
+        try:
+            said = json.loads((folder / str(process)).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"process {process} wrote its part to a folder of the same name on another disk. "
+                f"Choose a folder on a file system that all processes share"
+            ) from None
+        found |= {name: Digest(**digest) for name, digest in said.items()}
+    shutil.rmtree(folder)
+    return found

@@ -38,8 +38,8 @@ def described(state: Any) -> dict[str, str]:
     return types
 
 
-def check_fits(saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: str) -> str:
-    """Whether the arrays of a checkpoint are those that a run wants.
+def misfits(saved: Mapping[str, str], wanted: Mapping[str, str], was: str, now: str) -> str:
+    """Compares the arrays of a checkpoint with those that a run wants.
 
     Args:
         saved: Types by paths, of the checkpoint.

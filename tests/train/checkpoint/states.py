@@ -1,0 +1,63 @@
+"""Small states over eight devices, whose every number tells the step that it is of."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from tests.array.cases import DEVICES
+from xlashard import Mesh, NamedSharding, P, device_put
+from xlashard.train.checkpoint import About
+
+MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"))
+TALL = Mesh(np.array(DEVICES), ("x",))
+HALF = Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("y", "x"))
+ONE = Mesh(np.array(DEVICES[5:6]).reshape(1, 1), ("x", "y"))
+
+SETTINGS = '[run]\nname = "small"\n[model]\nwidth = 16\nmlp = 8\n[optimizer]\nb1 = 0.9\n'
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
+
+
+def about(step: int, **others: Any) -> About:
+    fields = {"data": {"seed": 7, "next": step}, "settings": SETTINGS, "mesh": {"x": 4, "y": 2}}
+    return About(step=step, **fields | others)
+
+
+def values(step: int, width: int = 16) -> dict[str, Any]:
+    """NumPy values of a state with named tuples, several dtypes, and a leaf without elements."""
+    rng = np.random.default_rng(step)
+    parameters = {
+        "layers": {"up": rng.standard_normal((width, 8), np.float32)},
+        "half": rng.standard_normal(width).astype(jax.numpy.bfloat16),
+        "empty": np.zeros((0, 4), np.float32),
+    }
+    return {
+        "parameters": parameters,
+        "optimizer": jax.tree.map(np.asarray, OPTIMIZER.init(parameters)),
+        "step": np.int32(step),
+    }
+
+
+def placed(x: Any, mesh: Mesh) -> NamedSharding:
+    """The first dimension over `x` where it is cut at all."""
+    return NamedSharding(mesh, P("x") if x.ndim and x.shape[0] else P())
+
+
+def state(step: int, mesh: Mesh = MESH, width: int = 16) -> Any:
+    return jax.tree.map(lambda x: device_put(x, placed(x, mesh)), values(step, width))
+
+
+def wanted(mesh: Mesh = MESH, width: int = 16) -> Any:
+    """What is asked for in restoring: shapes, dtypes, shardings."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed(x, mesh)),
+        values(0, width),
+    )
+
+
+def check_same(got: Any, step: int) -> None:
+    expected = values(step)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        assert ours.dtype == theirs.dtype and np.asarray(ours).tobytes() == theirs.tobytes()

@@ -1,0 +1,445 @@
+"""One process: what is saved is restored bit by bit, anywhere; what is wrong is told."""
+
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.checkpoint.states import (
+    HALF,
+    MESH,
+    ONE,
+    SETTINGS,
+    TALL,
+    about,
+    check_same,
+    placed,
+    state,
+    values,
+    wanted,
+)
+from xlashard import Array, pjit
+from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.errors import CheckpointError, RunError
+
+
+def save(folder: Path, *steps: int, keep: int | None = None) -> None:
+    with Checkpoints(folder, keep=keep) as checkpoints:
+        for step in steps:
+            checkpoints.save(state(step), about(step))
+
+
+def restore(folder: Path, *args: Any, **options: Any) -> Any:
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.restore(*args or (wanted(),), **options)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps; tests only read them."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    save(folder, 10, 20)
+    return folder
+
+
+@pytest.fixture
+def own(saved: Path, tmp_path: Path) -> Path:
+    """The two steps in a folder that a test may change."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.parent.mkdir()
+    os.system(f"cp -r {saved} {folder}")
+    return folder
+
+
+@pytest.mark.parametrize("mesh", [MESH, TALL, HALF, ONE], ids=["same", "tall", "half", "one"])
+def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
+    restored = restore(saved, wanted(mesh))
+    check_same(restored.state, 20)
+    for x in jax.tree.leaves(restored.state):
+        assert type(x) is Array and x.committed
+        assert x.sharding.is_equivalent_to(placed(x, mesh), x.ndim)
+
+
+def test_an_earlier_step(saved: Path) -> None:
+    with Checkpoints(saved) as checkpoints:
+        assert (checkpoints.steps(), checkpoints.latest()) == ([10, 20], 20)
+        check_same(checkpoints.restore(wanted(), 10).state, 10)
+
+
+def test_what_was_written_down_comes_back(saved: Path) -> None:
+    got = restore(saved).about
+    assert got == about(20)
+    assert got.data == {"seed": 7, "next": 20} and got.processes == 1
+    assert got.versions["jax"] == jax.__version__
+    assert set(got.versions) >= {"python", "xlashard", "jaxlib", "orbax-checkpoint", "numpy"}
+    assert got.changes(about(30)) == []
+
+
+def test_what_has_changed_is_told_in_lines() -> None:
+    other = about(
+        20,
+        mesh={"x": 8},
+        processes=4,
+        settings=SETTINGS.replace("16", "32"),
+        versions=about(0).versions | {"jax": "0.9"},
+    )
+    assert other.changes(about(20)) == [
+        f"jax 0.9 is {jax.__version__} now",
+        "the mesh, {'x': 8}, is {'x': 4, 'y': 2} now",
+        "the number of processes, 4, is 1 now",
+        "model.width = 32 is 16 now",
+    ]
+
+
+def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
+    step = pjit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
+    now = jax.tree.map(pjit(lambda x: x + 0), state(1))
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        for number in (1, 2, 3):
+            checkpoints.save(now, about(number))
+            now = step(now)
+    for number, wanted_of in ((1, lambda x: x), (2, lambda x: x * 0 - 1)):
+        got = restore(tmp_path / "c", wanted(), number).state
+        expected = jax.tree.map(wanted_of, values(1))
+        for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+            np.testing.assert_array_equal(np.asarray(ours), theirs)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000004"]
+    with pytest.raises(CheckpointError, match="keep=1"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_a_step_is_not_written_twice(own: Path) -> None:
+    before = (own / "00000020" / "checkpoint.json").stat()
+    with Checkpoints(own) as checkpoints:
+        checkpoints.restore(wanted())
+        checkpoints.save(state(20), about(20))
+        checkpoints.save(state(30), about(30))
+        checkpoints.save(state(30), about(30))
+        checkpoints.wait()
+        assert checkpoints.steps() == [10, 20, 30]
+    assert (own / "00000020" / "checkpoint.json").stat() == before
+
+
+def test_a_run_that_goes_back_is_stopped(own: Path) -> None:
+    with Checkpoints(own) as checkpoints:
+        checkpoints.restore(wanted(), 10)
+        with pytest.raises(CheckpointError, match=rf"(?s)\[20\].*mv {own}/00000020 ELSEWHERE") as e:
+            checkpoints.save(state(15), about(15))
+    assert e.value.step == 15
+
+
+def test_leftovers_of_killed_saves_are_ignored_and_cleared_away(own: Path) -> None:
+    os.system(f"cp -r {own}/00000020 {own}/.saving-00000030; mkdir {own}/.deleting-00000005")
+    check_same(restore(own).state, 20)
+    save(own, 25)
+    assert sorted(path.name for path in own.iterdir()) == ["00000010", "00000020", "00000025"]
+
+
+# Damage. Each is done to step 20; step 10 stays whole.
+
+
+def a_file(folder: Path) -> Path:
+    """The biggest file of the arrays."""
+    return max((p for p in (folder / "arrays").rglob("*") if p.is_file()), key=_size)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def cut_off(folder: Path) -> Path:
+    file = a_file(folder)
+    os.truncate(file, _size(file) - 1)
+    return file
+
+
+def alter(folder: Path) -> Path:
+    file = a_file(folder)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return file
+
+
+def lengthen(folder: Path) -> Path:
+    file = a_file(folder)
+    file.write_bytes(file.read_bytes() + b"\0")
+    return file
+
+
+def delete(folder: Path) -> Path:
+    file = a_file(folder)
+    file.unlink()
+    return file
+
+
+def add(folder: Path) -> Path:
+    file = folder / "arrays" / "d" / "notes"
+    file.write_text("mine")
+    return file
+
+
+def change_manifest(change: Callable[[dict], None]) -> Callable[[Path], Path]:
+    def damage(folder: Path) -> Path:
+        file = folder / "checkpoint.json"
+        said = json.loads(file.read_text())
+        change(said)
+        file.write_text(json.dumps(said))
+        return file
+
+    return damage
+
+
+def replace_manifest(text: str | None) -> Callable[[Path], Path]:
+    def damage(folder: Path) -> Path:
+        file = folder / "checkpoint.json"
+        file.unlink() if text is None else file.write_text(text)
+        return file
+
+    return damage
+
+
+DAMAGES = {
+    "cut off": (cut_off, r"is cut off: [\d,]+ of its [\d,]+ bytes"),
+    "altered": (alter, "was altered: its SHA-256"),
+    "longer": (lengthen, r"was altered: it has [\d,]+ bytes"),
+    "missing": (delete, "is missing"),
+    "foreign": (add, "is foreign"),
+    "manifest missing": (replace_manifest(None), "is missing"),
+    "manifest cut off": (replace_manifest('{"format": 1,'), "is cut off, altered"),
+    "manifest of another kind": (replace_manifest("[1]"), "is cut off, altered"),
+    "manifest altered": (
+        change_manifest(lambda said: said["about"].update(step=21)),
+        "was altered",
+    ),
+    "later format": (
+        change_manifest(lambda said: said.update(format=2)),
+        "has the format 2, .* reads the format 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_by_its_name(own: Path, damage: str) -> None:
+    do, text = DAMAGES[damage]
+    file = do(own / "00000020").relative_to(own / "00000020").as_posix()
+    match = rf"of step 20 in {own} can't be used: {re.escape(file)} {text}"
+    with pytest.raises(CheckpointError, match=match) as error:
+        restore(own)
+    assert (error.value.step, error.value.file) == (20, file)
+    advice = f"The one of step 10 is whole.*\n  mv {own}/00000020 {own.parent}/damaged-00000020"
+    assert re.search(advice, str(error.value))
+    # Doing as the error says.
+    os.system(str(error.value).splitlines()[-1])
+    check_same(restore(own).state, 10)
+
+
+def test_every_byte_counts(own: Path) -> None:
+    """One bit of each file in turn."""
+    for file in [p for p in (own / "00000020").rglob("*") if p.is_file()]:
+        data = file.read_bytes()
+        for place in {0, len(data) // 2, len(data) - 1}:
+            changed = bytearray(data)
+            changed[place] ^= 4
+            file.write_bytes(changed)
+            with pytest.raises(CheckpointError, match=re.escape(file.name)):
+                restore(own)
+        file.write_bytes(data)
+    check_same(restore(own).state, 20)
+
+
+def test_no_earlier_one_is_whole(own: Path) -> None:
+    alter(own / "00000010")
+    cut_off(own / "00000020")
+    with pytest.raises(CheckpointError, match="There is no earlier one that is whole"):
+        restore(own)
+
+
+def test_a_renamed_step(own: Path) -> None:
+    (own / "00000020").rename(own / "00000200")
+    with pytest.raises(CheckpointError, match="its files are of step 20, so the folder was"):
+        restore(own)
+
+
+def test_nothing_to_restore(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*: there is no such folder"):
+        restore(tmp_path / "none")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*: it is empty"):
+        restore(tmp_path)
+    (tmp_path / "weights.bin").write_text("")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*: it holds weights\.bin"):
+        restore(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 15 .* steps 10, 20"):
+        restore(saved, wanted(), 15)
+
+
+# States of another form.
+
+
+def test_other_shapes_name_the_arrays_and_the_setting(saved: Path) -> None:
+    settings = SETTINGS.replace("16", "32").replace("0.9", "0.95")
+    with pytest.raises(CheckpointError) as error:
+        restore(saved, wanted(width=32), settings=settings)
+    assert str(error.value) == (
+        f"the checkpoint of step 20 in {saved} is of another state:\n"
+        "  optimizer.1.0.mu.half is bfloat16[16] there and bfloat16[32] here\n"
+        "  optimizer.1.0.mu.layers.up is float32[16,8] there and float32[32,8] here\n"
+        "  optimizer.1.0.nu.half is bfloat16[16] there and bfloat16[32] here\n"
+        "  optimizer.1.0.nu.layers.up is float32[16,8] there and float32[32,8] here\n"
+        "  and so 2 other arrays\n"
+        "The settings were others: model.width = 16 is 32 now. Write:\n"
+        "  --set model.width=16"
+    )
+    assert isinstance(error.value, RunError)
+
+
+def test_another_structure_names_what_is_where(saved: Path) -> None:
+    like = wanted()
+    like["average"] = like["step"]
+    del like["parameters"]["half"]
+    settings = SETTINGS.replace("0.9", "0.95")
+    with pytest.raises(CheckpointError) as error:
+        restore(saved, like, settings=settings)
+    assert "  average, int32[], is not there\n" in str(error.value)
+    assert "  parameters.half, bfloat16[16], is there only\n" in str(error.value)
+    assert str(error.value).endswith(
+        "optimizer.b1 = 0.9 is 0.95 now. Write:\n  --set optimizer.b1=0.9"
+    )
+
+
+def test_what_is_no_array_or_has_no_place(saved: Path, tmp_path: Path) -> None:
+    like = wanted()
+    like["step"] = jax.ShapeDtypeStruct((), np.int32)
+    with pytest.raises(CheckpointError, match=r"step of the state to restore has no sharding"):
+        restore(saved, like)
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(CheckpointError, match=r"data\.next of the state is 3, a int"),
+    ):
+        checkpoints.save({"data": {"next": 3}}, about(1))
+
+
+# What the disk does.
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file can grow past a size, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 100, 2000])
+def test_a_full_disk(own: Path, size: int) -> None:
+    now = state(30)
+    with Checkpoints(own) as checkpoints:
+        with files_of_at_most(size), pytest.raises(CheckpointError) as error:
+            checkpoints.save(now, about(30))
+            checkpoints.wait()
+        assert f"step 30 could not be written to {own} (the last one is of step 20)" in str(
+            error.value
+        )
+        assert "File too large" in str(error.value) and error.value.step == 30
+        check_same(now, 30)
+        assert checkpoints.steps() == [10, 20]
+        checkpoints.save(now, about(30))
+    check_same(restore(own).state, 30)
+
+
+def test_an_error_in_the_background_ends_the_block_or_is_noted(own: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="step 30"),
+        files_of_at_most(100),
+        Checkpoints(own) as checkpoints,
+    ):
+        checkpoints.save(state(30), about(30))
+    with (
+        pytest.raises(ZeroDivisionError) as error,
+        files_of_at_most(100),
+        Checkpoints(own) as checkpoints,
+    ):
+        checkpoints.save(state(30), about(30))
+        raise ZeroDivisionError
+    assert "step 30 could not be written" in error.value.__notes__[0]
+
+
+def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
+    with Checkpoints(own) as checkpoints:
+        with files_of_at_most(100):
+            checkpoints.save(state(30), about(30))
+            with pytest.raises(CheckpointError, match="of step 30"):
+                checkpoints.save(state(40), about(40))
+        checkpoints.save(state(50), about(50))
+    check_same(restore(own).state, 50)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        Checkpoints(tmp_path / "file" / "c") as checkpoints,
+        pytest.raises(CheckpointError, match=r"written to .*Not a directory: .*file/c"),
+    ):
+        checkpoints.save(state(1), about(1))
+
+
+# The process around it.
+
+
+def test_signals_stay_the_callers(tmp_path: Path) -> None:
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with Checkpoints(tmp_path) as checkpoints:
+            for step in (1, 2, 3):
+                sender = threading.Thread(target=signal.raise_signal, args=(signal.SIGTERM,))
+                sender.start()
+                checkpoints.save(state(step), about(step))
+                os.kill(os.getpid(), signal.SIGTERM)
+                checkpoints.wait()
+                sender.join()
+    finally:
+        ours = signal.signal(signal.SIGTERM, before)
+    assert callable(ours) and len(came) >= 3
+    assert {n: signal.getsignal(n) for n in handlers} == handlers
+    check_same(restore(tmp_path).state, 3)
+
+
+def test_the_terminal_stays_quiet(own: Path, capfd: pytest.CaptureFixture, caplog: Any) -> None:
+    with Checkpoints(own) as checkpoints:
+        caplog.set_level(logging.DEBUG, "absl")
+        checkpoints.restore(wanted())
+        checkpoints.save(state(30), about(30))
+        checkpoints.wait()
+        with files_of_at_most(100):
+            checkpoints.save(state(40), about(40))
+            with pytest.raises(CheckpointError):
+                checkpoints.wait()
+    assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if "orbax" in record.pathname] == []
+
+
+def test_nothing_is_left_running(own: Path) -> None:
+    save(own, 30)
+    assert not [t for t in threading.enumerate() if t.name.startswith(("checkpoint", "digests"))]

@@ -1,0 +1,147 @@
+"""The arrays of a checkpoint, written and read by orbax."""
+
+import gc
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl.logging import get_absl_logger
+
+from xlashard import Array, device_put
+from xlashard.train.checkpoint.files import SAVING
+from xlashard.train.checkpoint.together import Together
+from xlashard.train.errors import CheckpointError
+
+_ORBAX = Path(ocp.__file__).parent
+# Where orbax writes its log, and where its writes that went on beside a failed one end up.
+_LOGGERS = (get_absl_logger(), logging.getLogger("asyncio"))
+
+
+class ArrayFiles:
+    """Writes and reads the arrays of a state; a context manager.
+
+    Nothing here is atomic, digested or kept apart by steps: that is the caller's.
+
+    Args:
+        timeout: How long processes wait for each other, in seconds.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._together = Together("arrays", timeout)
+        # The processes said by number: else orbax meets by a collective of all devices.
+        self._processes = ocp.options.MultiprocessingOptions(
+            active_processes=set(range(jax.process_count()))
+        )
+        self._background = ocp.options.AsyncOptions(
+            timeout_secs=max(int(timeout), 1), barrier_sync_fn=self._barrier
+        )
+        self._saving: ocp.AsyncCheckpointer | None = None
+        self._failed = False
+        self._quiet = _Quiet()
+
+    def __enter__(self) -> Self:
+        for logger in _LOGGERS:
+            logger.addFilter(self._quiet)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._failed:
+            gc.collect()  # asyncio logs what became of tasks when they are collected.
+        for logger in _LOGGERS:
+            logger.removeFilter(self._quiet)
+
+    def save(self, folder: Path, state: Any) -> None:
+        """Begins to write a state; when it returns, the state's buffers may be overwritten.
+
+        Args:
+            folder: Is made.
+            state: A tree of arrays.
+        """
+        # One for each save: after a failure it keeps errors, and raises them at later saves.
+        self._saving = self._checkpointer()
+        self._saving.save(folder.absolute(), args=ocp.args.StandardSave(_with_elements(state)))
+
+    def wait(self) -> None:
+        """Waits until all processes have written their parts, or one of them failed."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        try:
+            saving.close()
+        except Exception as error:
+            self._failed = True
+            if isinstance(error, _OthersFailed):
+                raise
+            # The others wait for this one at orbax's next barrier.
+            self._together.hear("writing", reason(error))
+            raise
+
+    def restore(self, folder: Path, like: Any) -> Any:
+        """Reads a state.
+
+        Args:
+            folder: Where it was saved.
+            like: A tree of shapes, dtypes and shardings.
+
+        Returns:
+            The same tree of Arrays.
+        """
+        args = ocp.args.StandardRestore(_with_elements(like))
+        with self._checkpointer() as checkpointer:
+            read = checkpointer.restore(folder.absolute(), args=args)
+        leaves, tree = jax.tree.flatten(like)
+        return tree.unflatten(map(_as_asked, leaves, tree.flatten_up_to(read)))
+
+    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        return ocp.AsyncCheckpointer(
+            ocp.StandardCheckpointHandler(multiprocessing_options=self._processes),
+            async_options=self._background,
+            multiprocessing_options=self._processes,
+        )
+
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
+        problem = self._together.hear("writing")
+        if problem:
+            raise _OthersFailed(problem)
+
+
+def _with_elements(tree: Any) -> Any:
+    """A tree with None for what orbax refuses: an array of size zero, of which nothing is kept."""
+    return jax.tree.map(lambda x: x if x.size else None, tree)
+
+
+def _as_asked(wanted: jax.ShapeDtypeStruct, read: Any) -> Array:
+    if read is None:
+        read = np.zeros(wanted.shape, wanted.dtype)
+    return device_put(read, wanted.sharding)
+
+
+class _OthersFailed(CheckpointError):
+    """Another process could not write its part."""
+
+
+class _Quiet(logging.Filter):
+    """Keeps orbax's log from the terminal: what matters of it is raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is somebody else's."""
+        if _ORBAX in Path(record.pathname).parents:
+            return False
+        return record.name != "asyncio" or SAVING not in record.getMessage()
+
+
+def reason(error: BaseException) -> str:
+    """The part of an error's text that is for people: its first line, without specifications."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0].partition(" [tensorstore_spec=")[0] if lines else type(error).__name__

@@ -1,0 +1,166 @@
+"""Writing a checkpoint: what the run waits for, and what is done beside it."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlashard.train.checkpoint import files
+from xlashard.train.checkpoint.about import About
+from xlashard.train.checkpoint.arrays import ArrayFiles, reason
+from xlashard.train.checkpoint.manifest import Manifest
+from xlashard.train.checkpoint.together import Together
+from xlashard.train.checkpoint.tree import described
+from xlashard.train.errors import CheckpointError
+
+ARRAYS = "arrays"
+"""The part of a step's folder that orbax writes."""
+
+_PARTS = "parts"
+
+
+class Writer:
+    """Writes the steps of one folder, one at a time.
+
+    Args:
+        folder: Of the checkpoints.
+        keep: How many are kept; None keeps all.
+        arrays: Writes arrays.
+        together: The processes that write.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int | None, arrays: ArrayFiles, together: Together
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._arrays = arrays
+        self._together = together
+        self._attempts = 0
+
+    def begin(self, state: Any, step: int) -> dict[str, str]:
+        """What a run waits for: the folder is made, and the state copied.
+
+        Args:
+            state: A tree of arrays.
+            step: How many steps are done.
+
+        Returns:
+            What `finish` needs: the types of the arrays.
+
+        Raises:
+            CheckpointError: It can't be written.
+        """
+        types = described(state)
+        self._attempts += 1
+        room = self._room(step)
+        problem = _attempt(lambda: self._make(room, step)) if self._together.first else ""
+        self._go_on(step, self._together.hear(f"save step {step}", problem))
+        try:
+            self._arrays.save(room / ARRAYS, state)
+        except Exception as error:
+            files.discard(room)
+            raise self._failed(step, reason(error)) from error
+        return types
+
+    def finish(self, types: dict[str, str], about: About) -> None:
+        """What a run need not wait for: files, digests, and the one step that makes it count.
+
+        Args:
+            types: From `begin`.
+            about: What to write down.
+
+        Raises:
+            CheckpointError: Some process could not write; then nothing is committed.
+        """
+        step = about.step
+        written = _attempt(lambda: self._write_part(step))
+        problem = self._together.hear(f"write step {step}", written)
+        if self._together.first:
+            problem = problem or _attempt(lambda: self._write_rest(types, about))
+            if problem:
+                files.discard(self._room(step))
+        self._go_on(step, self._together.hear(f"commit step {step}", problem))
+        if self._together.first:
+            self._delete_old()
+
+    def _room(self, step: int) -> Path:
+        return files.room_of(self._folder, step, self._attempts)
+
+    def _make(self, room: Path, step: int) -> None:
+        later = [number for number in files.steps_in(self._folder) if number >= step]
+        if later:
+            paths = (str(files.path_of(self._folder, number)) for number in later)
+            raise CheckpointError(
+                f"there are checkpoints of the same or later steps already: {later}. A run that "
+                f"resumed would go on from them. Choose another folder, or move them away:\n"
+                f"  mv {' '.join(paths)} ELSEWHERE"
+            )
+        files.make(room)
+
+    def _write_part(self, step: int) -> None:
+        """Waits for the arrays; of several processes each reads what it wrote for the digests."""
+        self._arrays.wait()
+        if jax.process_count() > 1:
+            room, me = self._room(step), jax.process_index()
+            own = [name for name in files.files_in(room) if _owner(name) == me]
+            files.write_digests(room / _PARTS, str(me), files.digests(room, own, durable=True))
+
+    def _write_rest(self, types: dict[str, str], about: About) -> None:
+        """Gathers all digests, writes the manifest, and commits."""
+        room = self._room(about.step)
+        known = files.take_digests(room / _PARTS, jax.process_count())
+        names = files.files_in(room)
+        known |= files.digests(room, [name for name in names if name not in known], durable=True)
+        Manifest(about, types, {name: known[name] for name in names}).write(room)
+        files.commit(room, about.step)
+
+    def _delete_old(self) -> None:
+        for step in files.steps_in(self._folder)[: -self._keep] if self._keep else ():
+            try:
+                files.remove(self._folder, step)
+            except OSError as error:
+                warnings.warn(
+                    f"the checkpoint of step {step} is not needed any more and can't be deleted: "
+                    f"{reason(error)}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _go_on(self, step: int, problem: str) -> None:
+        if problem:
+            raise self._failed(step, problem)
+
+    def _failed(self, step: int, problem: str) -> CheckpointError:
+        steps = files.steps_in(self._folder)
+        left = f"the last one is of step {steps[-1]}" if steps else "there is no earlier one"
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written to {self._folder} ({left}): "
+            f"{problem}",
+            step=step,
+        )
+
+
+def _attempt(work: Callable[[], Any]) -> str:
+    """Does something; returns why it failed, or nothing."""
+    try:
+        work()
+    except CheckpointError as error:
+        return str(error)
+    except Exception as error:
+        return reason(error)
+    return ""
+
+
+def _owner(name: str) -> int:
+    """The process that wrote a file, as orbax names the folders of each; else the first one.
+
+    Should orbax name them otherwise one day, the first process digests all files.
+    """
+    for part in name.split("/"):
+        head, _, number = part.rpartition("process_")
+        if head.endswith((".", "")) and number.isdigit():
+            return int(number) % jax.process_count()
+    return 0
