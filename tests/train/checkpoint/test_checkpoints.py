@@ -272,7 +272,7 @@ def test_no_earlier_one_is_whole(own: Path) -> None:
 
 def test_a_renamed_step(own: Path) -> None:
     (own / "00000020").rename(own / "00000200")
-    with pytest.raises(CheckpointError, match="its files are of step 20, so the folder was"):
+    with pytest.raises(CheckpointError, match="00000200 was renamed: its files are of step 20"):
         restore(own)
 
 

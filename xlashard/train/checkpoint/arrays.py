@@ -13,7 +13,7 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.train.checkpoint.files import SAVING
-from xlashard.train.checkpoint.together import Together
+from xlashard.train.checkpoint.together import Together, in_words
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent
@@ -68,21 +68,28 @@ class ArrayFiles:
         """
         # One for each save: after a failure it keeps errors, and raises them at later saves.
         self._saving = self._checkpointer()
-        self._saving.save(folder.absolute(), args=ocp.args.StandardSave(_with_elements(state)))
+        args = ocp.args.StandardSave(_with_elements(state))
+        try:
+            self._saving.save(folder.absolute(), args=args)
+        except Exception as error:
+            self._saving = None
+            self._tell(error)
+            raise
 
     def wait(self) -> None:
-        """Waits until all processes have written their parts, or one of them failed."""
+        """Waits until all processes have written their parts.
+
+        Raises:
+            OthersFailedError: Another process could not.
+            Exception: Of any kind; this one could not.
+        """
         saving, self._saving = self._saving, None
         if saving is None:
             return
         try:
             saving.close()
         except Exception as error:
-            self._failed = True
-            if isinstance(error, _OthersFailed):
-                raise
-            # The others wait for this one at orbax's next barrier.
-            self._together.hear("writing", reason(error))
+            self._tell(error)
             raise
 
     def restore(self, folder: Path, like: Any) -> Any:
@@ -108,10 +115,16 @@ class ArrayFiles:
             multiprocessing_options=self._processes,
         )
 
+    def _tell(self, error: Exception) -> None:
+        """Tells of a failure those who wait for this process at orbax's next barrier."""
+        self._failed = True
+        if not isinstance(error, OthersFailedError):
+            self._together.hear("writing", reason(error))
+
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
-        problem = self._together.hear("writing")
-        if problem:
-            raise _OthersFailed(problem)
+        problems = self._together.hear("writing")
+        if problems:
+            raise OthersFailedError(in_words(problems))
 
 
 def _with_elements(tree: Any) -> Any:
@@ -125,7 +138,7 @@ def _as_asked(wanted: jax.ShapeDtypeStruct, read: Any) -> Array:
     return device_put(read, wanted.sharding)
 
 
-class _OthersFailed(CheckpointError):
+class OthersFailedError(CheckpointError):
     """Another process could not write its part."""
 
 

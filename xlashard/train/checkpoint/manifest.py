@@ -9,7 +9,6 @@ from typing import Any
 
 from xlashard.train.checkpoint.about import About
 from xlashard.train.checkpoint.files import Digest, digests, files_in
-from xlashard.train.errors import CheckpointError
 
 NAME = "checkpoint.json"
 FORMAT = 1
@@ -42,29 +41,41 @@ class Manifest:
         digests(folder, [NAME], durable=True)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Reads it from a step's folder.
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not as it was written.
 
-    Raises:
-        CheckpointError: The folder has none, or one that is damaged, foreign, or of a later format.
+    Attributes:
+        file: Its path in the step's folder.
+        what: What is wrong with it.
     """
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}"
+
+
+def read_manifest(folder: Path) -> Manifest | Damage:
+    """Reads it from a step's folder; or says why that can't be done."""
     try:
         values = json.loads((folder / NAME).read_text(encoding="utf-8"))
         form, digest = values["format"], values.pop("sha256")
     except FileNotFoundError:
-        raise CheckpointError(f"{NAME} is missing", file=NAME) from None
+        return Damage(NAME, "is missing")
     except OSError as error:
-        raise CheckpointError(f"{NAME} can't be read: {error.strerror}", file=NAME) from None
+        return Damage(NAME, f"can't be read: {error.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{NAME} is cut off, altered, or foreign", file=NAME) from None
+        return Damage(NAME, "is cut off, altered, or foreign")
     if form != FORMAT:
-        raise CheckpointError(
-            f"{NAME} has the format {form}, and this release of xlashard reads the format "
-            f"{FORMAT}. Resume with the release that wrote it",
-            file=NAME,
+        return Damage(
+            NAME,
+            f"has the format {form}, and this release of xlashard reads the format {FORMAT}: "
+            f"resume with the release that wrote it",
         )
     if _digest(values) != digest:
-        raise CheckpointError(f"{NAME} was altered: its SHA-256 is not {digest}", file=NAME)
+        return Damage(NAME, f"was altered: its SHA-256 is not {digest}")
     return Manifest(
         About.from_json(values["about"]),
         values["arrays"],
@@ -72,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def check_sizes(folder: Path, manifest: Manifest) -> str:
+def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
     """Compares what files there are, without reading them.
 
     Args:
@@ -80,23 +91,23 @@ def check_sizes(folder: Path, manifest: Manifest) -> str:
         manifest: What it should hold.
 
     Returns:
-        The first that is missing, cut off, too long or foreign, and why; empty if all are right.
+        The first that is missing, cut off, too long or foreign; None if all are right.
     """
     found = files_in(folder)
     found.pop(NAME, None)
     for name, digest in manifest.files.items():
         size = found.get(name)
         if size is None:
-            return f"{name} is missing"
+            return Damage(name, "is missing")
         if size < digest.bytes:
-            return f"{name} is cut off: {size:,} of its {digest.bytes:,} bytes are there"
+            return Damage(name, f"is cut off: {size:,} of its {digest.bytes:,} bytes are there")
         if size > digest.bytes:
-            return f"{name} was altered: it has {size:,} bytes, and had {digest.bytes:,}"
+            return Damage(name, f"was altered: it has {size:,} bytes, and had {digest.bytes:,}")
     foreign = next((name for name in found if name not in manifest.files), None)
-    return f"{foreign} is foreign: the checkpoint was committed without it" if foreign else ""
+    return Damage(foreign, "is foreign: the step was committed without it") if foreign else None
 
 
-def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> str:
+def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> Damage | None:
     """Reads files and compares them with their digests.
 
     Args:
@@ -105,16 +116,17 @@ def check_contents(folder: Path, manifest: Manifest, names: Iterable[str]) -> st
         names: The files to read.
 
     Returns:
-        The first that is not as it was written, and why; empty if all are right.
+        The first that is not as it was written; None if all are.
     """
     try:
         found = digests(folder, names)
     except OSError as error:
-        return f"{Path(error.filename or folder).name} can't be read: {error.strerror}"
+        file = Path(error.filename).relative_to(folder).as_posix() if error.filename else "a file"
+        return Damage(file, f"can't be read: {error.strerror}")
     for name, digest in found.items():
         if digest != manifest.files[name]:
-            return f"{name} was altered: its SHA-256 is not {manifest.files[name].sha256}"
-    return ""
+            return Damage(name, f"was altered: its SHA-256 is not {manifest.files[name].sha256}")
+    return None
 
 
 def _digest(values: dict[str, Any]) -> str:

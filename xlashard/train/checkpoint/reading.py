@@ -1,5 +1,6 @@
 """Reading a checkpoint: which one, whether it is whole, and whether it fits."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from xlashard.train.checkpoint.about import About
 from xlashard.train.checkpoint.arrays import ArrayFiles, reason
 from xlashard.train.checkpoint.files import path_of, steps_in
 from xlashard.train.checkpoint.manifest import (
+    Damage,
     Manifest,
     check_contents,
     check_sizes,
@@ -99,44 +101,47 @@ class Reader:
         Several processes share the reading.
         """
         folder = path_of(self._folder, step)
-        manifest, problem = _manifest_of(folder, step)
-        if manifest is not None:
-            by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
-            mine = by_size[jax.process_index() :: jax.process_count()]
-            problem = check_contents(folder, manifest, mine)
-        problem = self._together.hear(f"restore step {step}", problem)
-        if manifest is None or problem:
-            raise self._damaged(step, problem)
-        return manifest
+        manifest = _manifest_of(folder, step)
+        damage = manifest if isinstance(manifest, Damage) else self._share(folder, manifest)
+        word = json.dumps([damage.file, damage.what]) if damage else ""
+        found = self._together.hear(f"restore step {step}", word)
+        if isinstance(manifest, Manifest) and not found:
+            return manifest
+        # Who read it does not matter: it is one folder.
+        raise self._damaged(step, Damage(*json.loads(next(iter(found.values())))))
 
-    def _damaged(self, step: int, problem: str) -> CheckpointError:
-        text = f"the checkpoint of step {step} in {self._folder} can't be used: {problem}."
+    def _share(self, folder: Path, manifest: Manifest) -> Damage | None:
+        by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
+        return check_contents(folder, manifest, by_size[jax.process_index() :: jax.process_count()])
+
+    def _damaged(self, step: int, damage: Damage) -> CheckpointError:
+        text = f"the checkpoint of step {step} in {self._folder} can't be used: {damage}."
         earlier = (number for number in reversed(steps_in(self._folder)) if number < step)
         whole = next((number for number in earlier if self._is_whole(number)), None)
         if whole is None:
             text += " There is no earlier one that is whole."
         else:
-            damaged = path_of(self._folder, step)
+            path = path_of(self._folder, step)
             text += (
                 f" The one of step {whole} is whole. To go on from there, move this one away and "
-                f"resume again:\n  mv {damaged} {self._folder.parent / f'damaged-{damaged.name}'}"
+                f"resume again:\n  mv {path} {self._folder.parent / f'damaged-{path.name}'}"
             )
-        return CheckpointError(text, step=step, file=problem.partition(" ")[0])
+        return CheckpointError(text, step=step, file=damage.file)
 
     def _is_whole(self, step: int) -> bool:
         folder = path_of(self._folder, step)
-        manifest, _ = _manifest_of(folder, step)
-        return manifest is not None and not check_contents(folder, manifest, manifest.files)
+        manifest = _manifest_of(folder, step)
+        if isinstance(manifest, Damage):
+            return False
+        return check_contents(folder, manifest, manifest.files) is None
 
 
-def _manifest_of(folder: Path, step: int) -> tuple[Manifest | None, str]:
+def _manifest_of(folder: Path, step: int) -> Manifest | Damage:
     """The manifest, or why a folder is not what was committed as far as can be told by names."""
-    try:
-        manifest = read_manifest(folder)
-    except CheckpointError as error:
-        return None, str(error)
+    manifest = read_manifest(folder)
+    if isinstance(manifest, Damage):
+        return manifest
     was = manifest.about.step
     if was != step:
-        return None, f"its files are of step {was}, so the folder was renamed"
-    problem = check_sizes(folder, manifest)
-    return (None, problem) if problem else (manifest, "")
+        return Damage(folder.name, f"was renamed: its files are of step {was}")
+    return check_sizes(folder, manifest) or manifest

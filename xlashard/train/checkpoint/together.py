@@ -1,6 +1,7 @@
 """Telling the other processes how it went, so that all go on or all stop."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -26,7 +27,7 @@ class Together:
         """Whether this is the process that does what is done once."""
         return jax.process_index() == 0
 
-    def hear(self, what: str, problem: str = "") -> str:
+    def hear(self, what: str, problem: str = "") -> dict[int, str]:
         """Waits until all processes are as far as this one.
 
         Args:
@@ -34,11 +35,10 @@ class Together:
             problem: Why it failed here; empty if it did not.
 
         Returns:
-            What is wrong, the same text in every process: a process failed, or came for something
-            else. Empty if all is well.
+            The problems by process, the same in each; empty if all is well.
 
         Raises:
-            CheckpointError: Processes did not come.
+            CheckpointError: Processes did not come, or came for something else.
         """
         everybody = tuple(range(jax.process_count()))
         invitation = Invitation(everybody, f"checkpoints/{self.series}", self.timeout)
@@ -50,21 +50,24 @@ class Together:
                 f"{self.timeout:g} s. They are slow, stuck, or ended"
             ) from None
         said = {process: json.loads(word) for process, word in came.items()}
-        return _failure(said) or _difference(said)
+        _check_same({process: its for process, (its, _) in said.items()})
+        return {process: problem for process, (_, problem) in said.items() if problem}
 
 
-def _failure(said: dict[int, list[str]]) -> str:
-    problems = {process: problem for process, (_, problem) in said.items() if problem}
-    if len(said) == 1:
+def in_words(problems: Mapping[int, str]) -> str:
+    """The problems of processes as one text; empty if there are none."""
+    if jax.process_count() == 1:
         return "".join(problems.values())
     return "; ".join(f"process {process}: {problem}" for process, problem in problems.items())
 
 
-def _difference(said: dict[int, list[str]]) -> str:
-    by_what: dict[str, list[int]] = {}
-    for process, (what, _) in said.items():
-        by_what.setdefault(what, []).append(process)
-    if len(by_what) == 1:
-        return ""
-    doing = (f"{what} (processes {', '.join(map(str, who))})" for what, who in by_what.items())
-    return f"the processes do different things: {'; '.join(doing)}"
+def _check_same(what: Mapping[int, str]) -> None:
+    doing: dict[str, list[str]] = {}
+    for process, its in what.items():
+        doing.setdefault(its, []).append(str(process))
+    if len(doing) > 1:
+        raise CheckpointError(
+            "the processes are not in step: "
+            + "; ".join(f"{its} (process {', '.join(those)})" for its, those in doing.items())
+            + ". All must call the methods of Checkpoints in the same order, with the same steps"
+        )

@@ -9,9 +9,9 @@ import jax
 
 from xlashard.train.checkpoint import files
 from xlashard.train.checkpoint.about import About
-from xlashard.train.checkpoint.arrays import ArrayFiles, reason
+from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
 from xlashard.train.checkpoint.manifest import Manifest
-from xlashard.train.checkpoint.together import Together
+from xlashard.train.checkpoint.together import Together, in_words
 from xlashard.train.checkpoint.tree import described
 from xlashard.train.errors import CheckpointError
 
@@ -19,6 +19,7 @@ ARRAYS = "arrays"
 """The part of a step's folder that orbax writes."""
 
 _PARTS = "parts"
+_SHARE = "Choose a folder on a file system that all processes share"
 
 
 class Writer:
@@ -57,12 +58,15 @@ class Writer:
         self._attempts += 1
         room = self._room(step)
         problem = _attempt(lambda: self._make(room, step)) if self._together.first else ""
-        self._go_on(step, self._together.hear(f"save step {step}", problem))
-        try:
-            self._arrays.save(room / ARRAYS, state)
-        except Exception as error:
-            files.discard(room)
-            raise self._failed(step, reason(error)) from error
+        self._hear(step, "save", problem)
+        if self._attempts == 1 and jax.process_count() > 1:
+            problem = (
+                "" if room.is_dir() else f"{room}, which process 0 made, is not there. {_SHARE}"
+            )
+            self._hear(step, "see the folder of", problem)
+        problem = _attempt(lambda: self._arrays.save(room / ARRAYS, state))
+        if problem:
+            self._hear(step, "write", problem)
         return types
 
     def finish(self, types: dict[str, str], about: About) -> None:
@@ -76,15 +80,13 @@ class Writer:
             CheckpointError: Some process could not write; then nothing is committed.
         """
         step = about.step
-        written = _attempt(lambda: self._write_part(step))
-        problem = self._together.hear(f"write step {step}", written)
+        self._hear(step, "write", _attempt(lambda: self._write_part(step)))
+        problem = ""
         if self._together.first:
-            problem = problem or _attempt(lambda: self._write_rest(types, about))
-            if problem:
-                files.discard(self._room(step))
-        self._go_on(step, self._together.hear(f"commit step {step}", problem))
-        if self._together.first:
-            self._delete_old()
+            problem = _attempt(lambda: self._write_rest(types, about))
+            if not problem:
+                self._delete_old()
+        self._hear(step, "commit", problem)
 
     def _room(self, step: int) -> Path:
         return files.room_of(self._folder, step, self._attempts)
@@ -102,7 +104,10 @@ class Writer:
 
     def _write_part(self, step: int) -> None:
         """Waits for the arrays; of several processes each reads what it wrote for the digests."""
-        self._arrays.wait()
+        try:
+            self._arrays.wait()
+        except OthersFailedError:
+            return  # They say why.
         if jax.process_count() > 1:
             room, me = self._room(step), jax.process_index()
             own = [name for name in files.files_in(room) if _owner(name) == me]
@@ -129,9 +134,11 @@ class Writer:
                     stacklevel=2,
                 )
 
-    def _go_on(self, step: int, problem: str) -> None:
-        if problem:
-            raise self._failed(step, problem)
+    def _hear(self, step: int, what: str, problem: str) -> None:
+        problems = self._together.hear(f"{what} step {step}", problem)
+        if problems:
+            files.discard(self._room(step))
+            raise self._failed(step, in_words(problems))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
         steps = files.steps_in(self._folder)

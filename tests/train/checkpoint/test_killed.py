@@ -1,0 +1,50 @@
+"""Processes that are killed while they save: what is committed stays, what is half is not seen."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = Path(__file__).with_name("killed.py")
+
+
+def run_script(folder: Path, *args: str) -> str:
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(folder), *args],
+        env={
+            **os.environ,
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=240)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.slow
+def test_twenty_random_moments(tmp_path: Path) -> None:
+    output = run_script(tmp_path, "5", "random", "20")
+    (halves,) = re.findall(r"20 kills, (\d+) in the middle of a save", output)
+    assert int(halves) >= 5
+
+
+@pytest.mark.slow
+def test_before_each_change_of_the_folder(tmp_path: Path) -> None:
+    """Every file that Python opens to write, every folder made, each rename and each deletion."""
+    output = run_script(tmp_path, "0", "each")
+    (changes,) = re.findall(r"killed before each of (\d+) changes", output)
+    assert int(changes) >= 10
