@@ -1,6 +1,7 @@
 """Making primitives of our own, with the rules by which JAX transforms them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -125,6 +126,56 @@ def identity_primitive(
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lambda ctx, x, **params: [lower(ctx, x, **params)])
     return primitive
+
+
+@dataclass(frozen=True)
+class LinearRules:
+    """How one of two primitives works that undo each other's placement.
+
+    Attributes:
+        name: Its name in jaxprs.
+        impl: Runs it on a concrete value.
+        shape: `shape(shape, **params)` of its result.
+        batch: `batch(axis_data, dim, **params)` gives the parameters for a value with a batch there.
+        lower: `lower(shapes, x, **params)` gives the MLIR value, from the shapes before and after.
+    """
+
+    name: str
+    impl: Callable[..., Any]
+    shape: Callable[..., tuple[int, ...]]
+    batch: Callable[..., dict[str, Any]]
+    lower: Callable[..., Any]
+
+
+def transposed_pair(there: LinearRules, back: LinearRules) -> tuple[Primitive, Primitive]:
+    """Two primitives of one value, linear, each the transpose of the other."""
+    first, second = Primitive(there.name), Primitive(back.name)
+    _give_rules(first, there, second)
+    _give_rules(second, back, first)
+    return first, second
+
+
+def _give_rules(primitive: Primitive, rules: LinearRules, transpose: Primitive) -> None:
+    def abstract(aval: Any, **params: Any) -> Any:
+        shape = rules.shape(aval.shape, **params)
+        return core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+
+    def batch(
+        axis_data: AxisData, values: Sequence[Any], dims: Sequence[int | None], **params: Any
+    ) -> tuple[Any, int | None]:
+        (x,), (dim,) = values, dims
+        if dim is not None:
+            params = rules.batch(axis_data, dim, **params)
+        return primitive.bind(x, **params), dim
+
+    def lower(ctx: Any, x: Any, **params: Any) -> list[Any]:
+        return [rules.lower((ctx.avals_in[0].shape, ctx.avals_out[0].shape), x, **params)]
+
+    primitive.def_impl(rules.impl)
+    primitive.def_abstract_eval(abstract)
+    ad.deflinear2(primitive, lambda ct, _, **params: (transpose.bind(ct, **params),))
+    batching.fancy_primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, lower)
 
 
 def never_save(primitive: Primitive) -> None:

@@ -176,6 +176,20 @@ def _behind_batching(value: Any) -> Any:
     return value
 
 
+def value_behind(value: Any) -> Any:
+    """The concrete value that a tracer of `vmap` and of derivatives stands for.
+
+    A tracer comes back for one of which nothing is known but its type.
+    """
+    while isinstance(value, Tracer):
+        behind = getattr(value, "val", None)
+        behind = getattr(value, "primal", None) if behind is None else behind
+        if behind is None:
+            break
+        value = behind
+    return value
+
+
 def abstractify(value: object) -> Any:
     """The abstract value of an argument.
 

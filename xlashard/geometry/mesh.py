@@ -112,6 +112,34 @@ class MeshGrid:
             raise BoxError(self._gap(coords, low, sizes))
         return Box(tuple(low.tolist()), tuple(sizes.tolist()))
 
+    def boxes_of(self, owners: npt.ArrayLike) -> dict[int, Box | None]:
+        """The contiguous sub-mesh of each owner of devices, for all owners at once.
+
+        Args:
+            owners: By device position the number of who owns the device, such as its process.
+
+        Returns:
+            By owner, lowest first, its box; None where its devices leave a gap (`local_box` of them
+            says which).
+
+        Raises:
+            GridError: There is not one owner for each device.
+        """
+        given = np.asarray(owners, dtype=np.int64).ravel()
+        if len(given) != self.size:
+            raise GridError(f"{len(given)} owners for the {self.size} devices of {self.describe()}")
+        names, counts = np.unique(given, return_counts=True)
+        coords = self.coordinates(np.argsort(given, kind="stable"))
+        starts = np.cumsum(counts) - counts
+        low = np.minimum.reduceat(coords, starts, axis=0)
+        sizes = np.maximum.reduceat(coords, starts, axis=0) - low + 1
+        filled = sizes.prod(axis=1) == counts
+        found = zip(names.tolist(), low.tolist(), sizes.tolist(), filled.tolist(), strict=True)
+        return {
+            owner: Box(tuple(offsets), tuple(extents)) if is_filled else None
+            for owner, offsets, extents, is_filled in found
+        }
+
     def _gap(
         self,
         coords: npt.NDArray[np.int64],

@@ -1,0 +1,62 @@
+"""All specs of a mesh, and what host-local arrays mean, one element at a time."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from xlashard import P
+
+
+def all_specs(axes: Sequence[str], ndim: int) -> Iterator[P]:
+    """Every spec of arrays of a rank: any axes, in any order, dealt to the dimensions anyhow."""
+    for count in range(len(axes) + 1):
+        for chosen in itertools.permutations(axes, count):
+            for dims in itertools.combinations_with_replacement(range(ndim), count):
+                entries: list[Any] = [
+                    tuple(a for a, d in zip(chosen, dims, strict=True) if d == dim)
+                    for dim in range(ndim)
+                ]
+                yield P(*(entry or None for entry in entries))
+
+
+def blocks(
+    spec: P, shape: Sequence[int], sizes: dict[str, int], at: dict[str, int]
+) -> tuple[slice, ...]:
+    """What the device at some coordinates of a mesh holds, counted in tiles one after the other."""
+    out = []
+    for length, axes in zip(shape, (*spec, *(None,) * (len(shape) - len(spec))), strict=True):
+        tile, tiles = 0, 1
+        for axis in axes or ():
+            tile, tiles = tile * sizes[axis] + at[axis], tiles * sizes[axis]
+        assert length % tiles == 0
+        out.append(slice(tile * length // tiles, (tile + 1) * length // tiles))
+    return tuple(out)
+
+
+def local_sizes(mesh: Any, process: int) -> tuple[dict[str, int], dict[str, int]]:
+    """By axis how many coordinates the devices of a process have, and the first of them."""
+    coordinates = [
+        at for at, device in np.ndenumerate(mesh.devices) if device.process_index == process
+    ]
+    columns = dict(zip(mesh.axis_names, zip(*coordinates, strict=True), strict=True))
+    return {a: len(set(c)) for a, c in columns.items()}, {a: min(c) for a, c in columns.items()}
+
+
+def host_local_part(whole: np.ndarray, mesh: Any, spec: P, process: int) -> np.ndarray:
+    """What a process has of an array: its devices' pieces, in the order of its part of the mesh."""
+    sizes, first = local_sizes(mesh, process)
+    shape = []
+    for length, axes in zip(whole.shape, (*spec, *(None,) * (whole.ndim - len(spec))), strict=True):
+        for axis in axes or ():
+            length = length // mesh.shape[axis] * sizes[axis]
+        shape.append(length)
+    out = np.zeros(shape, whole.dtype)
+    for at, device in np.ndenumerate(mesh.devices):
+        if device.process_index == process:
+            there = dict(zip(mesh.axis_names, at, strict=True))
+            here = {axis: c - first[axis] for axis, c in there.items()}
+            piece = whole[blocks(spec, whole.shape, mesh.shape, there)]
+            out[blocks(spec, shape, sizes, here)] = piece
+    return out

@@ -1,0 +1,183 @@
+"""Which part of a mesh belongs to this process, and what that makes of shapes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard.errors import ArgumentError, BoxError, counted
+from xlashard.geometry import MeshGrid, Spec, validate_spec
+from xlashard.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    grid_of,
+    spec_of,
+)
+
+# Meshes of more devices than this are not drawn in an error.
+_DRAWN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class HostMesh:
+    """A mesh, and the part of it that this process has.
+
+    Attributes:
+        whole: The mesh.
+        local: The mesh of this process's devices, with the same axes, which may be shorter.
+    """
+
+    whole: Mesh
+    local: Mesh
+
+    @property
+    def is_all_here(self) -> bool:
+        """Whether every device of the mesh belongs to this process."""
+        return self.whole.size == self.local.size
+
+    def global_sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """How an array lies on all devices."""
+        return _named(self.whole, spec)
+
+    def local_sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """How this process's part of it lies on this process's devices, as an array of its own."""
+        return _named(self.local, spec)
+
+    def global_shape(self, spec: PartitionSpec, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the array of which every process has a part of some shape.
+
+        Raises:
+            GeometryError: The part can't be dealt out over this process's devices.
+        """
+        return _rescaled(spec_of(spec), shape, grid_of(self.local), grid_of(self.whole))
+
+    def local_shape(self, spec: PartitionSpec, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of this process's part of an array of some shape.
+
+        Raises:
+            GeometryError: The array can't be dealt out over all devices.
+        """
+        return _rescaled(spec_of(spec), shape, grid_of(self.whole), grid_of(self.local))
+
+    def describe(self) -> str:
+        """The mesh and this process's part of it, for messages."""
+        whole, local = grid_of(self.whole).describe(), grid_of(self.local).describe()
+        if self.is_all_here:
+            return f"the mesh {whole}"
+        return f"this process's part ({local}) of the mesh {whole}"
+
+
+@lru_cache(maxsize=4096)
+def _named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(mesh, spec)
+
+
+def _rescaled(
+    spec: Spec, shape: Sequence[int], source: MeshGrid, target: MeshGrid
+) -> tuple[int, ...]:
+    """The shape of tiles that fill one grid, when they fill another."""
+    shape = tuple(shape)
+    validate_spec(spec, source, shape)
+    return tuple(
+        size // _tiles(axes, source) * _tiles(axes, target)
+        for size, axes in zip(shape, spec.for_rank(len(shape)), strict=True)
+    )
+
+
+def _tiles(axes: tuple[str, ...] | None, grid: MeshGrid) -> int:
+    sizes = grid.shape
+    return math.prod(sizes[axis] for axis in axes or ())
+
+
+@lru_cache(maxsize=64)
+def _host_mesh(mesh: Mesh) -> HostMesh:
+    owners = [device.process_index for device in mesh.devices.flat]
+    grid, me = grid_of(mesh), jax.process_index()
+    boxes = grid.boxes_of(owners)
+    for process, box in boxes.items():
+        if box is None:
+            raise BoxError(_gap_text(grid, owners, process))
+    mine = boxes.get(me)
+    if mine is None:
+        raise BoxError(
+            f"none of the {counted(mesh.size, 'device')} of global_mesh belongs to this process, "
+            f"{me}; they belong to {_listed(list(boxes))}: only those have a part of its arrays, "
+            f"so call it there alone, under `if jax.process_index() in {list(boxes)}:`"
+        )
+    window = tuple(slice(at, at + n) for at, n in zip(mine.offsets, mine.sizes, strict=True))
+    local = Mesh(mesh.devices[window], mesh.axis_names, axis_types=mesh.axis_types)
+    return HostMesh(mesh, mesh if local.size == mesh.size else local)
+
+
+def host_mesh(mesh: Any) -> HostMesh:
+    """This process's part of a mesh, which all processes must have as contiguous boxes.
+
+    Raises:
+        ArgumentError: It is no mesh of devices.
+        BoxError: The devices of some process leave a gap; every process says the same then.
+    """
+    if isinstance(mesh, AbstractMesh) or not isinstance(mesh, Mesh) or mesh.empty:
+        raise ArgumentError(
+            f"global_mesh must be a mesh of devices, not {_kind(mesh)}: write "
+            "Mesh(np.array(jax.devices()), ('data',))"
+        )
+    return _host_mesh(mesh)
+
+
+def _kind(mesh: Any) -> str:
+    if isinstance(mesh, Mesh):
+        return "an empty one"
+    return f"{'an' if isinstance(mesh, AbstractMesh) else 'a'} {type(mesh).__name__}"
+
+
+def _listed(processes: Sequence[int]) -> str:
+    return f"process {processes[0]}" if len(processes) == 1 else f"processes {processes}"
+
+
+def _gap_text(grid: MeshGrid, owners: Sequence[int], process: int) -> str:
+    """Why the devices of a process are no part of a mesh, and what to do about it."""
+    positions = [i for i, owner in enumerate(owners) if owner == process]
+    try:
+        reason = f"{grid.local_box(positions)}"
+    except BoxError as error:
+        reason = str(error)
+    drawn = f", by process:\n{_picture(grid, owners)}\n" if len(owners) <= _DRAWN else ". "
+    return (
+        f"the devices of process {process} are no contiguous part of global_mesh "
+        f"({grid.describe()}): {reason}. A host-local array is one block of the mesh{drawn}"
+        f"{_reordered(grid, owners)}, or keep this mesh and write "
+        "make_array_from_process_local_data(NamedSharding(global_mesh, P(...)), local, "
+        "global_shape=(...)), which takes any"
+    )
+
+
+def _reordered(grid: MeshGrid, owners: Sequence[int]) -> str:
+    """What to write for a mesh of the same shape in which each process has a box, if that is so."""
+    if None in grid.boxes_of(sorted(owners)).values():
+        return "Choose axes that the devices of a process divide"
+    names = ", ".join(map(repr, grid.axis_names))
+    shape = ", ".join(map(str, grid.axis_sizes))
+    return (
+        "Put the devices of a process next to each other: Mesh(np.array(sorted("
+        f"global_mesh.devices.flat, key=lambda d: (d.process_index, d.id))).reshape({shape}), "
+        f"({names},)), on TPU mesh_utils.create_device_mesh(({shape},), contiguous_submeshes=True)"
+    )
+
+
+def _picture(grid: MeshGrid, owners: Sequence[int]) -> str:
+    """The process of each device: the last axis across, the one before it down."""
+    table = np.array(owners).reshape(grid.axis_sizes)
+    width = max(len(str(owner)) for owner in owners)
+    lines = []
+    for outer in np.ndindex(table.shape[:-2]):
+        rows = np.atleast_2d(table[outer])
+        at = ", ".join(f"{n!r}={i}" for n, i in zip(grid.axis_names, outer, strict=False))
+        lines += [f"  at {at}:"] if at else []
+        lines += ["    " + " ".join(str(owner).rjust(width) for owner in row) for row in rows]
+    return "\n".join(lines)
