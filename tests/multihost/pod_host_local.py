@@ -1,9 +1,8 @@
 """One of 1, 2 or 4 processes with 8 devices together: host-local arrays and global ones.
 
-`python pod_host_local.py PORT NUMBER PROCESSES`; it stops with an error where something is wrong.
+It stops with an error where something is not as it should be.
 """
 
-import sys
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tests.multihost.specs import all_specs, blocks, host_local_part
-from tests.processes import expect, join
+from tests.processes import expect
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
 from xlashard.errors import ArgumentError, BoxError, CompileError, PlacementError
 from xlashard.multihost import (
@@ -20,10 +19,9 @@ from xlashard.multihost import (
     host_local_array_to_global_array,
 )
 
-PROCESSES = int(sys.argv[3])
-join(PROCESSES)
+jax.distributed.initialize()
 
-ME = jax.process_index()
+PROCESSES, ME = jax.process_count(), jax.process_index()
 DEVICES = np.array(jax.devices())
 AXES = ("x", "y", "z")
 GRID = DEVICES.reshape(2, 2, 2)
@@ -205,7 +203,7 @@ def check_in_programs() -> None:
         if PROCESSES > 1:
             expect(
                 CompileError,
-                rf"array makes \({rows},\) to \(8,\) inside.*P\('data',\)\); y = pjit\(f\)\(x\)",
+                rf"array makes \({rows},\) to \(8,\) inside.*P\('data'\)\); y = pjit\(f\)\(x\)",
                 lambda compiled=compiled: compiled(lambda x: step(x, ROWS))(mine),
             )
             continue
@@ -221,7 +219,7 @@ def check_mistakes() -> None:
     if PROCESSES < 4:
         expect(
             PlacementError,
-            r"local_inputs\['w'\] under PartitionSpec\('data',\) on .*'data'=.*size 3",
+            r"local_inputs\['w'\] under P\('data'\) on .*'data'=.*size 3",
             lambda: host_local_array_to_global_array(odd, MESH, ROWS),
         )
     expect(

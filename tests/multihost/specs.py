@@ -21,14 +21,20 @@ def all_specs(axes: Sequence[str], ndim: int) -> Iterator[P]:
                 yield P(*(entry or None for entry in entries))
 
 
+def axes_of(spec: P, ndim: int) -> Iterator[tuple[str, ...]]:
+    """The axes that cut each dimension."""
+    for entry in (*spec, *(None,) * (ndim - len(spec))):
+        yield entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
 def blocks(
     spec: P, shape: Sequence[int], sizes: dict[str, int], at: dict[str, int]
 ) -> tuple[slice, ...]:
     """What the device at some coordinates of a mesh holds, counted in tiles one after the other."""
     out = []
-    for length, axes in zip(shape, (*spec, *(None,) * (len(shape) - len(spec))), strict=True):
+    for length, axes in zip(shape, axes_of(spec, len(shape)), strict=True):
         tile, tiles = 0, 1
-        for axis in axes or ():
+        for axis in axes:
             tile, tiles = tile * sizes[axis] + at[axis], tiles * sizes[axis]
         assert length % tiles == 0
         out.append(slice(tile * length // tiles, (tile + 1) * length // tiles))
@@ -48,8 +54,8 @@ def host_local_part(whole: np.ndarray, mesh: Any, spec: P, process: int) -> np.n
     """What a process has of an array: its devices' pieces, in the order of its part of the mesh."""
     sizes, first = local_sizes(mesh, process)
     shape = []
-    for length, axes in zip(whole.shape, (*spec, *(None,) * (whole.ndim - len(spec))), strict=True):
-        for axis in axes or ():
+    for length, axes in zip(whole.shape, axes_of(spec, whole.ndim), strict=True):
+        for axis in axes:
             length = length // mesh.shape[axis] * sizes[axis]
         shape.append(length)
     out = np.zeros(shape, whole.dtype)

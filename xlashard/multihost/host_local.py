@@ -156,8 +156,12 @@ def _mapped(
 def _told(error: XlashardError, path: str, host: HostMesh, spec: Any) -> XlashardError:
     """The error with the leaf's path, and for a shape that does not fit with what it must fit."""
     if isinstance(error, GeometryError):
-        return PlacementError(f"{path} under {spec} on {host.describe()}: {error}")
+        return PlacementError(f"{path} under {_spec_text(spec)} on {host.describe()}: {error}")
     return at_path(error, path)
+
+
+def _spec_text(spec: PartitionSpec | None) -> str:
+    return spec_of(spec).describe()
 
 
 def _is_spec(x: Any) -> bool:
@@ -318,7 +322,7 @@ def _refuse_in_program(
     raise CompileError(
         f"{name} makes {shapes[0]} to {shapes[1]} inside of a compiled program, which runs on the "
         "devices of all processes as one, so that every value in it is global: convert before and "
-        f"after it, x = {_TO_GLOBAL}(x, global_mesh, {pspec}); y = pjit(f)(x); "
+        f"after it, x = {_TO_GLOBAL}(x, global_mesh, {_spec_text(pspec)}); y = pjit(f)(x); "
         f"y = {_TO_LOCAL}(y, global_mesh, pspec)"
     )
 
