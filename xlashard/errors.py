@@ -199,6 +199,18 @@ class ProcessesError(XlashardError, RuntimeError):
         self.processes = tuple(processes)
 
 
+class UnequalError(ProcessesError, AssertionError):
+    """Values that should be the same in all processes, and are not.
+
+    Attributes:
+        paths: What differs, each as a person would write the way to it.
+    """
+
+    def __init__(self, message: str, *, processes: Sequence[int], paths: Sequence[str]) -> None:
+        super().__init__(message, processes=processes)
+        self.paths = tuple(paths)
+
+
 class OutOfMemoryError(XlashardError, MemoryError):
     """A placement for which there is not enough memory.
 

@@ -92,9 +92,9 @@ def check_gaps() -> None:
                 lambda use=use, mesh=mesh: use(np.zeros(8), mesh, P("x")),
             )
             fixed = Mesh(
-                np.array(
-                    sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id))
-                ).reshape(2, 2, 2),
+                np.array(sorted(mesh.devices.flat, key=lambda d: (d.process_index, d.id))).reshape(
+                    2, 2, 2
+                ),
                 ("x", "y", "z"),
             )
             assert "process 0" in str(error) or is_box(mesh, 0)

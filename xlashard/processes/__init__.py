@@ -8,7 +8,14 @@
 """
 
 from xlashard.processes.meeting import Invitation, MissedError, meetings
-from xlashard.processes.sameness import Difference, Named, differences, digest, named_processes
+from xlashard.processes.sameness import (
+    Difference,
+    Named,
+    differences,
+    digest,
+    named_processes,
+    odd_ones,
+)
 
 __all__ = [
     "Difference",
@@ -19,4 +26,5 @@ __all__ = [
     "digest",
     "meetings",
     "named_processes",
+    "odd_ones",
 ]

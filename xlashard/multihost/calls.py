@@ -1,0 +1,169 @@
+"""Calls that all processes make together: each says what it came with before anything is sent.
+
+A call that one process leaves out, or makes with another tree, would let the others wait for ever.
+So they meet first, and all of them are told what is wrong.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard.errors import ProcessesError, XlashardError
+from xlashard.multihost.leaves import Leaf
+from xlashard.processes import (
+    Invitation,
+    MissedError,
+    Named,
+    differences,
+    meetings,
+    named_processes,
+)
+
+SERIES = "multihost"
+"""The meetings of all these functions: one of them called in the place of another is noticed."""
+
+# For how long others are waited for, to be told that this process can't go on.
+_REFUSAL_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a process came with.
+
+    Attributes:
+        digest: Of what must be the same in all.
+        note: What need not be.
+        data: The values themselves, where they are small.
+    """
+
+    digest: str
+    note: str = ""
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that all processes call together.
+
+    Attributes:
+        name: The function, and what of its arguments must be the same, as a person writes it.
+        timeout: How long to wait for the other processes, in seconds.
+    """
+
+    name: str
+    timeout: float
+
+    @property
+    def invitation(self) -> Invitation:
+        """All processes."""
+        return Invitation(tuple(range(jax.process_count())), SERIES, self.timeout)
+
+    def come(self, mine: Came) -> dict[int, Came]:
+        """Meets the others; gives by process what it came with.
+
+        Raises:
+            ProcessesError: Some did not come, or came for another call, or with something that
+                can't be exchanged.
+        """
+        said = {
+            "call": self.name,
+            "digest": mine.digest,
+            "note": mine.note,
+            "data": base64.b85encode(mine.data).decode(),
+        }
+        everyone = self._meet(said)
+        return {
+            process: Came(they["digest"], they["note"], base64.b85decode(they["data"]))
+            for process, they in everyone.items()
+        }
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """A block whose error the others are told as well, before it is raised here."""
+        try:
+            yield
+        except XlashardError as error:
+            if jax.process_count() > 1:
+                try:
+                    self._refuse(str(error))
+                except ProcessesError as others:
+                    error.add_note(str(others))
+            raise
+
+    def _refuse(self, reason: str) -> None:
+        brief = replace(self, timeout=min(self.timeout, _REFUSAL_SECONDS))
+        brief._meet({"call": self.name, "refused": reason})
+
+    def _meet(self, said: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        invitation = self.invitation
+        try:
+            came = meetings.meet(invitation, json.dumps(said))
+        except MissedError as error:
+            raise ProcessesError(
+                f"{self.name} waited {self.timeout:g} s, and {named_processes(error.processes)} of "
+                f"{len(invitation.processes)} did not call it: every process must, in the same "
+                "order",
+                processes=error.processes,
+            ) from None
+        everyone = {process: json.loads(text) for process, text in came.items()}
+        if "refused" not in said:
+            self._check_calls(everyone)
+        return everyone
+
+    def _check_calls(self, everyone: dict[int, dict[str, Any]]) -> None:
+        calls = {process: they["call"] for process, they in everyone.items()}
+        if len(set(calls.values())) > 1:
+            listed = "; ".join(f"process {process}: {call}" for process, call in calls.items())
+            raise ProcessesError(
+                f"processes called different functions at the same time: {listed}; let all make "
+                "the same calls in the same order, none under a condition on the process",
+                processes=tuple(calls),
+            )
+        refused = {p: they["refused"] for p, they in everyone.items() if "refused" in they}
+        if refused:
+            first, reason = next(iter(refused.items()))
+            raise ProcessesError(
+                f"{self.name} failed in {named_processes(tuple(refused))}: process {first} says: "
+                f"{reason}",
+                processes=tuple(refused),
+            )
+
+    def check_same_trees(self, came: dict[int, Came], leaves: Sequence[Leaf]) -> None:
+        """Checks that all came with the same leaves: paths, dtypes and shapes.
+
+        Raises:
+            ProcessesError: They differ, by path and process.
+        """
+        if len({they.digest for they in came.values()}) < 2:
+            return
+        blank = np.empty(0, np.uint8)
+        found = differences(
+            self.invitation, [_Typed(leaf.path, blank, leaf.type) for leaf in leaves]
+        )
+        listed = "; ".join(f"{d.path}: {d.text}" for d in found)
+        raise ProcessesError(
+            f"{self.name} was called with different trees: {listed}; all processes must give the "
+            "same leaves with the same dtypes and shapes: pad them to one shape first",
+            processes=tuple(sorted({p for d in found for p in d.processes})),
+        )
+
+
+class _Typed(Named):
+    """A leaf of which only the type must be the same."""
+
+    def listed(self) -> tuple[str, str, str, str]:
+        """What is told to the others."""
+        return self.path, self.also, "", ""
+
+
+def tree_digest(leaves: Sequence[Leaf]) -> str:
+    """A sum of the paths and types of leaves."""
+    said = json.dumps([(leaf.path, leaf.type) for leaf in leaves])
+    return hashlib.sha256(said.encode()).hexdigest()[:32]

@@ -1,0 +1,135 @@
+"""`assert_equal`: whether all processes have the same values."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import host_view, split
+from xlashard.array import Array
+from xlashard.array.host import distinct_here, reading_allowed
+from xlashard.array.text import index_text
+from xlashard.errors import UnequalError
+from xlashard.multihost.calls import Call, Came
+from xlashard.multihost.leaves import Leaf, read_leaves
+from xlashard.processes import Difference, Named, differences, digest, named_processes, odd_ones
+
+# Of so many differing leaves each is told.
+_TOLD = 5
+
+type _Copies = dict[str, dict[str, str]]
+"""By path of an array that spans processes the digests of its tiles here, by tile."""
+
+
+def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0) -> None:
+    """Checks that all processes have the same values: dtypes, shapes and bits.
+
+    All processes must call it. Where all is well a few bytes of each are exchanged, and no program
+    runs. NaN equals NaN of the same bits; 0.0 and -0.0 differ.
+
+    Args:
+        in_tree: NumPy arrays, numbers, Arrays, arrays and keys of JAX, or a pytree of them. Of an
+            array that spans processes, the sharding must be the same, and each piece that several
+            processes hold.
+        fail_message: Stands in front of what differs.
+        timeout: How long to wait for the other processes, in seconds.
+
+    Raises:
+        UnequalError: An `AssertionError` with the path of each leaf that differs, the processes,
+            and the first element.
+        ProcessesError: Processes that did not come, or came for another call.
+        ArgumentError: A value that no device can hold, with its path.
+
+    Example:
+        >>> import numpy as np
+        >>> from xlashard.multihost import assert_equal
+        >>> assert_equal({"steps": 1000, "seed": np.uint32(17)}, "the settings")
+    """
+    with short_tracebacks:
+        call = Call("assert_equal", timeout)
+        with call.refusing():
+            leaves = read_leaves(in_tree, "in_tree", "assert_equal", whole=True)
+            mine = [_named(leaf) for leaf in leaves]
+            copies = _copies(leaves)
+        if jax.process_count() == 1:
+            return
+        said = json.dumps([named.listed() for named in mine])
+        came = call.come(Came(hashlib.sha256(said.encode()).hexdigest(), json.dumps(copies)))
+        found: Sequence[Difference] = ()
+        if len({they.digest for they in came.values()}) > 1:
+            found = differences(call.invitation, mine)
+        elif any(they.note != "{}" for they in came.values()):
+            found = _unlike_copies({p: json.loads(c.note) for p, c in came.items()}, leaves)
+        if found:
+            raise UnequalError(
+                _text(fail_message, found),
+                processes=tuple(sorted({p for d in found for p in d.processes})),
+                paths=tuple(d.path for d in found),
+            )
+
+
+def _named(leaf: Leaf) -> Named:
+    if leaf.value is not None:
+        return Named(leaf.path, leaf.value, "" if leaf.keys is None else "of keys")
+    assert leaf.array is not None
+    return Named(leaf.path, np.empty(0, bool), f"{leaf.type} under {leaf.array.sharding}")
+
+
+def _copies(leaves: Sequence[Leaf]) -> _Copies:
+    """The pieces of arrays that were not read, where other processes may have them as well."""
+    return {
+        leaf.path: _tile_digests(leaf.array)
+        for leaf in leaves
+        if leaf.value is None and leaf.array is not None and leaf.array.shape
+    }
+
+
+def _tile_digests(array: Array) -> dict[str, str]:
+    handle = array.to_jax()
+    tiling, distinct = distinct_here(handle)
+    if tiling.num_replicas == 1:
+        return {}
+    tiles = tiling.tile_ids(distinct.positions).tolist()
+    with reading_allowed(handle, explicit=True):
+        buffers = split(handle)
+        return {
+            str(tile): digest(host_view(buffers[number])[0]).hex()[:32]
+            for tile, number in zip(tiles, distinct.buffers, strict=True)
+        }
+
+
+def _unlike_copies(by_process: Mapping[int, _Copies], leaves: Sequence[Leaf]) -> list[Difference]:
+    """Pieces of arrays that processes hold together, and not alike: the first of each array."""
+    found = []
+    for leaf in leaves:
+        holders: dict[str, dict[int, str]] = {}
+        for process, copies in by_process.items():
+            for tile, said in copies.get(leaf.path, {}).items():
+                holders.setdefault(tile, {})[process] = said
+        unlike = [tile for tile, held in holders.items() if len(set(held.values())) > 1]
+        if unlike and leaf.array is not None:
+            tile = min(unlike, key=int)
+            text = f"its piece {_index_of(leaf.array, int(tile))} is not the same in "
+            text += named_processes(tuple(holders[tile]))
+            found.append(Difference(leaf.path, odd_ones(holders[tile]), text))
+    return found
+
+
+def _index_of(array: Array, tile: int) -> str:
+    tiling, _ = distinct_here(array.to_jax())
+    position = tiling.tile_ids().tolist().index(tile)
+    return index_text(tiling.indices(array.shape, [position])[0])
+
+
+def _text(message: str, found: Sequence[Difference]) -> str:
+    told = "; ".join(
+        f"{d.path} differs in {named_processes(d.processes)}" + (f": {d.text}" if d.text else "")
+        for d in found[:_TOLD]
+    )
+    more = len(found) - _TOLD
+    others = f"; and {more} more" if more > 0 else ""
+    return f"{message}: {told}{others}" if message else f"{told}{others}"

@@ -1,0 +1,127 @@
+"""Trees of host values as one block of bytes, and such blocks between processes by the devices.
+
+One collective for a whole tree, and none for each leaf; and as bytes every dtype arrives as it is,
+also those that devices would round, such as 64-bit numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlashard._jax.shardings import Device
+from xlashard.array import Array
+from xlashard.array.guards import free_transfers
+from xlashard.array.host import read_value
+from xlashard.array.moving import device_put
+from xlashard.multihost.host_local import host_local_array_to_global_array
+from xlashard.pjit import pjit
+from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
+
+_WORD = np.dtype(np.uint32)
+# Words of the smallest block of a device.
+_LEAST = 256
+# Into how many lengths those between a power of two and the next are sorted.
+_STEPS = 8
+
+
+def size_of(values: Sequence[np.ndarray]) -> int:
+    """How many bytes values take."""
+    return sum(value.nbytes for value in values)
+
+
+def packed(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The bytes of values, one after the other."""
+    if not values:
+        return np.empty(0, np.uint8)
+    flat = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
+    return np.concatenate(flat)
+
+
+def unpacked(block: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Values of a block, or of several at once.
+
+    Args:
+        block: `[..., bytes]`.
+        like: Gives dtypes and shapes.
+
+    Returns:
+        For each value an array `[..., *shape]`.
+    """
+    out, start = [], 0
+    for value in like:
+        part = np.array(block[..., start : start + value.nbytes], order="C")
+        out.append(part.view(value.dtype).reshape((*block.shape[:-1], *value.shape)))
+        start += value.nbytes
+    return out
+
+
+def gathered_by_devices(block: np.ndarray) -> np.ndarray:
+    """The blocks of all processes, each `[bytes]` of the same size, as `[processes, bytes]`.
+
+    Each of a process's devices gathers a part, so that all of them send at once.
+    """
+    with free_transfers():
+        everywhere = device_put(
+            _dealt(block), NamedSharding(_mesh(), PartitionSpec(None, "device"))
+        )
+        return _bytes_of(everywhere, block.nbytes)
+
+
+def broadcast_by_devices(block: np.ndarray, *, is_source: bool) -> np.ndarray:
+    """The block of the one process that is the source; the others give one of the same size."""
+    with free_transfers():
+        mine = block if is_source else np.zeros_like(block)
+        return _bytes_of(_summed(_mesh())(_dealt(mine)), block.nbytes)
+
+
+def _dealt(block: np.ndarray) -> Array:
+    """A block of each process as a row, in words, dealt out over the devices of the process."""
+    mesh = _mesh()
+    devices = mesh.shape["device"]
+    words = np.zeros((1, devices * _rounded(block.nbytes, devices)), _WORD)
+    words.view(np.uint8)[0, : block.nbytes] = block
+    spec = PartitionSpec("process", "device")
+    return host_local_array_to_global_array(words, mesh, spec)
+
+
+def _bytes_of(words: Array, size: int) -> np.ndarray:
+    """The first bytes of each row."""
+    return read_value(words, explicit=True).view(np.uint8)[..., :size]
+
+
+def _rounded(size: int, devices: int) -> int:
+    """The words per device for a block; lengths are rounded up, so that there are few programs."""
+    words = max(-(-size // (_WORD.itemsize * devices)), _LEAST)
+    step = (1 << math.floor(math.log2(words))) // _STEPS
+    return -(-words // step) * step
+
+
+def _mesh() -> Mesh:
+    """As many devices of every process as the one with the fewest has."""
+    return _mesh_of(tuple(jax.devices()))
+
+
+@lru_cache(maxsize=4)
+def _mesh_of(devices: tuple[Device, ...]) -> Mesh:
+    by_process: dict[int, list[Device]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    fewest = min(map(len, by_process.values()))
+    rows = [by_process[process][:fewest] for process in sorted(by_process)]
+    return Mesh(np.array(rows), ("process", "device"))
+
+
+@lru_cache(maxsize=4)
+def _summed(mesh: Mesh) -> Any:
+    """Sums the rows: all but one are zero."""
+
+    def broadcast_one_to_all(words: jax.Array) -> jax.Array:
+        return jnp.sum(words, axis=0, dtype=words.dtype)
+
+    spread = NamedSharding(mesh, PartitionSpec("device"))
+    return pjit(broadcast_one_to_all, out_shardings=spread)
