@@ -14,6 +14,7 @@ Example:
 import os as _os
 import typing as _typing
 
+from xlashard import multihost as multihost
 from xlashard import numpy as numpy
 from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install

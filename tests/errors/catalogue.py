@@ -41,6 +41,10 @@ SETUP = f"""\
     make_array_from_callback, make_array_from_process_local_data,
     make_array_from_single_device_arrays, pjit, with_sharding_constraint,
 )
+from xlashard.multihost import (
+    broadcast_one_to_all, global_array_to_host_local_array, host_local_array_to_global_array,
+    process_allgather,
+)
 import xlashard.numpy as xnp
 """
 
@@ -50,6 +54,10 @@ JAX_SETUP = f"""\
     make_array_from_process_local_data, make_array_from_single_device_arrays,
 )
 from jax.dlpack import from_dlpack
+from jax.experimental.multihost_utils import (
+    broadcast_one_to_all, global_array_to_host_local_array, host_local_array_to_global_array,
+    process_allgather,
+)
 from jax import numpy as xnp
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding, SingleDeviceSharding
@@ -134,6 +142,7 @@ TOPICS = (
     "constructors",
     "pmap",
     "process_local",
+    "multihost",
     "moving",
     "reading",
     "dlpack",

@@ -19,12 +19,14 @@ ROOMS = (
             "pictures",
             "numpy",
             "processes",
+            "multihost",
             "_jax",
         )
     ),
 )
 
 PROCESSES = "needs several processes, which tests/array/two_processes.py has"
+PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
@@ -66,6 +68,16 @@ UNREACHED = {
     ("array/to_host.py", "_meet", "did not call it"): PROCESSES,
     ("array/to_host.py", "_meet", "different arrays"): PROCESSES,
     ("processes/meeting.py", "meet", "MissedError"): PROCESSES,
+    ("multihost/host_mesh.py", "_host_mesh", "_gap_text"): PODS,
+    ("multihost/host_mesh.py", "_host_mesh", "none of the"): PODS,
+    ("multihost/host_local.py", "_refuse_in_program", ""): PODS,
+    ("multihost/calls.py", "_meet", ""): PODS,
+    ("multihost/calls.py", "_check_calls", "different functions"): PODS,
+    ("multihost/calls.py", "_check_calls", "failed in"): PODS,
+    ("multihost/calls.py", "check_same_trees", ""): PODS,
+    ("multihost/gather.py", "_check_tiled", ""): PODS,
+    ("multihost/broadcast.py", "_own", ""): PODS,
+    ("multihost/equal.py", "assert_equal", ""): PODS,
     ("array/host_put.py", "put_values", "raise scarce"): MEMORY,
     ("array/moving.py", "_put_array", "raise scarce"): MEMORY,
     ("array/moving.py", "_carried_out", 'at_path(error, "x")'): MEMORY,

@@ -136,7 +136,7 @@ class LinearRules:
         name: Its name in jaxprs.
         impl: Runs it on a concrete value.
         shape: `shape(shape, **params)` of its result.
-        batch: `batch(axis_data, dim, **params)` gives the parameters for a value with a batch there.
+        batch: `batch(axis_data, dim, **params)` gives the parameters where a batch stands at `dim`.
         lower: `lower(shapes, x, **params)` gives the MLIR value, from the shapes before and after.
     """
 

@@ -296,8 +296,8 @@ def _with_batch(
     clash = [axis for axis in axes if axis in spec.axes]
     if clash:
         raise ResourceError(
-            f"vmap deals its batch out along {clash[0]!r} (spmd_axis_name), but the spec {pspec} "
-            "inside uses that axis already: leave it out of one of them"
+            f"vmap deals its batch out along {clash[0]!r} (spmd_axis_name), but the spec "
+            f"{spec.describe()} inside uses that axis already: leave it out of one of them"
         )
     return {"global_mesh": global_mesh, "pspec": partition_spec(spec.insert(dim, axes))}
 
