@@ -12,6 +12,9 @@ import sys
 import hypothesis
 import pytest
 
+# An installed xlashard has it as an entry point; here it is found without one.
+pytest_plugins = ["xlashard_pytest"]
+
 DEVICE_COUNT = 8
 COUNT_FLAG = "--xla_force_host_platform_device_count"
 # Test programs run once or twice on a few numbers, so what XLA spends on good machine code is lost:
@@ -25,6 +28,8 @@ PATIENCE = ("--xla_cpu_collective_call_terminate_timeout_seconds=1200",)
 
 def _prepare_jax() -> None:
     """Sets the environment that JAX reads when it is imported and when its backend starts."""
+    if "XLASHARD_POD_PROCESSES" in os.environ:
+        return  # A process of a pod, where JAX runs already and has its devices.
     if "jax" in sys.modules:
         raise pytest.UsageError(
             "JAX was imported before tests/conftest.py could ask for "

@@ -5,7 +5,7 @@ code that knows nothing of this module still catches it, and carries the facts b
 attributes, so that an upper layer can say them again with the argument's path in front.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -287,3 +287,26 @@ class DonationWarning(UserWarning):
 
 class LaunchError(XlashardError, OSError):
     """A program that can't be started in the processes of a pod."""
+
+
+class PodError(XlashardError, RuntimeError):
+    """Something that failed in processes of a pod.
+
+    Attributes:
+        tracebacks: By process the traceback of what was raised there, as text.
+        outputs: By process what it wrote.
+        errors: By process the exception itself, where it could be sent here.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        tracebacks: Mapping[int, str] | None = None,
+        outputs: Mapping[int, str] | None = None,
+        errors: Mapping[int, BaseException] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.tracebacks = dict(tracebacks or {})
+        self.outputs = dict(outputs or {})
+        self.errors = dict(errors or {})

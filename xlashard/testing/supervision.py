@@ -4,20 +4,19 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xlashard.errors import counted
 from xlashard.testing.launcher import Ended, Launch, Printed
-from xlashard.testing.text import without_noise
+from xlashard.testing.text import last_lines, without_noise
 
 if sys.platform == "linux":
     import resource
 
 # How long a process has to end after SIGTERM, and to write its stacks after SIGABRT, in seconds.
 _AFTER_TERM = 3.0
-_AFTER_ABORT = 5.0
+AFTER_ABORT = 5.0
 
 
 @dataclass(frozen=True)
@@ -195,8 +194,8 @@ class Supervisor:
     def _time_out(self, now: float) -> None:
         self._timed_out = tuple(sorted(self.launch.running))
         self._paused = tuple(n for n in self._timed_out if is_paused(self.launch.pids[n]))
-        self._kill_at = now + _AFTER_ABORT
-        show_stacks(self.launch)
+        self._kill_at = now + AFTER_ABORT
+        show_stacks(self.launch, self._timed_out)
 
     def _end_others(self, now: float) -> None:
         self._ended = tuple(sorted(self.launch.running))
@@ -204,14 +203,15 @@ class Supervisor:
         self.launch.signal(signal.SIGTERM)
 
 
-def show_stacks(launch: Launch) -> None:
-    """Makes every process write the stacks of its threads, if it is Python, and end."""
-    for number in launch.running:
+def show_stacks(launch: Launch, processes: Iterable[int]) -> None:
+    """Makes processes write the stacks of their threads, if they are Python, and end."""
+    asked = launch.running.intersection(processes)
+    for number in asked:
         _forbid_core(launch.pids[number])
     # Python's fault handler answers SIGABRT, in whatever call the threads are; but not before a
     # stopped process goes on.
-    launch.signal(signal.SIGABRT)
-    launch.signal(signal.SIGCONT)
+    launch.signal(signal.SIGABRT, asked)
+    launch.signal(signal.SIGCONT, asked)
 
 
 def _forbid_core(pid: int) -> None:
@@ -253,11 +253,8 @@ class PodRun:
 
     def _section(self, number: int, lines: int) -> str:
         title = f"process {number} ({describe_code(self.verdict.codes[number])})"
-        text = self.outputs[number].rstrip().splitlines()
-        left_out = max(0, len(text) - lines)
-        head = [f"[{counted(left_out, 'line')} before]"] if left_out else []
-        body = [*head, *text[left_out:]] or ["[it wrote nothing]"]
-        return "\n".join([f"--- {title} ---", *body])
+        text = last_lines(self.outputs[number], lines)
+        return f"--- {title} ---\n{text or '[it wrote nothing]'}"
 
 
 def run_to_end(launch: Launch, rules: Rules) -> PodRun:

@@ -2,6 +2,8 @@
 
 import re
 
+from xlashard.errors import counted
+
 # The library behind collectives on a CPU tells of its connections, and no setting stops it.
 # Python's fault handler ends the stacks with a list of a dozen modules.
 _NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extension modules: ")
@@ -17,3 +19,11 @@ def without_noise(text: bytes) -> str:
     lines = text.splitlines(keepends=True)
     kept = b"".join(line for line in lines if not is_noise(line))
     return kept.decode("utf-8", errors="replace")
+
+
+def last_lines(text: str, most: int) -> str:
+    """The end of a text, which says how many lines are left out before."""
+    lines = text.rstrip().splitlines()
+    left_out = max(0, len(lines) - most)
+    head = [f"[{counted(left_out, 'line')} before]"] if left_out else []
+    return "\n".join([*head, *lines[left_out:]])

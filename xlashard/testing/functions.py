@@ -1,0 +1,151 @@
+"""Functions by name: how a launcher says which one its workers run, and how they find it."""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from xlashard.errors import ArgumentError
+
+_MAIN = "__main__"
+# By this name a program knows that it is not to do its work, only to define its functions.
+_MAIN_IN_WORKER = "__mp_main__"
+
+
+@dataclass(frozen=True)
+class FunctionName:
+    """Where a function is found.
+
+    Attributes:
+        module: Name of its module.
+        name: Its name there, with dots where it is in a class.
+        file: The module's file, if it has one.
+    """
+
+    module: str
+    name: str
+    file: str | None
+
+
+def name_of(function: Callable[..., Any]) -> FunctionName:
+    """The name by which workers find a function.
+
+    Args:
+        function: Any callable that stands in a module.
+
+    Raises:
+        ArgumentError: It can't be found by a name.
+    """
+    module_name = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if not callable(function) or module_name is None or name is None:
+        raise ArgumentError(
+            f"pod.run takes a function, not {_an(type(function).__name__)}; write "
+            "pod.run(work, 3), with `def work(x):` in a module"
+        )
+    _check_is_no_piece_of_another(function, name)
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if module_name == _MAIN and (file is None or not Path(file).is_file()):
+        raise ArgumentError(
+            f"{name} is defined in an interactive session, which the processes of a pod can't "
+            "read; put it into a file, such as work.py, and write: from work import " + name
+        )
+    if _find(module, name) is not function:
+        raise ArgumentError(
+            f"{module_name}.{name} is not what pod.run was given (it has been decorated or "
+            "replaced since), and the processes of a pod find functions by their name; pass what "
+            f"stands there by that name: pod.run({name})"
+        )
+    return FunctionName(module_name, name, file)
+
+
+def _check_is_no_piece_of_another(function: Callable[..., Any], name: str) -> None:
+    if inspect.ismethod(function):
+        raise ArgumentError(
+            f"{name} is bound to an object, which the processes of a pod don't have; define a "
+            "function at the top of a module that makes it, and pass that: pod.run(work)"
+        )
+    if "<locals>" not in name and "<lambda>" not in name:
+        return
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = f" (in {code.co_filename}, line {code.co_firstlineno})" if code else ""
+    kind = "a lambda" if "<lambda>" in name else f"{name.rpartition('.')[2]}, defined in a function"
+    free = ", ".join(getattr(code, "co_freevars", ()))
+    raise ArgumentError(
+        f"pod.run was given {kind}{place}. The processes of a pod find functions by their name in "
+        "their module; write it with `def work(...)` at the top of the module, and pass "
+        + (f"what it takes from around ({free}) as arguments: " if free else "that: ")
+        + f"pod.run(work{', ' + free if free else ''})"
+    )
+
+
+def _an(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _find(module: types.ModuleType | None, name: str) -> Any:
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        return None
+
+
+def unwrap_partial(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function in a `functools.partial`, with all the arguments."""
+    while isinstance(function, functools.partial):
+        args, keywords = (*function.args, *args), {**function.keywords, **keywords}
+        function = function.func
+    return function, args, keywords
+
+
+def find(name: FunctionName) -> Callable[..., Any]:
+    """The function of that name, in a worker."""
+    return attrgetter(name.name)(_module(name))
+
+
+def _module(name: FunctionName) -> types.ModuleType:
+    if name.module == _MAIN:
+        return _main_program(str(name.file))
+    try:
+        module = importlib.import_module(name.module)
+    except ImportError:
+        module = None
+    if name.file is None and module is not None:
+        return module
+    found = getattr(module, "__file__", None)
+    if module is not None and found is not None and Path(found) == Path(str(name.file)):
+        return module
+    # A test module, or another that its folder makes nobody find by name.
+    return _load(name.module, str(name.file))
+
+
+def _load(name: str, file: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no module {name} in {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _main_program(file: str) -> types.ModuleType:
+    """The program that started the pod, as a module; what it pickles says `__main__` of it."""
+    known = sys.modules.get(_MAIN_IN_WORKER)
+    if known is not None:
+        return known
+    module = types.ModuleType(_MAIN_IN_WORKER)
+    vars(module).update(runpy.run_path(file, run_name=_MAIN_IN_WORKER))
+    sys.modules[_MAIN_IN_WORKER] = sys.modules[_MAIN] = module
+    return module

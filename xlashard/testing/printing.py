@@ -1,0 +1,76 @@
+"""What several processes print, line by line and with the number of each."""
+
+from collections.abc import Collection
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from xlashard.testing.launcher import Printed, StreamName
+from xlashard.testing.text import is_noise
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+# What has no end of line by then is written as it is.
+_LONGEST = 1 << 16
+
+
+class PrefixPrinter:
+    """Writes the lines of processes, each whole and after the number of its process.
+
+    Args:
+        stdout: Where their standard output goes.
+        stderr: Where their standard error goes.
+        processes: How many there are.
+        only: Those that are shown; None means all.
+    """
+
+    def __init__(
+        self,
+        stdout: TextIO,
+        stderr: TextIO,
+        processes: int,
+        only: Collection[int] | None = None,
+    ) -> None:
+        self._streams: dict[StreamName, TextIO] = {"stdout": stdout, "stderr": stderr}
+        self._prefixes = {
+            name: [_prefix(Console(file=stream), n, processes) for n in range(processes)]
+            for name, stream in self._streams.items()
+        }
+        self._only = only
+        self._begun: dict[tuple[int, StreamName], bytes] = {}
+
+    def show(self, printed: Printed) -> None:
+        """Takes what a process wrote, and writes the lines that are complete now."""
+        if self._only is not None and printed.process not in self._only:
+            return
+        key = (printed.process, printed.stream)
+        *lines, begun = (self._begun.pop(key, b"") + printed.text).split(b"\n")
+        if begun and (len(begun) > _LONGEST or not printed.text):
+            lines.append(begun)
+        elif begun:
+            self._begun[key] = begun
+        self._write(printed.process, printed.stream, lines)
+
+    def _write(self, process: int, name: StreamName, lines: list[bytes]) -> None:
+        prefix, stream = self._prefixes[name][process], self._streams[name]
+        shown = [prefix + as_shown(line) + "\n" for line in lines if not is_noise(line)]
+        if shown:
+            stream.write("".join(shown))
+            stream.flush()
+
+    def finish(self) -> None:
+        """Writes the lines that have begun and will not be completed."""
+        for process, name in list(self._begun):
+            self.show(Printed(process, name, b""))
+
+
+def as_shown(line: bytes) -> str:
+    """A line as a terminal leaves it: progress that was written over is gone."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+
+
+def _prefix(console: Console, process: int, processes: int) -> str:
+    number = f"[{process:>{len(str(processes - 1))}}]"
+    with console.capture() as capture:
+        console.print(Text(number, style=_COLOURS[process % len(_COLOURS)]), end="")
+    return capture.get() + " "

@@ -1,0 +1,88 @@
+"""A worker: one process of a pod that does what its launcher asks, as all the others do."""
+
+import importlib
+import os
+import pickle
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard.testing.channel import Raised, Reply, pack, place_of, receive
+from xlashard.testing.functions import FunctionName, find
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to call a function and send back what it returns.
+
+    Attributes:
+        function: Which one.
+        arguments: Its arguments and keyword arguments, pickled; read after its module.
+    """
+
+    function: FunctionName
+    arguments: bytes
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A request to let a function have the channel for good: `function(channel, setup)`."""
+
+    function: FunctionName
+    setup: Any
+
+
+def main(channel: socket.socket) -> None:
+    """Joins the pod, then serves requests until the launcher is gone."""
+    channel.sendall(pack(_join()))
+    try:
+        while True:
+            request = receive(channel)
+            if isinstance(request, HandOver):
+                find(request.function)(channel, request.setup)
+            else:
+                channel.sendall(_packed(_call(request)))
+    except EOFError:
+        # Not the ordinary end: JAX would wait there for the other processes.
+        os._exit(0)
+
+
+def _join() -> Reply:
+    try:
+        # It looks to it that the collectives listen where nobody else comes.
+        importlib.import_module("xlashard")
+        jax.distributed.initialize()
+        jax.devices()
+    except Exception as error:
+        return Reply(False, Raised.of(error))
+    return Reply(True, None)
+
+
+def _call(request: Call) -> Reply:
+    try:
+        function = find(request.function)
+        args, keywords = pickle.loads(request.arguments)
+        return Reply(True, function(*args, **keywords))
+    except BaseException as error:
+        return Reply(False, Raised.of(error), place_of(error))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+def _packed(reply: Reply) -> bytes:
+    try:
+        return pack(reply)
+    except Exception as error:
+        kind = type(reply.value)
+        return pack(
+            Reply(
+                False,
+                f"returned {kind.__module__}.{kind.__qualname__}, which can't be sent from "
+                f"process to process ({type(error).__name__}: {error}); return Python values or "
+                "NumPy arrays, of what this process holds: np.asarray(x.addressable_data(0))",
+            )
+        )
