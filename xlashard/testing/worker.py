@@ -1,6 +1,5 @@
 """A worker: one process of a pod that does what its launcher asks, as all the others do."""
 
-import importlib
 import os
 import pickle
 import socket
@@ -52,8 +51,6 @@ def main(channel: socket.socket) -> None:
 
 def _join() -> Reply:
     try:
-        # It looks to it that the collectives listen where nobody else comes.
-        importlib.import_module("xlashard")
         jax.distributed.initialize()
         jax.devices()
     except Exception as error:
