@@ -72,7 +72,7 @@ SHARDINGS: dict[str, Any] = {
     "permuted mesh": NamedSharding(Mesh(MESH.devices.T[::-1], ("y", "x")), P("x", "y")),
     "bare tiles": GSPMDSharding(DEVICES, "{devices=[4,1,2]<=[8] last_tile_dim_replicate}"),
     "listed tiles": GSPMDSharding(DEVICES, "{devices=[4,2]3,1,0,2,7,5,6,4}"),
-    "pmap": PmapSharding.default((8, 16)),
+    "pmap": PmapSharding.default((8, 16), devices=DEVICES),
     "pmap unstacked": PmapSharding.default((8, 16), devices=DEVICES[::-1], unstacked=True),
     "pinned": named("x", memory_kind="pinned_host"),
     "jax's own": jax.sharding.NamedSharding(MESH, P("x")),

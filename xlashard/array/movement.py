@@ -32,6 +32,7 @@ _IN_WORDS = {
     Way.PROGRAM: "one compiled program, whose collectives XLA chooses",
     Way.CARRY: "whole shards go from device to device",
     Way.PIECES: "pieces of shards go from device to device",
+    Way.ROUNDS: "pieces of shards go between processes, in rounds of a compiled permutation each",
 }
 
 
@@ -249,7 +250,7 @@ def _peak(route: tuple[Step, ...], here: Places, there: Places, shards: list[int
     # A source that was carried to the destination's own devices lies there like any other.
     shared |= len(route) > 1
     ends = sum(shards) if shared else max(shards)
-    changes = any(step.way in (Way.PROGRAM, Way.PIECES) for step in route)
+    changes = any(step.way in (Way.PROGRAM, Way.PIECES, Way.ROUNDS) for step in route)
     return ends + (max(shards) if changes else 0)
 
 

@@ -37,9 +37,10 @@ type Lying = tuple[Tiling, tuple[Device, ...]]
 """Tiles, and the devices that hold them."""
 
 
-def _numbered(
+def numbered(
     shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
+    """What has to move, and the devices by their numbers in the plan."""
     numbers: dict[Device, int] = {}
     for device in (*source[1], *target[1]):
         numbers.setdefault(device, len(numbers))
@@ -52,13 +53,13 @@ def plan_between(
 ) -> tuple[ReshardPlan, tuple[Device, ...]]:
     """What has to move between two placements, and the devices by their numbers in the plan."""
     ends = ((places.tiling, places.sharding.devices) for places in (source, target))
-    return _numbered(shape, itemsize, *ends)
+    return numbered(shape, itemsize, *ends)
 
 
 @lru_cache(maxsize=_EXCHANGES_KEPT)
 def exchange(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Exchange:
     """What goes where between placements that are wholly in this process."""
-    plan, _ = _numbered(shape, itemsize, source, target)
+    plan, _ = numbered(shape, itemsize, source, target)
     return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(d)) for d in plan.dst_devices))
 
 
@@ -114,7 +115,7 @@ def move_in_pieces(
             traffic.admits(piece, whole)
         block = _taken(buffer, piece, whole, device)
         if not whole.target:
-            block = _pasted(shards[number], block, piece, target.shard_shape)
+            block = pasted(shards[number], block, piece, target.shard_shape)
         elif block is buffer and (donate or fresh):
             block = copy_to(block, block.sharding, fresh=True)
         shards[number] = block
@@ -188,13 +189,18 @@ def _starts(index: Index) -> np.ndarray:
 def _taken(buffer: Handle, piece: Piece, whole: _Whole, device: Device) -> Handle:
     """A piece, on its destination."""
     index = piece.source_index
-    block = buffer if whole.source else _cut(buffer, _starts(index), _extent(index))
+    block = buffer if whole.source else cut(buffer, index)
     if piece.source == piece.destination:
         return block
     return put_on(device, block, weak_type=block.weak_type)
 
 
-def _pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
+def cut(buffer: Handle, index: Index) -> Handle:
+    """A part of a buffer, on its device."""
+    return _cut(buffer, _starts(index), _extent(index))
+
+
+def pasted(shard: Handle | None, block: Handle, piece: Piece, shape: _Shape) -> Handle:
     """A shard with one more of its pieces."""
     starts = _starts(piece.destination_index)
     return _begun(block, starts, shape) if shard is None else _continued(shard, block, starts)

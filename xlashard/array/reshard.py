@@ -1,13 +1,18 @@
 """From one placement to another, on the devices, step by step along a route."""
 
+from typing import Any
+
+import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.transfer import (
     Handle,
+    assemble,
     bits_of,
     copy_to,
     dressed,
+    make_aval,
     split,
 )
 from xlashard.array.memory import in_one_memory, move_in_memory
@@ -15,7 +20,8 @@ from xlashard.array.order import in_order
 from xlashard.array.pieces import carry, move_in_pieces
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
-from xlashard.array.routes import Way, find_route
+from xlashard.array.rounds import move_in_rounds
+from xlashard.array.routes import Step, Way, find_route
 from xlashard.errors import PlacementError
 from xlashard.sharding import from_jax
 
@@ -30,24 +36,55 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
             more is needed of it. The source may be deleted afterwards, and if it isn't, its
             buffers may be in use by the result no more.
         fresh: Copies also what is there already; otherwise that is shared.
-
-    Raises:
-        PlacementError: It would have to go between processes to other devices.
     """
     source = places(handle.shape, from_jax(handle.sharding))
     if handle.committed and not (donate or fresh) and handle.sharding == target.twin:
         return handle
     # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
     # the same: XLA's collectives between CPU devices write past the end of their buffers.
+    # None of them crosses a process: then each number has a byte of its own meanwhile.
+    if _is_narrow(handle) and not _in_this_process(source, target):
+        return _moved_in_bytes(handle, target)
     one_memory = in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
     first = handle
     for step in find_route(source, target, one_memory=one_memory):
-        before, handle = handle, _go(step.way, handle, source, step.to, donate, fresh)
+        before, handle = handle, _step(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
         # What a step has made is in nobody else's hands.
         source, donate, fresh = step.to, True, False
     return handle
+
+
+def _in_this_process(*both: Places) -> bool:
+    return all(places.sharding.is_fully_addressable for places in both)
+
+
+def _is_narrow(handle: Handle) -> bool:
+    return bits_of(handle.dtype) == 2 and handle.sharding._device_assignment[0].platform == "cpu"
+
+
+def _moved_in_bytes(handle: Handle, target: Places) -> Handle:
+    dtype = handle.dtype
+    wide = "int8" if np.issubdtype(dtype, np.signedinteger) else "uint8"
+    moved = reshard(_of_dtype(handle, wide), target, donate=True)
+    return _of_dtype(moved, dtype)
+
+
+def _of_dtype(handle: Handle, dtype: Any) -> Handle:
+    buffers = [buffer.astype(dtype) for buffer in split(handle)]
+    aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
+    return assemble(aval, handle.sharding, buffers)
+
+
+def _step(step: Step, handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
+    """One step of a route; where this process has no device of it, there is nothing to do."""
+    target = step.to
+    if source.positions or target.positions:
+        return _go(step.way, handle, source, target, donate, fresh)
+    return assemble(
+        make_aval(target.shape, handle.dtype, target.twin, handle.weak_type), target.twin, []
+    )
 
 
 def _go(
@@ -69,6 +106,8 @@ def _go(
             return carry(handle, split(handle), target, donate or fresh)
         case Way.PIECES:
             return move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
+        case Way.ROUNDS:
+            return move_in_rounds(handle, source, target, donate=donate, fresh=fresh)
 
 
 def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:

@@ -88,7 +88,7 @@ def retile(
         dtype=handle.dtype,
         devices=target.sharding.devices,
         tilings=(source.tiling, target.tiling),
-        layouts=(_unusual_layout(handle), layout_text(layout, handle.dtype)),
+        layouts=(unusual_layout(handle), layout_text(layout, handle.dtype)),
         donate=donate,
         partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
     )
@@ -111,7 +111,7 @@ def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
     return put_value(np.array(number, np.int32), there)
 
 
-def _unusual_layout(handle: Handle) -> str | None:
+def unusual_layout(handle: Handle) -> str | None:
     """The layout in memory, where its order is not the one that a program takes by default."""
     if handle.ndim < 2:
         return None

@@ -8,9 +8,8 @@ from functools import lru_cache
 from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard.array.memory import in_one_memory
 from xlashard.array.placement import Places, places
-from xlashard.errors import PlacementError
-from xlashard.geometry import Tiling
-from xlashard.sharding import GSPMDSharding, Sharding
+from xlashard.geometry import Tiling, load, refined
+from xlashard.sharding import GSPMDSharding
 
 _COMPARISONS_KEPT = 512
 
@@ -30,6 +29,8 @@ class Way(StrEnum):
     """Whole shards go, each to another device."""
     PIECES = "pieces"
     """Shards are cut up, the pieces carried, and put together where they belong."""
+    ROUNDS = "rounds"
+    """The same between processes: in each round a compiled permutation carries pieces."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,6 @@ def find_route(
         source: Where the array is.
         target: Where it shall be.
         one_memory: Whether the devices share the host's memory; found out if not given.
-
-    Raises:
-        PlacementError: It would have to go between processes to other devices.
     """
     if same_shards(source, target):
         same_memory = source.memory_kind == target.memory_kind
@@ -66,13 +64,9 @@ def find_route(
     same_devices = set(source.sharding.devices) == set(target.sharding.devices)
     if same_devices:
         return _by_program(source, target)
-    if not (source.sharding.is_fully_addressable and target.sharding.is_fully_addressable):
-        raise PlacementError(
-            f"an array on {_device_text(source.sharding)} can't go to "
-            f"{_device_text(target.sharding)}: between processes it can only change its sharding "
-            "on the devices that it is on; write a sharding over exactly those"
-        )
-    if len(source.devices) == len(target.devices):
+    if not _in_one_process(source, target):
+        return _between_processes(source, target)
+    if len(source.sharding.devices) == len(target.sharding.devices):
         if source.tiling.same_tiles(target.tiling):
             return (Step(Way.CARRY, target),)
         if not set(source.sharding.devices) & set(target.sharding.devices):
@@ -101,14 +95,77 @@ def _same_shards(
     return all(tiles[device] == tile for device, tile in held)
 
 
+def _in_one_process(*both: Places) -> bool:
+    """Whether all devices belong to one process, be it this one or another."""
+    if all(places.sharding.is_fully_addressable for places in both):
+        return True
+    return len({d.process_index for places in both for d in places.sharding.devices}) == 1
+
+
 def _by_program(source: Places, target: Places) -> tuple[Step, ...]:
     """Other tiles on the same devices; programs work in the devices' own memory."""
-    normal = default_memory_kind(target.sharding.devices[0])
     first = _to_default_memory(source)
+    there = _in_default_memory(target)
+    return *first, Step(Way.PROGRAM, there), *_from_default_memory(there, target)
+
+
+def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
+    """Other devices of several processes: as few pieces as can be, each sent by a program of both.
+
+    Where every device of one side would exchange pieces with many of the other, the tiles are
+    changed first (or last) on the side that has more devices, so that what is sent between the
+    two is a whole tile of one side, or a part that nobody else needs.
+    """
+    first, end = _to_default_memory(source), _in_default_memory(target)
+    start = first[-1].to if first else source
+    direct = *first, Step(Way.ROUNDS, end), *_from_default_memory(end, target)
+    more, fewer = (
+        (start, end) if len(start.sharding.devices) > len(end.sharding.devices) else (end, start)
+    )
+    count = len(more.sharding.devices)
+    fine = refined(fewer.tiling, source.shape, count)
+    if fine is None:
+        return direct
+    there = places(
+        source.shape,
+        GSPMDSharding(
+            more.sharding.devices, fine.to_tile_assignment(), memory_kind=more.memory_kind
+        ),
+    )
+    if more is end:
+        ends = start.tiling, fine
+        detour = *first, Step(Way.ROUNDS, there), *_retiled(there, target)
+    else:
+        ends = fine, end.tiling
+        detour = (
+            *first,
+            *_retiled(start, there),
+            Step(Way.ROUNDS, end),
+            *_from_default_memory(end, target),
+        )
+    straight, around = load(source.shape, start.tiling, end.tiling), load(source.shape, *ends)
+    if around.rounds * 2 <= straight.rounds:
+        return detour
+    less = around.elements * 2 <= straight.elements and around.rounds <= straight.rounds
+    return detour if less else direct
+
+
+def _retiled(source: Places, target: Places) -> tuple[Step, ...]:
+    """To other tiles on the same devices, unless they are the same."""
+    if not same_shards(source, target):
+        return _by_program(source, target)
+    return _from_default_memory(source, target)
+
+
+def _in_default_memory(target: Places) -> Places:
+    normal = default_memory_kind(target.sharding.devices[0])
     if target.memory_kind == normal:
-        return *first, Step(Way.PROGRAM, target)
-    there = _bare(target.sharding.devices, target, normal)
-    return *first, Step(Way.PROGRAM, there), Step(Way.COPY, target)
+        return target
+    return _bare(target.sharding.devices, target, normal)
+
+
+def _from_default_memory(source: Places, target: Places) -> tuple[Step, ...]:
+    return () if source.memory_kind == target.memory_kind else (Step(Way.COPY, target),)
 
 
 def _to_default_memory(source: Places) -> tuple[Step, ...]:
@@ -123,9 +180,3 @@ def _bare(devices: Sequence[Device], like: Places, memory_kind: str | None) -> P
     """The tiles of a placement on a list of devices."""
     tiles = like.tiling.to_tile_assignment()
     return places(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))
-
-
-def _device_text(sharding: Sharding) -> str:
-    devices = sharding.devices
-    named = ", ".join(str(d) for d in devices[:4])
-    return f"{len(devices)} devices ({named}{', ...' if len(devices) > 4 else ''})"

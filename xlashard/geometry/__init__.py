@@ -13,6 +13,7 @@ from xlashard.geometry.groups import AxisPart, DeviceGroups, DevicePairs, read_g
 from xlashard.geometry.holders import Runs, holder_runs, kept
 from xlashard.geometry.mesh import Box, MeshGrid
 from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
+from xlashard.geometry.rounds import Load, Round, deal_out, load, refined
 from xlashard.geometry.sharding_spec import (
     Chunked,
     DimSharding,
@@ -38,12 +39,14 @@ __all__ = [
     "DimAxes",
     "DimSharding",
     "Index",
+    "Load",
     "MeshAxis",
     "MeshGrid",
     "NoSharding",
     "Piece",
     "Replicated",
     "ReshardPlan",
+    "Round",
     "Runs",
     "ShardIndex",
     "ShardedAxis",
@@ -52,12 +55,15 @@ __all__ = [
     "TileAssignment",
     "Tiling",
     "Unstacked",
+    "deal_out",
     "explode_superdims",
     "holder_runs",
     "kept",
+    "load",
     "parse_spec",
     "read_groups",
     "read_pairs",
+    "refined",
     "reshard_plan",
     "spec_from_tile_assignment",
     "spec_from_tiling",

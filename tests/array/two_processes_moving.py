@@ -1,0 +1,64 @@
+"""One of two processes with four devices each: `python two_processes_moving.py PORT NUMBER [N]`.
+
+Between random pairs of shardings, the same in both processes, arrays go from any devices to any
+others; N is the number of pairs.
+"""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.processes import join_the_other
+
+join_the_other()
+
+from tests.array.cases import Stripes, same
+from tests.array.test_reshard_property import cases
+from xlashard import device_put, make_array_from_callback
+from xlashard.array import retile
+
+ME = jax.process_index()
+EXAMPLES = int(sys.argv[3]) if len(sys.argv) > 3 else 60
+
+# Both must draw the same.
+ALIKE = settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def check(v: np.ndarray, source: Any, target: Any, donate: bool, fresh: bool) -> None:
+    x = make_array_from_callback(v.shape, source, lambda index: v[index], dtype=v.dtype)
+    y = device_put(x, target, donate=donate, may_alias=False if fresh and not donate else None)
+    assert y.sharding == target or isinstance(target, Stripes)
+    assert x.is_deleted() == donate
+    indices = target.devices_indices_map(v.shape)
+    shards = {shard.device: shard.data for shard in y.addressable_shards}
+    assert shards.keys() == {d for d in indices if d.process_index == ME}
+    for device, data in shards.items():
+        assert data.devices() == {device}
+        assert same(data, v[indices[device]]), (source, target, v.dtype)
+    if not donate:
+        for shard in x.addressable_shards:
+            assert same(shard.data, v[shard.index])
+
+
+@ALIKE
+@given(case=cases(), donate=st.booleans(), fresh=st.booleans(), slabs=st.booleans())
+def every_shard_is_the_right_piece(case: Any, donate: bool, fresh: bool, slabs: bool) -> None:
+    whole = retile._NEGLIGIBLE_BYTES
+    retile._NEGLIGIBLE_BYTES = 0 if slabs else whole
+    check(*case, donate, fresh)
+    retile._NEGLIGIBLE_BYTES = whole
+
+
+every_shard_is_the_right_piece()
+print("both agree")

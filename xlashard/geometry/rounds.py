@@ -1,0 +1,136 @@
+"""Who sends what to whom at the same time, where all devices must take part in each transfer.
+
+Between processes a piece can only go by a program that the devices of both run: a permutation, in
+which each device sends at most one piece and takes at most one, all of one shape.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from xlashard.geometry.reshard import Piece
+from xlashard.geometry.tiling import Tiling
+
+type Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Pieces of one shape that go at the same time.
+
+    Attributes:
+        shape: Of each piece.
+        by_sender: The piece that each device sends.
+        by_taker: The piece that each device takes.
+    """
+
+    shape: Shape
+    by_sender: dict[int, Piece] = field(default_factory=dict)
+    by_taker: dict[int, Piece] = field(default_factory=dict)
+
+    def admits(self, piece: Piece) -> bool:
+        """Adds a piece, unless its sender or its taker is busy."""
+        if piece.source in self.by_sender or piece.destination in self.by_taker:
+            return False
+        self.by_sender[piece.source] = self.by_taker[piece.destination] = piece
+        return True
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that take part, in ascending order."""
+        return tuple(sorted({*self.by_sender, *self.by_taker}))
+
+    def takers(self) -> list[int]:
+        """For each of `devices` the one that takes from it, so that it is a permutation.
+
+        Who sends nothing or takes nothing is left to itself where it does neither, and otherwise
+        gets a partner with whom nothing of meaning is exchanged.
+        """
+        idle = iter([device for device in self.devices if device not in self.by_taker])
+        return [
+            self.by_sender[device].destination if device in self.by_sender else next(idle)
+            for device in self.devices
+        ]
+
+
+def deal_out(pieces: Iterable[Piece]) -> tuple[Round, ...]:
+    """Deals pieces out to as few rounds as come of taking the first that has room.
+
+    Args:
+        pieces: All of them, in the order in which they should go.
+    """
+    by_shape: dict[Shape, list[Round]] = {}
+    order: list[Round] = []
+    for piece in pieces:
+        shape = tuple(s.stop - s.start for s in piece.source_index)
+        rounds = by_shape.setdefault(shape, [])
+        if not any(one.admits(piece) for one in rounds):
+            rounds.append(Round(shape))
+            rounds[-1].admits(piece)
+            order.append(rounds[-1])
+    return tuple(order)
+
+
+def refined(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | None:
+    """Each tile cut further, so that every device of some number holds another part.
+
+    Args:
+        tiling: The tiling to refine; its copies don't count.
+        shape: Of the array, in elements, which may be cut only evenly.
+        num_devices: How many devices there are.
+
+    Returns:
+        The tiling, or None where there are not enough elements to cut, or the numbers don't fit.
+
+    Example:
+        >>> refined(Tiling.replicated(2, 2), (8, 6), 4).counts
+        (4, 1)
+    """
+    factor, left = divmod(num_devices, tiling.num_tiles)
+    if left or 0 in shape:
+        return None
+    counts = list(tiling.counts)
+    for prime in _primes(factor):
+        extents = [n // k for n, k in zip(shape, counts, strict=True)]
+        free = [dim for dim, extent in enumerate(extents) if extent % prime == 0]
+        if not free:
+            return None
+        counts[max(free, key=lambda dim: extents[dim])] *= prime
+    steps = ((num_devices, 1),) if num_devices > 1 else ()
+    return Tiling(tuple(counts), num_devices, steps)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a change of tiles asks of the busiest device, about.
+
+    Attributes:
+        rounds: How many pieces it sends or takes.
+        elements: How many elements those have.
+    """
+
+    rounds: int
+    elements: int
+
+
+def load(shape: Sequence[int], source: Tiling, target: Tiling) -> Load:
+    """How much the busiest device sends or takes between devices of two tilings."""
+    taken = sent = elements = 1
+    for size, before, after in zip(shape, source.counts, target.counts, strict=True):
+        taken *= max(1, -(-before // after))
+        sent *= max(1, -(-after // before))
+        elements *= size // max(before, after)
+    sent *= -(-target.num_replicas // source.num_replicas)
+    rounds = max(taken, sent)
+    return Load(rounds, rounds * elements)
+
+
+def _primes(number: int) -> list[int]:
+    """The prime factors, largest first."""
+    found, factor = [], 2
+    while number > 1:
+        if number % factor == 0:
+            found.append(factor)
+            number //= factor
+        else:
+            factor = factor + 1 if factor * factor <= number else number
+    return found[::-1]
