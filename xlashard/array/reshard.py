@@ -13,6 +13,8 @@ from xlashard._jax.transfer import (
     copy_to,
     dressed,
     make_aval,
+    put,
+    separate,
     split,
 )
 from xlashard.array.memory import in_one_memory, move_in_memory
@@ -21,7 +23,7 @@ from xlashard.array.pieces import carry, move_in_pieces
 from xlashard.array.placement import Places, places
 from xlashard.array.retile import retile
 from xlashard.array.rounds import move_in_rounds
-from xlashard.array.routes import Step, Way, find_route
+from xlashard.array.routes import Step, Way, find_route, same_shards
 from xlashard.errors import PlacementError
 from xlashard.sharding import from_jax
 
@@ -42,9 +44,10 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
         return handle
     # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
     # the same: XLA's collectives between CPU devices write past the end of their buffers.
-    # None of them crosses a process: then each number has a byte of its own meanwhile.
-    if _is_narrow(handle) and not _in_this_process(source, target):
-        return _moved_in_bytes(handle, target)
+    in_this_process = all(p.sharding.is_fully_addressable for p in (source, target))
+    if _is_narrow(handle) and not (in_this_process or same_shards(source, target)):
+        moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
+        return _as_bytes(moved, handle.dtype)
     one_memory = in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
     first = handle
     for step in find_route(source, target, one_memory=one_memory):
@@ -56,25 +59,25 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
     return handle
 
 
-def _in_this_process(*both: Places) -> bool:
-    return all(places.sharding.is_fully_addressable for places in both)
-
-
 def _is_narrow(handle: Handle) -> bool:
-    return bits_of(handle.dtype) == 2 and handle.sharding._device_assignment[0].platform == "cpu"
+    """Whether XLA's programs for CPU devices can't send the handle's numbers.
+
+    With those of two bits its collectives write past the end of their buffers; those of six it
+    can't compile.
+    """
+    narrow = bits_of(handle.dtype) in (2, 6)
+    return narrow and handle.sharding._device_assignment[0].platform == "cpu"
 
 
-def _moved_in_bytes(handle: Handle, target: Places) -> Handle:
-    dtype = handle.dtype
-    wide = "int8" if np.issubdtype(dtype, np.signedinteger) else "uint8"
-    moved = reshard(_of_dtype(handle, wide), target, donate=True)
-    return _of_dtype(moved, dtype)
-
-
-def _of_dtype(handle: Handle, dtype: Any) -> Handle:
-    buffers = [buffer.astype(dtype) for buffer in split(handle)]
+def _as_bytes(handle: Handle, dtype: Any) -> Handle:
+    """The same numbers, a byte for each, as another dtype; by way of the host, which is the CPU."""
     aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
-    return assemble(aval, handle.sharding, buffers)
+    buffers = split(handle)
+    if not buffers:
+        return assemble(aval, handle.sharding, buffers)
+    pieces = [np.asarray(buffer).view(dtype) for buffer in buffers]
+    devices = [next(iter(buffer.devices())) for buffer in buffers]
+    return put(aval, handle.sharding, separate(pieces), devices)
 
 
 def _step(step: Step, handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
