@@ -125,8 +125,22 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     """
     semantics = xc.ArrayCopySemantics
     how = semantics.ALWAYS_COPY if fresh else semantics.REUSE_INPUT
-    devices = sharding._internal_device_list
-    return xc.batched_copy_array_to_devices_with_sharding([handle], [devices], [sharding], [how])[0]
+    if handle.sharding.is_fully_addressable and sharding.is_fully_addressable:
+        devices = sharding._internal_device_list
+        return xc.batched_copy_array_to_devices_with_sharding(
+            [handle], [devices], [sharding], [how]
+        )[0]
+    # jaxlib wants to copy to every device, and reaches only those of its own process.
+    kind = sharding.memory_kind
+    alone = [
+        jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        for device in sharding._addressable_device_assignment
+    ]
+    copies = xc.batched_copy_array_to_devices_with_sharding(
+        list(split(handle)), [s._internal_device_list for s in alone], alone, [how] * len(alone)
+    )
+    aval = make_aval(handle.shape, handle.dtype, sharding, handle.weak_type)
+    return assemble(aval, sharding, copies, committed=handle.committed)
 
 
 def dressed(

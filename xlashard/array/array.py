@@ -11,7 +11,7 @@ from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import HandleType, collect_garbage, dressed, split
 from xlashard.array.holder import Handle, check_alive, type_text
-from xlashard.array.host import start_read
+from xlashard.array.host import BRING_HERE, start_read
 from xlashard.array.indexing import Indexing
 from xlashard.array.methods import NumpyMethods
 from xlashard.array.operators import Operators
@@ -20,7 +20,7 @@ from xlashard.array.shard import Shard
 from xlashard.array.takers import DELETE
 from xlashard.array.to_host import Policy, to_host
 from xlashard.array.typed import Typed
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.sharding import Sharding, from_jax, to_jax
 
 
@@ -187,9 +187,10 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         check_alive(self)
         buffers = split(self._handle)
         if not -len(buffers) <= index < len(buffers):
+            advice = f"give one from 0 to {len(buffers) - 1}" if buffers else BRING_HERE
             raise IndexError(
                 f"addressable_data({index}): {len(buffers)} of the array's devices are "
-                f"addressable: give one from 0 to {len(buffers) - 1}"
+                f"addressable: {advice}"
             )
         return wrap(buffers[index])
 
@@ -208,9 +209,18 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         return [local.get(device) or Shard(device, sharding, shape) for device in sharding.devices]
 
     def on_device_size_in_bytes(self) -> int:
-        """What it takes in the memories of all its devices together, copies and padding counted."""
+        """What it takes in the memories of all its devices together, copies and padding counted.
+
+        Raises:
+            NotAddressableError: None of its devices belongs to this process.
+        """
         check_alive(self)
-        return self._handle.on_device_size_in_bytes()
+        if self._handle.is_fully_addressable or split(self._handle):
+            return self._handle.on_device_size_in_bytes()
+        raise NotAddressableError(
+            f"only their own processes know what the devices of an Array {type_text(self)} hold, "
+            f"and this process has none of them: use x.nbytes, or {BRING_HERE}"
+        )
 
     def unsafe_buffer_pointer(self) -> int:
         """The address of the buffer on its only device; good as long as the array is alive.

@@ -154,10 +154,22 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
 _kept = Holder.__dict__["_value_cache"].__get__
 
 
+BRING_HERE = (
+    "bring it here by device_put(x, sharding) with a sharding that has devices of this process, "
+    "called by every process that has devices of either"
+)
+"""What to do with an array of which this process holds nothing."""
+
+
 def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
     if handle.is_fully_replicated and (handle.is_fully_addressable or split(handle)):
         return host_view(handle)
     tiling, distinct = distinct_here(handle)
+    if not distinct.positions and not distinct.complete:
+        raise NotAddressableError(
+            f"this process has none of the devices of an Array {type_text(handle)}, and so nothing "
+            f"of its value: read it in the processes that have, or {BRING_HERE}"
+        )
     if not distinct.complete:
         raise NotAddressableError(
             f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "

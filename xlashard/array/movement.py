@@ -15,9 +15,10 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.array.pieces import plan_between
 from xlashard.array.placement import Places, as_placement, as_sharding, places
 from xlashard.array.routes import Step, Way, find_route
+from xlashard.array.text import sharding_text
 from xlashard.errors import ArgumentError
 from xlashard.geometry import ReshardPlan
-from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, SingleDeviceSharding
+from xlashard.sharding import SingleDeviceSharding
 from xlashard.wording import in_bytes, plain_text, typed
 
 FORMAT = 1
@@ -232,8 +233,8 @@ def _report(shape: tuple[int, ...], dtype: Any, here: Places, there: Places) -> 
     return ReshardReport(
         type=typed(dtype.name, shape),
         nbytes=math.prod(shape) * dtype.itemsize,
-        source=_in_words(here.sharding),
-        target=_in_words(there.sharding),
+        source=sharding_text(here.sharding),
+        target=sharding_text(there.sharding),
         route=tuple(step.way for step in route),
         source_shard_bytes=shards[0],
         target_shard_bytes=shards[1],
@@ -252,16 +253,3 @@ def _peak(route: tuple[Step, ...], here: Places, there: Places, shards: list[int
     ends = sum(shards) if shared else max(shards)
     changes = any(step.way in (Way.PROGRAM, Way.PIECES, Way.ROUNDS) for step in route)
     return ends + (max(shards) if changes else 0)
-
-
-def _in_words(sharding: Sharding) -> str:
-    count = len(sharding.devices)
-    devices = f"{count} device{'s' if count != 1 else ''}"
-    if isinstance(sharding, NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        return f"{sharding.normal_spec.describe()} on {devices} ({axes})"
-    if isinstance(sharding, GSPMDSharding):
-        return f"{sharding.tile_assignment.to_text()} on {devices}"
-    if count == 1:
-        return f"device {sharding.devices[0].id}"
-    return f"{type(sharding).__name__} on {devices}"

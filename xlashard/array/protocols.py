@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import HandleType, default_device, first_copy, make_aval, put
+from xlashard._jax.transfer import HandleType, default_device, dressed, first_copy, make_aval, put
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import read_value
@@ -205,7 +205,9 @@ class HostProtocols(Holder):
     def clone(self) -> Self:
         """Another Array over the same buffers."""
         check_alive(self)
-        return as_arrays(type(self), self._handle.clone(), ())
+        handle = self._handle
+        same = handle.clone() if handle.is_fully_addressable else dressed(handle, handle.sharding)
+        return as_arrays(type(self), same, ())
 
 
 def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from xlashard.array.holder import Holder, type_text
-from xlashard.array.host import has_value, may_be_read, read_value
+from xlashard.array.host import distinct_here, has_value, may_be_read, read_value
+from xlashard.errors import counted
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding
 
 # A bigger value is not worth bringing to the host only to print a few of its elements.
 _PRINTED_BYTES = 1 << 20
@@ -16,7 +18,7 @@ def _printable(array: Holder) -> bool:
 
 
 def array_repr(array: Holder) -> str:
-    """`Array([1, 2], dtype=int32)`; the shape for a value that is elsewhere or big."""
+    """`Array([1, 2], dtype=int32)`; the shape for a big value, and where it is for one elsewhere."""
     handle = array._handle
     if handle.is_deleted():
         return f"Array({type_text(handle)}, deleted)"
@@ -24,6 +26,11 @@ def array_repr(array: Holder) -> str:
     if handle.weak_type:
         suffix += ", weak_type=True"
     prefix = "Array("
+    if not has_value(array):
+        tiling, distinct = distinct_here(handle)
+        here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
+        where = sharding_text(array.sharding)
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {here})"
     if not _printable(array):
         return f"{prefix}shape={handle.shape}, {suffix})"
     if array.size == 0:
@@ -35,6 +42,20 @@ def array_repr(array: Holder) -> str:
     last_line = len(prefix) + len(body) - (body.rfind("\n") + 1)
     gap = " " if last_line + len(suffix) + len(", )") <= width else "\n" + " " * len(prefix)
     return f"{prefix}{body},{gap}{suffix})"
+
+
+def sharding_text(sharding: Sharding) -> str:
+    """How something lies, in a line: `P('data') on 8 devices (data=8)`."""
+    count = len(sharding.devices)
+    devices = counted(count, "device")
+    if isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"{sharding.normal_spec.describe()} on {devices} ({axes})"
+    if isinstance(sharding, GSPMDSharding):
+        return f"{sharding.tile_assignment.to_text()} on {devices}"
+    if count == 1:
+        return f"device {sharding.devices[0].id}"
+    return f"{type(sharding).__name__} on {devices}"
 
 
 def array_str(array: Holder) -> str:
