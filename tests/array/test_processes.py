@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_two
+from tests.processes import run_many, run_two
 
 SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py")
 
@@ -16,3 +16,12 @@ SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.p
 def test_arrays_across_two_processes(script: str) -> None:
     for output in run_two(Path(__file__).with_name(script)):
         assert "both agree" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
+@pytest.mark.parametrize(("processes", "pairs"), [(2, 60), (4, 25)])
+def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
+    script = Path(__file__).with_name("across_processes_moving.py")
+    for output in run_many(script, processes, 8 // processes, str(pairs)):
+        assert "all agree" in output, output

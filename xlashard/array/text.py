@@ -7,7 +7,7 @@ import numpy as np
 from xlashard.array.holder import Holder, type_text
 from xlashard.array.host import distinct_here, has_value, may_be_read, read_value
 from xlashard.errors import counted
-from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
 
 # A bigger value is not worth bringing to the host only to print a few of its elements.
 _PRINTED_BYTES = 1 << 20
@@ -18,7 +18,7 @@ def _printable(array: Holder) -> bool:
 
 
 def array_repr(array: Holder) -> str:
-    """`Array([1, 2], dtype=int32)`; the shape for a big value, and where it is for one elsewhere."""
+    """`Array([1, 2], dtype=int32)`; only what it is of a big value, or of one that is elsewhere."""
     handle = array._handle
     if handle.is_deleted():
         return f"Array({type_text(handle)}, deleted)"
@@ -29,7 +29,7 @@ def array_repr(array: Holder) -> str:
     if not has_value(array):
         tiling, distinct = distinct_here(handle)
         here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
-        where = sharding_text(array.sharding)
+        where = sharding_text(from_jax(handle.sharding))
         return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {here})"
     if not _printable(array):
         return f"{prefix}shape={handle.shape}, {suffix})"
