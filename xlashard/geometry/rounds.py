@@ -83,7 +83,7 @@ def refined(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | 
 
     Example:
         >>> refined(Tiling.replicated(2, 2), (8, 6), 4).counts
-        (4, 1)
+        (2, 2)
     """
     factor, left = divmod(num_devices, tiling.num_tiles)
     if left or 0 in shape:
