@@ -211,6 +211,10 @@ class UnequalError(ProcessesError, AssertionError):
         self.paths = tuple(paths)
 
 
+class DeadlockError(ProcessesError):
+    """Processes that wait for others that can't come any more."""
+
+
 class OutOfMemoryError(XlashardError, MemoryError):
     """A placement for which there is not enough memory.
 

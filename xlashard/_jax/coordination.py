@@ -4,10 +4,148 @@ The store is a service of one process, the coordinator. A key's first writer has
 asks to overwrite; readers may wait for a key to come.
 """
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax._src import distributed
+from jax._src import cloud_tpu_init, clusters, config, distributed, xla_bridge
+from jax._src.clusters import cloud_tpu_cluster
+from jax._src.lib import _jax
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An environment of several processes that JAX knows, and this one's place in it.
+
+    Attributes:
+        name: What JAX calls it.
+        processes: How many there are.
+        process_id: Which one this is.
+        local_devices: The devices that are this process's own; None if all of its machine are.
+    """
+
+    name: str
+    processes: int
+    process_id: int
+    local_devices: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How this process joins the others.
+
+    Attributes:
+        coordinator: Host and port of the service.
+        bind: The host and port where process 0's service listens.
+        processes: How many there are.
+        process_id: Which one this is.
+        local_devices: The devices to use; None for all.
+        timeout: How long to wait for the others, in seconds.
+        heartbeat: After how many seconds without a heartbeat a process counts as dead.
+        credentials: What JAX takes for mutual TLS, by its own names.
+    """
+
+    coordinator: str
+    bind: str
+    processes: int
+    process_id: int
+    local_devices: tuple[int, ...] | None
+    timeout: int
+    heartbeat: int
+    credentials: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_cluster() -> Cluster | None:
+    """The environment that JAX detects, if there is one."""
+    kind = _detected()
+    if kind is None:
+        return None
+    own = None if cloud_tpu_init.running_in_cloud_tpu_vm else kind.get_local_process_id()
+    return Cluster(
+        kind.name or kind.__name__,
+        kind.get_process_count(),
+        kind.get_process_id(),
+        None if own is None else (own,),
+    )
+
+
+def cluster_coordinator(seconds: int) -> str:
+    """Host and port of the coordinator in the environment that JAX detects.
+
+    Args:
+        seconds: How long to wait for its name to be known, where JAX asks for that.
+    """
+    port = os.environ.get("JAX_COORDINATOR_PORT")
+    return _detected().get_coordinator_address(timeout_secs=seconds, override_coordinator_port=port)
+
+
+def tpu_attribute(name: str) -> str | None:
+    """What a TPU VM knows of itself, such as `NODE_ID`; None if it doesn't."""
+    try:
+        return cloud_tpu_cluster.get_tpu_env_value(name)
+    except Exception:
+        # Only for a message, and whatever the metadata server did can't be mended here.
+        return None
+
+
+def _detected() -> Any:
+    """The class of the first environment that is there, in the order in which JAX asks."""
+    for kind in clusters.ClusterEnv._cluster_types:
+        if not kind.opt_in_only_method and kind.is_env_present():
+            return kind
+    return None
+
+
+def join(joining: Joining) -> None:
+    """Starts the service, in process 0, and the client. All processes must be there already."""
+    local = joining.local_devices
+    jax.distributed.initialize(
+        joining.coordinator,
+        joining.processes,
+        joining.process_id,
+        local_device_ids=None if local is None else list(local),
+        cluster_detection_method="deactivate",
+        initialization_timeout=joining.timeout,
+        heartbeat_timeout_seconds=joining.heartbeat,
+        coordinator_bind_address=joining.bind,
+        **joining.credentials,
+    )
+
+
+def backend_has_started() -> bool:
+    """Whether JAX has devices already, which it then has for this process alone."""
+    return xla_bridge.backends_are_initialized()
+
+
+def coordinator_address() -> str | None:
+    """Host and port of the coordinator."""
+    return distributed.global_state.coordinator_address
+
+
+def is_recoverable() -> bool:
+    """Whether JAX is told to let the others go on when a process dies."""
+    return distributed._ENABLE_RECOVERABILITY.value
+
+
+def collect_on_cpu(address: str) -> None:
+    """Makes collectives between CPU devices of several processes listen at one address.
+
+    Gloo would listen at the address of this machine's name, which may be one that more than the
+    other processes reach, or none that they do; and it doesn't check what it listens for.
+    """
+    if config.cpu_collectives_implementation.value == "gloo":
+        xla_bridge.register_backend_factory(
+            "cpu", lambda: _make_client(address), priority=0, fail_quietly=False
+        )
+
+
+def _make_client(address: str) -> Any:
+    if client() is None:
+        return xla_bridge.make_cpu_client()
+    collectives = _jax.make_gloo_tcp_collectives(distributed_client=client(), hostname=address)
+    return xla_bridge.make_cpu_client(collectives)
 
 
 def client() -> Any:

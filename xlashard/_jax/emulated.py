@@ -5,10 +5,10 @@ import logging
 import os
 import sys
 from types import TracebackType
-from typing import Any
 
-from jax._src import api, distributed, xla_bridge
-from jax._src.lib import _jax
+from jax._src import api
+
+from xlashard._jax.coordination import backend_has_started, collect_on_cpu
 
 _LOOPBACK = "127.0.0.1"
 
@@ -51,15 +51,5 @@ def listen_on_loopback() -> None:
     that other machines reach, and what it listens for it doesn't check. After the backend has
     started it is too late, and nothing happens.
     """
-    if xla_bridge.backends_are_initialized():
-        return
-    xla_bridge.register_backend_factory("cpu", _make_client, priority=0, fail_quietly=False)
-
-
-def _make_client() -> Any:
-    client = distributed.global_state.client
-    if client is None:
-        return xla_bridge.make_cpu_client()
-    return xla_bridge.make_cpu_client(
-        _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=_LOOPBACK)
-    )
+    if not backend_has_started():
+        collect_on_cpu(_LOOPBACK)

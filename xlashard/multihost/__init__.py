@@ -1,17 +1,27 @@
-"""Programs of several processes: what each has, what all have, and what they do together."""
+"""Programs of several processes: how they come together, what each has, and what all do together."""
 
+from xlashard.multihost.barriers import barrier, sync_global_devices
 from xlashard.multihost.broadcast import broadcast_one_to_all
+from xlashard.multihost.ending import GONE_EXIT_CODE
 from xlashard.multihost.equal import assert_equal
 from xlashard.multihost.gather import process_allgather
 from xlashard.multihost.host_local import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
 )
+from xlashard.multihost.initialize import Pod, initialize
+from xlashard.multihost.security import MutualTLS
 
 __all__ = [
+    "GONE_EXIT_CODE",
+    "MutualTLS",
+    "Pod",
     "assert_equal",
+    "barrier",
     "broadcast_one_to_all",
     "global_array_to_host_local_array",
     "host_local_array_to_global_array",
+    "initialize",
     "process_allgather",
+    "sync_global_devices",
 ]

@@ -4,18 +4,15 @@
 |---|---|
 | `store` | values by key, of any size |
 | `meeting` | coming together before something that all must do |
+| `notes`, `reporter` | what a process that waits leaves for the others, and says |
 | `sameness` | whether all have the same values, by digests, and where they differ |
+| `roll_call`, `lines` | who has come, before there is a store, and who is gone |
+| `names` | processes in messages, and names in keys |
 """
 
 from xlashard.processes.meeting import Invitation, MissedError, meetings
-from xlashard.processes.sameness import (
-    Difference,
-    Named,
-    differences,
-    digest,
-    named_processes,
-    odd_ones,
-)
+from xlashard.processes.names import named_processes
+from xlashard.processes.sameness import Difference, Named, differences, digest, odd_ones
 
 __all__ = [
     "Difference",

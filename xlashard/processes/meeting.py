@@ -10,9 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from xlashard._jax import coordination
+from xlashard.errors import DeadlockError
 from xlashard.processes import store
+from xlashard.processes.notes import InVain
+from xlashard.processes.reporter import Reporter, doing_text
 
 # Processes that wait for the first one's word wait longer than it does: it knows who is missing.
 _LONGER = 2.0
@@ -25,11 +29,13 @@ class MissedError(Exception):
 
     Attributes:
         processes: Their indices.
+        doing: What they do instead, as far as they say; may be empty.
     """
 
-    def __init__(self, processes: Sequence[int]) -> None:
+    def __init__(self, processes: Sequence[int], doing: str = "") -> None:
         super().__init__(f"processes {list(processes)} did not come")
         self.processes = tuple(processes)
+        self.doing = doing
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,15 @@ class Invitation:
             come to the meetings of one series in the same order.
         timeout: How long to wait, in seconds.
         waiting: Is told about once a second who is still missing, and for how many seconds they
-            have been waited for.
+            have been waited for. It may raise, which ends the meeting for all.
+        what: What they meet for, as messages call it; the series if empty.
     """
 
     processes: tuple[int, ...]
     series: str
     timeout: float
     waiting: Callable[[tuple[int, ...], float], None] | None = None
+    what: str = ""
 
 
 class Meetings:
@@ -70,6 +78,8 @@ class Meetings:
 
         Raises:
             MissedError: Some didn't come in time. They will find out, should they come later.
+            DeadlockError: Some can't come any more: they have ended, or wait elsewhere for those
+                who wait here. All who wait raise it, within seconds.
         """
         group = tuple(sorted(set(invitation.processes)))
         me = coordination.process_index()
@@ -84,14 +94,32 @@ class Meetings:
                 number = self._held[key] = self._held.get(key, 0) + 1
                 outcome = _Meeting(invitation, group, number, subject).outcome(end)
                 # The others gave this meeting up without this process, and are further by now.
-                if isinstance(outcome, dict) or me not in outcome:
+                if not isinstance(outcome, _Missed) or me not in outcome.processes:
                     break
-        if isinstance(outcome, dict):
+        if not isinstance(outcome, _Missed):
             return outcome
-        raise MissedError(outcome)
+        if outcome.why:
+            what = invitation.what or invitation.series
+            raise DeadlockError(
+                f"{what} can't come about: {outcome.why}", processes=outcome.processes
+            )
+        raise MissedError(outcome.processes, doing_text(outcome.processes))
 
 
-type _Outcome = dict[int, str] | tuple[int, ...]
+@dataclass(frozen=True)
+class _Missed:
+    """A meeting that did not come about.
+
+    Attributes:
+        processes: Who was missing.
+        why: Why they can't come any more; empty if there was only no more time.
+    """
+
+    processes: tuple[int, ...]
+    why: str = ""
+
+
+type _Outcome = dict[int, str] | _Missed
 """What each came for, or who was missing."""
 
 
@@ -102,11 +130,13 @@ class _Meeting:
         self, invitation: Invitation, group: tuple[int, ...], number: int, subject: str
     ) -> None:
         self._group = group
-        self._series = f"meetings/{invitation.series}/{'-'.join(map(str, group))}"
+        self._series = f"meetings/{invitation.series}/{_group_name(group)}"
         self._number = number
         self._folder = f"{self._series}/{number}"
         self._subject = subject
-        self._waiting = invitation.waiting
+        self._reporter = Reporter(
+            invitation.what or invitation.series, self._folder, invitation.waiting
+        )
         self._began = time.monotonic()
 
     def outcome(self, end: float) -> _Outcome:
@@ -114,16 +144,26 @@ class _Meeting:
         decided = self._decided(0)
         if decided is not None:
             return decided
-        me = coordination.process_index()
-        store.write(f"{self._folder}/here/{me}", self._subject.encode())
-        if me == self._group[0]:
+        store.write(f"{self._folder}/here/{coordination.process_index()}", self._subject.encode())
+        try:
+            return self._wait(end)
+        except BaseException:
+            # This process goes elsewhere now: nobody shall take it for one that is here.
+            self._decide(_Missed((coordination.process_index(),)))
+            raise
+        finally:
+            self._reporter.done()
+
+    def _wait(self, end: float) -> _Outcome:
+        if coordination.process_index() == self._group[0]:
             return self._decide(self._collect(end))
         for seconds in self._looks(end + _LONGER):
             decided = self._decided(seconds)
             if decided is not None:
                 return decided
-            if self._waiting is not None:
-                self._tell(self._missing(store.listed(f"{self._folder}/here")))
+            vain = self._tell(self._missing(store.listed(f"{self._folder}/here")))
+            if vain is not None:
+                return self._decide(vain)
         return self._decide(self._collect(0))
 
     def _collect(self, end: float) -> _Outcome:
@@ -133,11 +173,14 @@ class _Meeting:
             if not missing:
                 break
             if store.read(f"{self._folder}/here/{missing[0]}", seconds) is None:
-                self._tell(missing)
+                decided = self._decided(0)
+                vain = decided or self._tell(missing)
+                if vain is not None:
+                    return vain
             here = store.listed(f"{self._folder}/here")
             missing = self._missing(here)
         if missing:
-            return missing
+            return _Missed(missing)
         # All are here, so nobody will ask for the meeting before this one again.
         if self._number > 1:
             store.drop(f"{self._series}/{self._number - 1}")
@@ -151,9 +194,22 @@ class _Meeting:
     def _missing(self, here: dict[str, bytes]) -> tuple[int, ...]:
         return tuple(process for process in self._group if str(process) not in here)
 
-    def _tell(self, missing: tuple[int, ...]) -> None:
-        if self._waiting is not None and missing:
-            self._waiting(missing, time.monotonic() - self._began)
+    def _tell(self, missing: tuple[int, ...]) -> _Missed | None:
+        """Says who is missing. The outcome, where they can't come any more."""
+        if not missing:
+            return None
+        vain = self._reporter.look(missing, time.monotonic() - self._began)
+        if vain is None:
+            return None
+        self._end_others(vain)
+        return _Missed(missing, vain.why)
+
+    def _end_others(self, vain: InVain) -> None:
+        """Ends the other meetings that wait in vain, so that all see the same error."""
+        for _, wait in vain.waits:
+            if wait.folder != self._folder:
+                outcome = _Missed(wait.missing, vain.why)
+                store.write(f"{wait.folder}/decided", _to_bytes(outcome))
 
     def _decide(self, outcome: _Outcome) -> _Outcome:
         """The outcome that counts: this one, unless another process was faster."""
@@ -167,8 +223,8 @@ class _Meeting:
 
 
 def _to_bytes(outcome: _Outcome) -> bytes:
-    if isinstance(outcome, tuple):
-        return json.dumps({"missing": outcome}).encode()
+    if isinstance(outcome, _Missed):
+        return json.dumps({"missing": outcome.processes, "why": outcome.why}).encode()
     subjects = list(outcome.values())
     # Most often all come for the same, which then goes to everybody once and not by process.
     same = len(set(subjects)) == 1
@@ -178,9 +234,17 @@ def _to_bytes(outcome: _Outcome) -> bytes:
 def _from_bytes(value: bytes, group: tuple[int, ...]) -> _Outcome:
     said = json.loads(value)
     if "missing" in said:
-        return tuple(said["missing"])
+        return _Missed(tuple(said["missing"]), said["why"])
     subjects = [said["same"]] * len(group) if "same" in said else said["came"]
     return dict(zip(group, subjects, strict=True))
+
+
+def _group_name(group: tuple[int, ...]) -> str:
+    """A group in a key, short also in a large pod."""
+    if group == tuple(range(coordination.process_count())):
+        return "all"
+    text = "-".join(map(str, group))
+    return text if len(text) <= 40 else sha256(text.encode()).hexdigest()[:40]
 
 
 meetings = Meetings()

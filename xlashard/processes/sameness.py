@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from xlashard.processes.meeting import Invitation, meetings
+from xlashard.processes.names import named_processes
 from xlashard.wording import typed
 
 # What one checksum covers, in bytes.
@@ -30,7 +31,6 @@ _THREADS = 4
 _PARTS = 64
 _ELEMENTS = 32
 
-_PROCESSES_SHOWN = 8
 _CONTENTS_SHOWN = 4
 _NOTHING = "nothing"
 
@@ -145,14 +145,6 @@ def odd_ones(by_process: Mapping[int, Hashable]) -> tuple[int, ...]:
     """The processes that have something else than most; than the first, if none are more."""
     groups = _groups(by_process)
     return tuple(sorted(p for others in groups[1:] for p in others[1]))
-
-
-def named_processes(processes: Sequence[int]) -> str:
-    """`process 3`, `processes 1, 2`; long lists are cut."""
-    shown = ", ".join(map(str, processes[:_PROCESSES_SHOWN]))
-    more = len(processes) - _PROCESSES_SHOWN
-    noun = "process" if len(processes) == 1 else "processes"
-    return f"{noun} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def _groups(by_process: Mapping[int, Hashable]) -> list[tuple[Any, list[int]]]:

@@ -1,0 +1,95 @@
+"""Points that processes leave together."""
+
+import jax
+
+from xlashard._jax import coordination
+from xlashard.errors import ProcessesError
+from xlashard.processes import Invitation, MissedError, meetings, named_processes
+from xlashard.processes.names import key_part
+
+_PATIENCE = 300.0
+
+
+def barrier(
+    name: str, *, timeout: float = _PATIENCE, processes: tuple[int, ...] | None = None
+) -> None:
+    """Returns when all processes have called it with this name. Devices take no part in it.
+
+    While it waits, it logs whom it waits for, and where those are who wait elsewhere. Barriers of
+    different names don't know of each other, so several threads can use them; those of the same
+    name are counted.
+
+    Args:
+        name: What the barrier is called, in messages too.
+        timeout: How long to wait, in seconds.
+        processes: Those that take part, this one among them; all by default.
+
+    Raises:
+        ProcessesError: Some did not come in time.
+        DeadlockError: Some can't come any more.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> multihost.barrier("the data is there")
+    """
+    everybody = tuple(range(coordination.process_count()))
+    group = everybody if processes is None else tuple(sorted(set(processes)))
+    me = coordination.process_index()
+    if me not in group or not set(group) <= set(everybody):
+        raise ProcessesError(
+            f"barrier({name!r}, processes={processes}) of process {me} of {len(everybody)}: name "
+            f"processes from 0 to {everybody[-1]}, and call it only in those",
+            processes=group,
+        )
+    what = f"barrier {name!r}"
+    invitation = Invitation(group, f"barriers/{key_part(name)}", timeout, what=what)
+    try:
+        meetings.meet(invitation, "")
+    except MissedError as error:
+        raise ProcessesError(
+            _missed_text(what, timeout, error), processes=error.processes
+        ) from None
+
+
+def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
+    """Returns when all processes are here and all their devices have done what they were given.
+
+    Args:
+        name: Must be the same in all processes, which finds out when they call it in different
+            places.
+        timeout: How long to wait for the others, in seconds.
+
+    Raises:
+        ProcessesError: Some did not come in time, or came with another name.
+        DeadlockError: Some can't come any more.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> multihost.sync_global_devices("before the measurement")
+    """
+    for array in jax.live_arrays():
+        array.block_until_ready()
+    jax.effects_barrier()
+    everybody = tuple(range(coordination.process_count()))
+    what = f"sync_global_devices({name!r})"
+    try:
+        came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
+    except MissedError as error:
+        raise ProcessesError(
+            _missed_text(what, timeout, error), processes=error.processes
+        ) from None
+    if len(set(came.values())) > 1:
+        names = "; ".join(f"process {process}: {theirs!r}" for process, theirs in came.items())
+        raise ProcessesError(
+            f"sync_global_devices was called with different names at the same time: {names}; let "
+            "all processes come to the same points in the same order",
+            processes=tuple(came),
+        )
+
+
+def _missed_text(what: str, timeout: float, error: MissedError) -> str:
+    doing = f": {error.doing}" if error.doing else ""
+    return (
+        f"{what} waited {timeout:g} s, and {named_processes(error.processes)} did not come{doing}; "
+        "all processes must call it, in the same order"
+    )

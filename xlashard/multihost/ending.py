@@ -1,0 +1,87 @@
+"""How a program of several processes ends: as it should, or because one of them is gone."""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+
+from xlashard._jax import coordination
+from xlashard.processes import named_processes
+from xlashard.processes.lines import Lines
+from xlashard.processes.notes import own_note
+
+GONE_EXIT_CODE = 75
+"""The exit code of a process that ends because another is gone: try again (`EX_TEMPFAIL`)."""
+
+# Seconds that the others have to hear from process 0 who is gone, before it ends itself.
+_HEARD = 0.5
+# Seconds for what was printed to come out.
+_FLUSH = 0.5
+
+
+def end_without(processes: tuple[int, ...]) -> None:
+    """Ends this process because others are gone, with a message; no exception can do it.
+
+    Its main thread may be in a collective that never returns, and JAX's client is about to end the
+    process itself, with a message that is hard to read.
+    """
+    me, count = coordination.process_index(), coordination.process_count()
+    is_are = "is" if len(processes) == 1 else "are"
+    coordinator = ", the coordinator," if 0 in processes else ""
+    going_on = coordination.is_recoverable()
+    what_now = "goes on without" if going_on else "ends: it can't go on without"
+    text = (
+        f"\nxlashard: {named_processes(processes)} of {count}{coordinator} {is_are} gone: the "
+        "connection closed with no goodbye, as when a process is killed, preempted or out of "
+        f"memory. Process {me} {what_now} it. See the end of its log, then start all processes "
+        "again; with --resume, where the program has it, they go on from the last checkpoint.\n"
+    )
+    # The message first, and by no lock that another thread may hold.
+    os.write(2, text.encode())
+    if going_on:
+        return
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(_FLUSH)
+    if me == 0:
+        time.sleep(_HEARD)
+    os._exit(GONE_EXIT_CODE)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+class Ending:
+    """Tells the others when this process ends as it should.
+
+    Args:
+        lines: The connections to them; None where there are none.
+    """
+
+    def __init__(self, lines: Lines | None) -> None:
+        self._lines = lines
+        self._how = "its program is over"
+        self._hook = sys.excepthook
+        sys.excepthook = self._note
+        # Registered after JAX's own, so called before it: there is a store yet.
+        atexit.register(self._tell)
+
+    def _note(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        first = str(error).split("\n", 1)[0]
+        self._how = f"{kind.__name__}: {first[:200]}" if first else kind.__name__
+        self._hook(kind, error, traceback)
+
+    def _tell(self) -> None:
+        # Whatever has happened to the service: this process is to end now.
+        with contextlib.suppress(Exception):
+            own_note.end(self._how)
+        if self._lines is not None:
+            self._lines.goodbye()

@@ -1,0 +1,97 @@
+"""The connections between process 0 and the others, kept open to notice at once who is gone.
+
+The kernel closes them with their process, however that ends. One that ends as it should says so
+before; so a connection that closes without that is a process that was killed. JAX's service sees
+it too, but only when heartbeats have been missing for long enough, and then ends all processes
+with no exception and no code of ours. That remains for machines that vanish from the network.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+from xlashard.processes.roll_call import Connection
+
+# Seconds without traffic after which the kernel asks whether the other end is there, so that no
+# firewall forgets the connection, and how often it asks in vain.
+_IDLE, _INTERVAL, _PROBES = 60, 10, 6
+
+
+class Lines:
+    """The connections of this process.
+
+    Args:
+        connections: By process, as the roll call left them.
+        gone: Is called in a thread of its own with the processes that are gone.
+    """
+
+    def __init__(
+        self, connections: dict[int, Connection], gone: Callable[[tuple[int, ...]], None]
+    ) -> None:
+        self._connections = dict(connections)
+        self._ended: set[int] = set()
+        self._gone = gone
+        for connection in connections.values():
+            _keep_open(connection.socket)
+        # A forked child would hold the connections open when this process is gone.
+        os.register_at_fork(after_in_child=self._close)
+        threading.Thread(target=self._watch, name="xlashard-lines", daemon=True).start()
+
+    def goodbye(self) -> None:
+        """Says that this process ends as it should."""
+        for connection in self._connections.values():
+            connection.send(goodbye=True)
+
+    def _close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for process, connection in self._connections.items():
+                selector.register(connection.socket, selectors.EVENT_READ, process)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if not self._hear(key.data):
+                        selector.unregister(key.fileobj)
+
+    def _hear(self, process: int) -> bool:
+        """Whether the connection is still open."""
+        connection = self._connections[process]
+        try:
+            said = connection.receive()
+        except ConnectionResetError:
+            said = None
+        except (OSError, ValueError):
+            return False  # The network's trouble: JAX's heartbeats tell whether it is the end.
+        if said is None:
+            if process not in self._ended:
+                self._tell((process,))
+            return False
+        for one in said:
+            if "goodbye" in one:
+                self._ended.add(process)
+            if "gone" in one:
+                self._tell(tuple(one["gone"]))
+        return True
+
+    def _tell(self, processes: tuple[int, ...]) -> None:
+        self._ended.update(processes)
+        if 0 not in self._connections:  # This is process 0, which alone knows all.
+            for process, connection in self._connections.items():
+                if process not in self._ended:
+                    connection.send(gone=processes)
+        self._gone(processes)
+
+
+def _keep_open(connection: socket.socket) -> None:
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": _IDLE, "TCP_KEEPINTVL": _INTERVAL, "TCP_KEEPCNT": _PROBES}
+    for name, value in options.items():
+        # Each system knows some of them.
+        with contextlib.suppress(OSError, AttributeError):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,375 @@
+"""Who has come, before JAX's own runtime starts.
+
+JAX's client ends its process, with no exception, when not all processes come in time, and doesn't
+say who is missing. So they come together first on the address where process 0's coordination
+service is going to listen: each says who it is, process 0 says to all who is missing, and when
+everybody is there it leaves the address to the service. The connections stay open: see `lines`.
+
+What is said is one line of JSON at a time. Nothing of it is secret, and nothing is checked but that
+it fits: whoever reaches the address can come as a process that is missing, as with the service.
+"""
+
+import errno
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Seconds between two attempts to reach process 0, and between two words to those who wait.
+_RETRY, _WORD = 0.1, 1.0
+# Seconds that one attempt may take, and that a process has to say who it is.
+_ATTEMPT, _HELLO = 2.0, 5.0
+# Bytes of a line at most.
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A process, as it says who it is.
+
+    Attributes:
+        process: Its number.
+        count: How many it takes part with.
+        host: The name of its machine.
+        pid: Its number there.
+    """
+
+    process: int
+    count: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """How processes come together.
+
+    Attributes:
+        me: This process.
+        coordinator: Host and port of process 0, as the others reach it.
+        bind: The host and port where process 0 listens.
+        alone: How long a process waits that has seen no other, in seconds.
+        timeout: How long one waits that has, in seconds.
+        told: Is told about once a second who is missing, and for how many seconds already.
+    """
+
+    me: Caller
+    coordinator: tuple[str, int]
+    bind: tuple[str, int]
+    alone: float
+    timeout: float
+    told: Callable[[tuple[int, ...], float], None]
+
+
+class AbsentError(Exception):
+    """Processes that didn't come.
+
+    Attributes:
+        processes: Their numbers.
+        seconds: How long they were waited for.
+        reason: What came of trying to reach process 0, where that was it.
+    """
+
+    def __init__(self, processes: tuple[int, ...], seconds: float, reason: str = "") -> None:
+        super().__init__(processes, seconds, reason)
+        self.processes = processes
+        self.seconds = seconds
+        self.reason = reason
+
+
+class ConflictError(Exception):
+    """Processes that say what doesn't fit together, or an address with something else behind it."""
+
+
+@dataclass
+class Connection:
+    """A connection to another process, read by lines.
+
+    Attributes:
+        socket: The connection.
+        caller: Who is at the other end, once that is known.
+        since: When it was made, by the monotonic clock.
+    """
+
+    socket: socket.socket
+    caller: Caller | None = None
+    since: float = field(default_factory=time.monotonic)
+    _unread: bytes = b""
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """What has come since; None if the other end is closed.
+
+        Raises:
+            ValueError: Something came that no process says.
+        """
+        found = self.socket.recv(1 << 16)
+        if not found:
+            return None
+        *lines, self._unread = (self._unread + found).split(b"\n")
+        if len(self._unread) > _LONGEST or (self._unread and self._unread[:1] != b"{"):
+            raise ValueError("not a line of JSON")
+        said = [json.loads(line) for line in lines]
+        if not all(isinstance(one, dict) for one in said):
+            raise ValueError("not an object of JSON")
+        return said
+
+    def send(self, **said: Any) -> None:
+        """Says something; one that is gone doesn't hear it."""
+        try:
+            self.socket.sendall(json.dumps(said).encode() + b"\n")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Closes it."""
+        self.socket.close()
+
+
+def call_roll(call: RollCall) -> dict[int, Connection]:
+    """Returns when all processes are there: the connections of this one, by process.
+
+    Process 0 has one to each of the others, and they have one to process 0.
+
+    Raises:
+        AbsentError: Some did not come in time.
+        ConflictError: Some say what doesn't fit.
+        OSError: Process 0 can't listen at its address.
+    """
+    return _Host(call).run() if call.me.process == 0 else _Guest(call).run()
+
+
+class _Host:
+    """Process 0, to which the others come."""
+
+    def __init__(self, call: RollCall) -> None:
+        self._call = call
+        self._began = time.monotonic()
+        self._came: dict[int, Connection] = {}
+        self._strangers: list[Connection] = []
+
+    def run(self) -> dict[int, Connection]:
+        with listen(self._call.bind) as listener, selectors.DefaultSelector() as self._selector:
+            self._selector.register(listener, selectors.EVENT_READ)
+            try:
+                self._wait(listener)
+            except BaseException:
+                for connection in [*self._came.values(), *self._strangers]:
+                    connection.close()
+                raise
+        for connection in self._strangers:
+            connection.close()
+        for connection in self._came.values():
+            connection.send(all_here=True)
+        return self._came
+
+    @property
+    def _missing(self) -> tuple[int, ...]:
+        return tuple(p for p in range(1, self._call.me.count) if p not in self._came)
+
+    def _wait(self, listener: socket.socket) -> None:
+        word = self._began + _WORD
+        while self._missing:
+            for key, _ in self._selector.select(_RETRY):
+                if key.fileobj is listener:
+                    self._greet(listener.accept()[0])
+                else:
+                    self._hear(key.data)
+            now = time.monotonic()
+            seconds = now - self._began
+            if seconds > (self._call.timeout if self._came else self._call.alone):
+                self._say(absent=self._missing, seconds=seconds)
+                raise AbsentError(self._missing, seconds)
+            if now >= word and self._missing:
+                word = now + _WORD
+                self._say(missing=self._missing, seconds=seconds)
+                self._call.told(self._missing, seconds)
+                for stranger in [s for s in self._strangers if now - s.since > _HELLO]:
+                    self._leave(stranger)
+
+    def _greet(self, accepted: socket.socket) -> None:
+        accepted.settimeout(_ATTEMPT)
+        connection = Connection(accepted)
+        self._strangers.append(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _leave(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.close()
+        if connection in self._strangers:
+            self._strangers.remove(connection)
+        elif connection.caller is not None:
+            del self._came[connection.caller.process]
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            said = connection.receive()
+            callers = [Caller(**one) for one in said or ()]
+        except (OSError, ValueError, TypeError):
+            said, callers = None, []
+        if said is None:
+            self._leave(connection)
+            return
+        for caller in callers:
+            self._admit(connection, caller)
+
+    def _admit(self, connection: Connection, caller: Caller) -> None:
+        trouble = self._conflict(caller)
+        if trouble:
+            connection.send(conflict=trouble)
+            self._say(conflict=trouble)
+            raise ConflictError(trouble)
+        if connection in self._strangers:
+            self._strangers.remove(connection)
+        connection.caller = caller
+        self._came[caller.process] = connection
+        connection.send(missing=self._missing, seconds=time.monotonic() - self._began)
+
+    def _conflict(self, caller: Caller) -> str:
+        me = self._call.me
+        if caller.count != me.count:
+            return (
+                f"process {caller.process} ({caller}) is to be one of {caller.count}, and process 0 "
+                f"({me}) one of {me.count}"
+            )
+        there = self._came.get(caller.process)
+        other = there.caller if there else me if caller.process == me.process else None
+        if other is not None:
+            return f"two processes are to be number {caller.process}: {other} and {caller}"
+        if not 0 < caller.process < me.count:
+            return f"a process ({caller}) is to be number {caller.process} of 0 … {me.count - 1}"
+        return ""
+
+    def _say(self, **said: Any) -> None:
+        for connection in self._came.values():
+            connection.send(**said)
+
+
+class _Guest:
+    """Any other process, which comes to process 0."""
+
+    def __init__(self, call: RollCall) -> None:
+        self._call = call
+        self._began = time.monotonic()
+
+    def run(self) -> dict[int, Connection]:
+        connection = self._reach()
+        try:
+            self._wait(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._await_service()
+        return {0: connection}
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _reach(self) -> Connection:
+        word = _WORD
+        while True:
+            try:
+                connection = Connection(connect(self._call.coordinator))
+            except OSError as error:
+                reason = str(error)
+            else:
+                connection.send(**asdict(self._call.me))
+                return connection
+            if self._seconds > self._call.alone:
+                raise AbsentError((0,), self._seconds, reason)
+            if self._seconds >= word:
+                word += _WORD
+                self._call.told((0,), self._seconds)
+            time.sleep(_RETRY)
+
+    def _wait(self, connection: Connection) -> None:
+        connection.socket.settimeout(_WORD)
+        silent = True
+        while True:
+            try:
+                said = connection.receive()
+            except TimeoutError:
+                # It is there and says nothing: stopped, or no process of this project.
+                limit = self._call.alone if silent else self._call.timeout
+                if self._seconds > limit:
+                    raise AbsentError((0,), self._seconds, "it says nothing") from None
+                continue
+            except ValueError:
+                raise ConflictError(self._something_else()) from None
+            except OSError as error:
+                raise AbsentError((0,), self._seconds, str(error)) from None
+            if said is None:
+                # One that ended while it waited; or a service that took this for an error.
+                reason = "it closed the connection"
+                raise AbsentError((0,), self._seconds, reason) from None
+            silent = False
+            for one in said:
+                if self._take(one):
+                    return
+
+    def _take(self, said: dict[str, Any]) -> bool:
+        """Whether all are here."""
+        if "conflict" in said:
+            raise ConflictError(said["conflict"])
+        if "absent" in said:
+            raise AbsentError(tuple(said["absent"]), said["seconds"])
+        if "missing" in said and said["seconds"] >= _WORD:
+            self._call.told(tuple(said["missing"]), said["seconds"])
+        return "all_here" in said
+
+    def _something_else(self) -> str:
+        host, port = self._call.coordinator
+        return (
+            f"at {host}:{port} something else than process 0's roll call answers: another program, "
+            "or a coordination service whose processes have all come"
+        )
+
+    def _await_service(self) -> None:
+        """Waits for process 0's service, for JAX's client is slow to try again."""
+        end = time.monotonic() + _HELLO
+        while time.monotonic() < end:
+            try:
+                connect(self._call.coordinator).close()
+            except OSError:
+                time.sleep(_RETRY / 10)
+            else:
+                return
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A listener at an address.
+
+    Raises:
+        OSError: It is taken, or not one of this machine.
+    """
+    family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # What an earlier run leaves behind for some minutes doesn't keep the address taken.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(socket.SOMAXCONN)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    """A connection to an address.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+    made = socket.create_connection(address, timeout=_ATTEMPT)
+    if made.getsockname() == made.getpeername():
+        # On one machine, the port that this end was given by chance can be the one that it tries.
+        made.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
+    return made
