@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from xlashard._jax.coordination import Cluster, tpu_attribute
 
 # Seconds that a process waits while it has seen no other. Where a launcher starts them all at one
-# moment, a process that is alone has no launcher. Kubernetes starts each when there is room.
-_TOGETHER = 15.0
-_ONE_BY_ONE = 300.0
+# moment, a process that is alone has none. Over ssh and by hand some seconds lie between them, as
+# on a machine that is busy with emulating them; Kubernetes starts each when there is room.
+_AT_ONCE = 10.0
+_OVER_SSH = 15.0
+_BY_HAND = 30.0
+_WHEN_THERE_IS_ROOM = 300.0
 
 
 @dataclass(frozen=True)
@@ -67,22 +70,22 @@ def _by_hand(command: str, processes: int) -> str:
     )
 
 
-EMULATED = Environment("an emulated pod", _TOGETHER, _emulated)
-GIVEN = Environment("its arguments", _TOGETHER, _by_hand)
-SLURM = Environment("Slurm", _TOGETHER, _by_slurm)
+EMULATED = Environment("an emulated pod", _BY_HAND, _emulated)
+GIVEN = Environment("its arguments", _BY_HAND, _by_hand)
+SLURM = Environment("Slurm", _AT_ONCE, _by_slurm)
 
 _BY_CLUSTER = {
-    "gcetpu": Environment("a Cloud TPU slice", _TOGETHER, _on_tpu_vm),
-    "gketpu": Environment("a TPU slice in GKE", _ONE_BY_ONE, _on_kubernetes),
-    "K8sCluster": Environment("Kubernetes", _ONE_BY_ONE, _on_kubernetes),
+    "gcetpu": Environment("a Cloud TPU slice", _OVER_SSH, _on_tpu_vm),
+    "gketpu": Environment("a TPU slice in GKE", _WHEN_THERE_IS_ROOM, _on_kubernetes),
+    "K8sCluster": Environment("Kubernetes", _WHEN_THERE_IS_ROOM, _on_kubernetes),
     "slurm": SLURM,
-    "ompi": Environment("Open MPI", _TOGETHER, _by_mpi),
+    "ompi": Environment("Open MPI", _AT_ONCE, _by_mpi),
 }
 
 
 def environment_of(cluster: Cluster) -> Environment:
     """The place that JAX has detected."""
-    other = Environment(cluster.name, _TOGETHER, _by_hand)
+    other = Environment(cluster.name, _BY_HAND, _by_hand)
     return _BY_CLUSTER.get(cluster.name, other)
 
 

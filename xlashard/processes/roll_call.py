@@ -234,8 +234,8 @@ class _Host:
         me = self._call.me
         if caller.count != me.count:
             return (
-                f"process {caller.process} ({caller}) is to be one of {caller.count}, and process 0 "
-                f"({me}) one of {me.count}"
+                f"process {caller.process} ({caller}) is to be one of {caller.count}, and process "
+                f"0 ({me}) one of {me.count}"
             )
         there = self._came.get(caller.process)
         other = there.caller if there else me if caller.process == me.process else None

@@ -1,0 +1,242 @@
+"""Who comes, who doesn't and what doesn't fit, with threads as processes: it is all sockets."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import pytest
+
+from xlashard.processes.lines import Lines
+from xlashard.processes.roll_call import (
+    AbsentError,
+    Caller,
+    ConflictError,
+    Connection,
+    RollCall,
+    call_roll,
+    connect,
+    listen,
+)
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]
+
+
+def calls(count: int, **changes: Any) -> list[RollCall]:
+    """The calls of all processes."""
+    address = LOOPBACK, free_port()
+    return [
+        RollCall(
+            Caller(process, count, f"host{process}", 1000 + process),
+            address,
+            address,
+            changes.get("alone", 30.0),
+            changes.get("timeout", 30.0),
+            changes.get("told", lambda missing, seconds: None),
+        )
+        for process in range(count)
+    ]
+
+
+def outcomes(calls: list[RollCall]) -> list[Any]:
+    """What came of each: its connections, or the error."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        done = [pool.submit(call_roll, call) for call in calls]
+        results = [one.exception() or one.result() for one in done]
+    return results
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Connection]]:
+    """Connections to close after a test."""
+    made: list[Connection] = []
+    yield made
+    for connection in made:
+        connection.close()
+
+
+def test_all_come_and_the_address_is_free_again(opened: list[Connection]) -> None:
+    all_calls = calls(4)
+    # A service takes the address over, which those who come wait for.
+    with ThreadPoolExecutor(3) as pool:
+        guests = [pool.submit(call_roll, call) for call in all_calls[1:]]
+        host = call_roll(all_calls[0])
+        with listen(all_calls[0].bind):
+            theirs = [guest.result() for guest in guests]
+    opened += [*host.values(), *(one[0] for one in theirs)]
+    assert sorted(host) == [1, 2, 3]
+    assert [sorted(one) for one in theirs] == [[0]] * 3
+    assert str(host[2].caller) == "pid 1002 on host2"
+
+
+def test_who_is_missing_is_told_to_all_and_raised_in_all() -> None:
+    told: list[tuple[int, ...]] = []
+    everybody = calls(4, timeout=1.5, told=lambda missing, seconds: told.append(missing))
+    errors = outcomes([everybody[0], everybody[2]])
+    assert all(type(error) is AbsentError and error.processes == (1, 3) for error in errors), errors
+    assert told == [(1, 3), (1, 3)], "once in each, after a second"
+
+
+def test_alone_it_waits_for_a_shorter_time() -> None:
+    host, guest = calls(2, alone=0.3)
+    (error,) = outcomes([host])
+    assert type(error) is AbsentError and error.processes == (1,) and error.seconds < 5
+    (error,) = outcomes([guest])
+    assert type(error) is AbsentError and error.processes == (0,)
+    assert "refused" in error.reason
+
+
+def test_a_name_that_nobody_knows_is_the_reason() -> None:
+    call = replace(calls(2, alone=0.2)[1], coordinator=("no-such-host.invalid", 1234))
+    (error,) = outcomes([call])
+    assert type(error) is AbsentError and error.reason
+
+
+def test_two_processes_of_one_number_are_both_named_to_all() -> None:
+    host, guest, _ = calls(3)
+    twin = replace(guest, me=replace(guest.me, host="elsewhere", pid=7))
+    errors = outcomes([host, guest, twin])
+    assert {type(error) for error in errors} == {ConflictError}
+    for error in errors:
+        assert "two processes are to be number 1" in str(error)
+        assert "pid 1001 on host1" in str(error) and "pid 7 on elsewhere" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("process", "count", "text"),
+    [
+        (1, 3, "process 1 (pid 9 on b) is to be one of 3, and process 0 (pid 1000 on host0) one"),
+        (5, 2, "a process (pid 9 on b) is to be number 5 of 0 … 1"),
+        (-1, 2, "number -1 of 0 … 1"),
+    ],
+)
+def test_what_does_not_fit_is_told_to_both(process: int, count: int, text: str) -> None:
+    host, guest = calls(2)
+    errors = outcomes([host, replace(guest, me=Caller(process, count, "b", 9))])
+    assert {type(error) for error in errors} == {ConflictError}
+    assert all(text in str(error) for error in errors), errors
+
+
+def test_strangers_and_those_who_leave_again_are_no_processes(opened: list[Connection]) -> None:
+    host, *guests = calls(3)
+    with ThreadPoolExecutor(3) as pool:
+        hosting = pool.submit(call_roll, host)
+        for words in (b"\x00\x00 PRI * HTTP/2.0", b"[1, 2]\n", b'{"process": 1}\n', b"{broken\n"):
+            stranger = _connected(host)
+            stranger.sendall(words)
+            assert stranger.recv(10) == b"", "it is sent away"
+            stranger.close()
+        early = Connection(_connected(host))
+        early.send(process=1, count=3, host="host1", pid=1)
+        assert early.receive(), "it is told who is missing"
+        early.close()
+        guesting = [pool.submit(call_roll, guest) for guest in guests]
+        opened += hosting.result().values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+        assert hosting.result()[1].caller == guests[0].me
+
+
+def _connected(call: RollCall) -> socket.socket:
+    while True:
+        try:
+            return connect(call.coordinator)
+        except ConnectionRefusedError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (b"\x00\x00\x12\x04 settings", ConflictError, "something else than process 0's roll call"),
+        (b"", AbsentError, "it closed the connection"),
+    ],
+)
+def test_something_else_at_the_address(answer: bytes, kind: type[Exception], text: str) -> None:
+    guest = calls(2)[1]
+    with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
+        guesting = pool.submit(call_roll, guest)
+        accepted, _ = listener.accept()
+        accepted.recv(100)
+        accepted.sendall(answer)
+        accepted.close()
+        error = guesting.exception()
+    assert type(error) is kind
+    assert text in (error.reason if isinstance(error, AbsentError) else str(error))
+
+
+def test_something_that_says_nothing() -> None:
+    guest = calls(2, alone=0.5)[1]
+    with listen(guest.coordinator):
+        (error,) = outcomes([guest])
+    assert type(error) is AbsentError and error.reason == "it says nothing"
+
+
+def test_an_address_that_is_taken_is_an_error_of_the_system() -> None:
+    host = calls(2)[0]
+    with listen(host.bind):
+        (error,) = outcomes([host])
+    assert isinstance(error, OSError) and "in use" in str(error)
+
+
+class _Three:
+    """Three processes with their lines."""
+
+    def __init__(self) -> None:
+        self.gone: dict[int, tuple[int, ...]] = {}
+        self.heard = {process: Event() for process in range(3)}
+        pairs = {process: socket.socketpair() for process in (1, 2)}
+        self.connections = {
+            process: (Connection(ours), Connection(theirs))
+            for process, (ours, theirs) in pairs.items()
+        }
+        host = {process: ours for process, (ours, _) in self.connections.items()}
+        self.lines = {0: Lines(host, lambda gone: self._note(0, gone))}
+        for process in (1, 2):
+            theirs = {0: self.connections[process][1]}
+            note = self._noting(process)
+            self.lines[process] = Lines(theirs, note)
+
+    def _noting(self, process: int) -> Any:
+        return lambda gone: self._note(process, gone)
+
+    def _note(self, process: int, gone: tuple[int, ...]) -> None:
+        self.gone[process] = gone
+        self.heard[process].set()
+
+    def kill(self, process: int) -> None:
+        """Closes what the kernel closes with a process."""
+        for other in (1, 2):
+            if process in (0, other):
+                self.connections[other][process != 0].socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_is_gone_is_known_to_all() -> None:
+    pod = _Three()
+    pod.kill(2)
+    assert pod.heard[0].wait(10) and pod.heard[1].wait(10)
+    assert (pod.gone[0], pod.gone[1]) == ((2,), (2,))
+
+
+def test_one_that_said_goodbye_is_not_gone() -> None:
+    pod = _Three()
+    pod.lines[1].goodbye()
+    pod.kill(1)
+    pod.kill(2)
+    assert pod.heard[0].wait(10)
+    assert pod.gone[0] == (2,)
+
+
+def test_the_coordinator_is_gone() -> None:
+    pod = _Three()
+    pod.kill(0)
+    assert pod.heard[1].wait(10) and pod.heard[2].wait(10)
+    assert pod.gone[1] == pod.gone[2] == (0,)

@@ -1,0 +1,214 @@
+"""Which process this is: what the arguments and the environment say of it."""
+
+import logging
+import os
+import socket
+from dataclasses import dataclass, replace
+
+from xlashard._jax import coordination
+from xlashard._jax.coordination import Cluster
+from xlashard.config import read_flags
+from xlashard.errors import ProcessesError
+from xlashard.multihost import environments
+from xlashard.multihost.environments import Environment
+from xlashard.multihost.security import MutualTLS
+
+logger = logging.getLogger("xlashard.multihost")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known before the processes meet."""
+
+    environment: Environment
+    processes: int
+    process_id: int
+    coordinator: str
+    local_devices: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `initialize`."""
+
+    coordinator: str | None
+    processes: int | None
+    process_id: int | None
+    timeout: float | None
+    heartbeat: float
+    bind: str | None
+    tls: MutualTLS | None
+
+
+_ONE = Environment("one process", 0.0, lambda command, processes: command)
+
+
+def find(request: Request) -> Place:
+    """Who this process is, from the arguments and the environment.
+
+    Raises:
+        ProcessesError: They say too little, or not the same.
+    """
+    given = (request.coordinator, request.processes, request.process_id)
+    if None not in given:
+        return _given(request)
+    emulated = read_flags(os.environ).pod
+    if emulated is not None:
+        found = Place(
+            environments.EMULATED,
+            emulated.processes,
+            emulated.process_id,
+            emulated.coordinator,
+            None,
+        )
+        return _agreed(found, request)
+    cluster = _cluster()
+    if cluster is not None:
+        return _agreed(_detected(cluster, request), request)
+    return _alone(request)
+
+
+def _given(request: Request) -> Place:
+    count, process = request.processes or 0, request.process_id or 0
+    split(request.coordinator or "")
+    if not 0 <= process < count:
+        raise ProcessesError(
+            f"process_id={process} is none of processes={count}: they are numbered from 0 to "
+            f"{count - 1}",
+            processes=(process,),
+        )
+    return Place(environments.GIVEN, count, process, request.coordinator or "", None)
+
+
+def _cluster() -> Cluster | None:
+    try:
+        return coordination.find_cluster()
+    except Exception as error:
+        raise ProcessesError(
+            "the environment looks like one of several processes, and JAX can't tell which of "
+            f"them this is ({type(error).__name__}: {error}): write initialize('HOST:PORT', "
+            "processes=4, process_id=0), or initialize(processes=1) for this process alone",
+            processes=(),
+        ) from error
+
+
+def _detected(cluster: Cluster, request: Request) -> Place:
+    environment = environments.environment_of(cluster)
+    # One process needs no coordinator, and who asks for one only is given it below.
+    if cluster.processes == 1 or request.processes == 1:
+        return Place(environment, cluster.processes, cluster.process_id, "", None)
+    patience = environment.alone if request.timeout is None else request.timeout
+    try:
+        address = request.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+        address = address or coordination.cluster_coordinator(max(1, round(patience)))
+    except Exception as error:
+        raise ProcessesError(
+            f"{environment.title} has {cluster.processes} processes, and the address of process 0 "
+            f"can't be found ({error}). {start_text(environment, cluster.processes)}",
+            processes=(0,),
+        ) from error
+    return Place(environment, cluster.processes, cluster.process_id, address, cluster.local_devices)
+
+
+def _agreed(found: Place, request: Request) -> Place:
+    """What the environment says, where the arguments say the same or nothing."""
+    if request.processes == 1:
+        return Place(_ONE, 1, 0, "", None)
+    for name, here, asked in (
+        ("processes", found.processes, request.processes),
+        ("process_id", found.process_id, request.process_id),
+    ):
+        if asked is not None and asked != here:
+            raise ProcessesError(
+                f"initialize({name}={asked}): {found.environment.title} says {name}={here}. "
+                f"{start_text(found.environment, request.processes or found.processes)}",
+                processes=(found.process_id,),
+            )
+    return found if request.coordinator is None else replace(found, coordinator=request.coordinator)
+
+
+def _alone(request: Request) -> Place:
+    tasks = environments.unlaunched_tasks(os.environ)
+    expected = request.processes or max(1, tasks)
+    if expected == 1 and request.coordinator is None:
+        return Place(_ONE, 1, 0, "", None)
+    if tasks > 1:
+        raise ProcessesError(
+            f"this is the batch script of a Slurm job of {tasks} tasks, in which a program starts "
+            f"once and not {tasks} times. {start_text(environments.SLURM, expected)}; or write "
+            "initialize(processes=1) for this process alone",
+            processes=tuple(range(1, expected)),
+        )
+    if request.coordinator is None:
+        raise ProcessesError(
+            f"initialize(processes={expected}): this is one process, and nothing in its "
+            "environment says which of several it is. "
+            f"{start_text(environments.EMULATED, expected)}; on other machines by their launcher "
+            f"(srun, mpirun, …), or by initialize('HOST:PORT', processes={expected}, process_id=0)",
+            processes=tuple(range(1, expected)),
+        )
+    raise ProcessesError(
+        f"initialize({asked_text(request)}) needs all of coordinator, processes and process_id: "
+        f"write initialize({request.coordinator!r}, processes=4, process_id=0)",
+        processes=(),
+    )
+
+
+def start_text(environment: Environment, processes: int) -> str:
+    """How to start all processes, as a sentence."""
+    command = environment.launch(environments.own_command(), processes)
+    return f"Start it in all {processes}: {command}"
+
+
+def asked_text(request: Request) -> str:
+    """What a call of `initialize` was given."""
+    asked = {
+        "coordinator": request.coordinator,
+        "processes": request.processes,
+        "process_id": request.process_id,
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of an address.
+
+    Raises:
+        ProcessesError: It is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ProcessesError(
+            f"coordinator {address!r} is no host and port: write '10.0.0.1:8476'", processes=()
+        )
+    return host.strip("[]"), int(port)
+
+
+def address_text(address: tuple[str, int]) -> str:
+    """The address of a host and a port."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_address(place: Place, request: Request) -> tuple[str, int]:
+    """Where process 0 listens: at the address that the others use, and nowhere else."""
+    host, port = split(place.coordinator)
+    chosen = request.bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if chosen:
+        return split(chosen)
+    if place.process_id != 0 or host == "localhost" or host.startswith("127."):
+        return host, port
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host, port  # which is said where it is listened at
+    if address.startswith("127."):
+        # Its own name means the loopback address on some systems, where no other machine reaches.
+        logger.warning(
+            "%s is a loopback address on its own machine, so process 0 listens at all addresses of "
+            "the machine; initialize(bind='HOST:%d') names one",
+            host,
+            port,
+        )
+        return "0.0.0.0", port
+    return address, port
