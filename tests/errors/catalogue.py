@@ -143,6 +143,7 @@ TOPICS = (
     "pmap",
     "process_local",
     "multihost",
+    "pods",
     "moving",
     "reading",
     "dlpack",

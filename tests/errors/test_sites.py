@@ -26,6 +26,8 @@ ROOMS = (
 )
 
 PROCESSES = "needs several processes, which tests/array/two_processes.py has"
+PLACES = "needs a launcher's environment, which tests/multihost/test_place.py makes"
+ROLL = "needs several processes, which are threads in tests/processes/test_roll_call.py"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
@@ -70,6 +72,30 @@ UNREACHED = {
     ("array/to_host.py", "_meet", "did not call it"): PROCESSES,
     ("array/to_host.py", "_meet", "different arrays"): PROCESSES,
     ("processes/meeting.py", "meet", "MissedError"): PROCESSES,
+    ("processes/meeting.py", "meet", "DeadlockError"): PODS,
+    ("processes/roll_call.py", "receive", "not a line"): ROLL,
+    ("processes/roll_call.py", "receive", "not an object"): ROLL,
+    ("processes/roll_call.py", "_wait", "self._missing"): ROLL,
+    ("processes/roll_call.py", "_admit", ""): ROLL,
+    ("processes/roll_call.py", "_reach", ""): ROLL,
+    ("processes/roll_call.py", "_wait", "says nothing"): ROLL,
+    ("processes/roll_call.py", "_wait", "something_else"): ROLL,
+    ("processes/roll_call.py", "_wait", "str(error)"): ROLL,
+    ("processes/roll_call.py", "_wait", "reason)"): ROLL,
+    ("processes/roll_call.py", "_take", "conflict"): ROLL,
+    ("processes/roll_call.py", "_take", "absent"): ROLL,
+    ("processes/roll_call.py", "connect", ""): "by chance, of one port in tens of thousands",
+    ("multihost/barriers.py", "barrier", "_missed_text"): PODS,
+    ("multihost/barriers.py", "sync_global_devices", "_missed_text"): PODS,
+    ("multihost/barriers.py", "sync_global_devices", "different names"): PODS,
+    ("multihost/coming.py", "come_together", "_absent_text"): PODS,
+    ("multihost/coming.py", "come_together", "found by"): PODS,
+    ("multihost/coming.py", "come_together", "_listen_text"): PODS,
+    ("multihost/initialize.py", "_check_same", ""): PODS,
+    ("multihost/place.py", "_cluster", ""): PLACES,
+    ("multihost/place.py", "_detected", ""): PLACES,
+    ("multihost/place.py", "_agreed", ""): PLACES,
+    ("multihost/place.py", "_alone", "batch script"): PLACES,
     ("multihost/host_mesh.py", "_host_mesh", "_gap_text"): PODS,
     ("multihost/host_mesh.py", "_host_mesh", "none of the"): PODS,
     ("multihost/host_local.py", "_refuse_in_program", ""): PODS,

@@ -1,4 +1,4 @@
-"""Programs of several processes: how they come together, what each has, and what all do together."""
+"""Programs of several processes: coming together, what each has, and what all do together."""
 
 from xlashard.multihost.barriers import barrier, sync_global_devices
 from xlashard.multihost.broadcast import broadcast_one_to_all
