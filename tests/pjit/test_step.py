@@ -325,9 +325,10 @@ def test_effects(capfd):
 def test_threads(shardings):
     step = compiled(shardings).bind(first())
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: step(np.ones(3, np.float32)), range(64)))
-    assert int(step.state["n"]) == 64
-    np.testing.assert_allclose(step.state["w"], f32(8, 4) + 64 * 3, rtol=1e-5)
+        # On a busy machine more than about 32 executions in flight hang emulated devices.
+        list(pool.map(lambda _: step(np.ones(3, np.float32)), range(24)))
+    assert int(step.state["n"]) == 24
+    np.testing.assert_allclose(step.state["w"], f32(8, 4) + 24 * 3, rtol=1e-5)
 
 
 def test_two_steps_of_one_program(shardings):
