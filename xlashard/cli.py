@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = {"train": "xlashard.train.command"}
+_COMMANDS = {"train": "xlashard.train.command", "pod": "xlashard.testing.command"}
 _EXTRAS = {"matplotlib": "train", "optax": "train"}
 
 
@@ -47,6 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train a byte-level transformer on text"))
+    _add_pod(commands.add_parser("pod", help="run a command in every process of an emulated pod"))
     return parser
 
 
@@ -80,3 +81,74 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keys", action="store_true", help="print every key with its type and default, and end"
     )
+
+
+def _add_pod(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J] -- COMMAND ..."
+    )
+    parser.description = (
+        "Runs a command in N processes of this machine that JAX can join to a pod, each with D "
+        "emulated CPU devices: jax.distributed.initialize() and xlashard.multihost.initialize() "
+        "find their place by themselves. Every line of output has the number of its process. When "
+        "one fails the others are ended, and when this command ends in any way, so do all."
+    )
+    parser.add_argument(
+        *("-n", "--processes"),
+        type=_count,
+        default=2,
+        metavar="N",
+        help="how many processes (default: 2)",
+    )
+    parser.add_argument(
+        *("-d", "--devices"),
+        type=_count,
+        default=1,
+        metavar="D",
+        help="how many emulated devices each has (default: 1)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds after which all show the stacks of their threads and are ended",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds that the others have when one has failed (default: 5)",
+    )
+    parser.add_argument(
+        "--only",
+        type=_numbers,
+        metavar="I,J",
+        help="show the output of these processes alone; of another that fails, its last lines",
+    )
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="such as python script.py"
+    )
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.split(",")
+    if all(word.isascii() and word.isdecimal() for word in words):
+        return sorted({int(word) for word in words})
+    raise argparse.ArgumentTypeError(f"{text!r} is not a list of processes such as 0,2")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if 0 < seconds < float("inf"):
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")

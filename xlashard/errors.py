@@ -289,8 +289,34 @@ class DonationWarning(UserWarning):
     """A donated argument whose buffers no result can take over."""
 
 
+class DeviceCountError(XlashardError, RuntimeError):
+    """Emulated devices that were asked for too late: JAX runs already, with others.
+
+    Attributes:
+        asked: How many were asked for.
+        found: How many there are.
+    """
+
+    def __init__(self, message: str, *, asked: int, found: int) -> None:
+        super().__init__(message)
+        self.asked = asked
+        self.found = found
+
+
+class ExpectationError(XlashardError, AssertionError):
+    """A program that does not do what a test says of it."""
+
+
 class LaunchError(XlashardError, OSError):
-    """A program that can't be started in the processes of a pod."""
+    """A program that can't be started in the processes of a pod.
+
+    Attributes:
+        errno: The system's number for the reason; None if it has none.
+    """
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class PodError(XlashardError, RuntimeError):

@@ -6,6 +6,8 @@ nor xlashard until the first test needs a pod. What it does then stands in `xlas
 """
 
 import importlib
+import os
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -68,6 +70,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Puts what every process says in place of what is known here."""
     report = yield
+    if report.failed and "xlashard" in sys.modules and "XLA_FLAGS" in os.environ:
+        note = importlib.import_module("xlashard.testing.emulated").late_flags_text()
+        if note:
+            report.sections.append(("XLA_FLAGS was set too late", note))
     if _POOL in item.config.stash:
         item.config.stash[_POOL].complete(item, call, report)
     return report

@@ -31,6 +31,12 @@ def flags_for_devices(flags: str, devices: int) -> str:
     return " ".join([*kept, f"{DEVICE_COUNT_FLAG}={devices}"])
 
 
+def flagged_devices(flags: str) -> int | None:
+    """How many devices `XLA_FLAGS` emulates; None if it doesn't say."""
+    found = [flag.partition("=")[2] for flag in flags.split() if _sets(flag, DEVICE_COUNT_FLAG)]
+    return int(found[-1]) if found and found[-1].isdecimal() else None
+
+
 def _sets(flag: str, name: str) -> bool:
     return flag.partition("=")[0] == name
 

@@ -178,7 +178,7 @@ class Launch:
         while not self.pids:
             for event in self._read_guard():
                 if "failed" in event:
-                    raise LaunchError(_why_not_started(plan, event))
+                    raise LaunchError(_why_not_started(plan, event), errno=event["errno"])
                 self.pids = event.get("pids", [])
 
     def events(self, seconds: float) -> list[Event]:

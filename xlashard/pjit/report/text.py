@@ -31,7 +31,7 @@ from xlashard.pjit.report.words import (
     short_type,
     types_text,
 )
-from xlashard.wording import in_bytes, in_flop
+from xlashard.wording import in_bytes, in_flop, plain_text
 
 _SHOWN = 8
 """Rows of a table that are shown where not all are asked for."""
@@ -70,6 +70,28 @@ class ReportText:
         for section in sections:
             if section is not None:
                 yield section
+
+
+_MESSAGE_WIDTH = 110
+
+
+def collectives_text(found: Sequence[CollectiveReport]) -> str:
+    """The table of collectives alone, for a message; "" for none."""
+    return _section_text(_collectives(merged_collectives(found), _Page(_MESSAGE_WIDTH, False)))
+
+
+def moves_text(found: Sequence[MoveReport]) -> str:
+    """The table of arguments that are moved, likewise."""
+    return _section_text(_moves(merged_moves(found), _Page(_MESSAGE_WIDTH, False)))
+
+
+def values_text(title: str, found: Sequence[ValueReport]) -> str:
+    """The table of the largest arguments or results, likewise."""
+    return _section_text(_values(title, found, _Page(_MESSAGE_WIDTH, False)))
+
+
+def _section_text(section: RenderableType | None) -> str:
+    return "" if section is None else plain_text(section).strip("\n")
 
 
 class _Page:

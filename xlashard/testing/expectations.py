@@ -1,0 +1,237 @@
+"""Assertions about what the program of a call sends, moves and holds, for tests of users."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xlashard.errors import ArgumentError, ExpectationError
+from xlashard.pjit import ProgramReport, explain, pjit
+from xlashard.pjit.report.parts import CollectiveReport, MemoryReport
+from xlashard.pjit.report.text import collectives_text, moves_text, values_text
+from xlashard.program.collectives import KINDS
+from xlashard.wording import in_bytes
+
+_TOTAL = "total"
+_OTHERS = "others"
+_NAMES = {kind.replace("-", "_"): (kind,) for kind in KINDS} | {_TOTAL: KINDS, _OTHERS: KINDS}
+# What changes how a value lies without computing anything with it.
+_RESHARDING = ("all-to-all", "ragged-all-to-all", "collective-permute")
+_EXAMPLE = "assert_collectives(f, (x,), all_gather=2, all_reduce_bytes_at_most=2**20, others=0)"
+
+
+def assert_collectives(
+    f: Any,
+    args: Sequence[Any] = (),
+    /,
+    *,
+    along: str | None = None,
+    **expected: int,
+) -> None:
+    """Fails unless a call's program has just these collectives.
+
+    Nothing runs: the program is compiled, and kept for a call with such arguments. Kinds that are
+    not mentioned may be there; `others=0` forbids them.
+
+    Args:
+        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
+            stage.
+        args: Its arguments; a `jax.ShapeDtypeStruct` does for an array.
+        along: Count only collectives along these mesh axes: `"model"`, `"data, model"`.
+        **expected: By the name of a kind (`all_gather`, `all_reduce`, `reduce_scatter`,
+            `all_to_all`, `ragged_all_to_all`, `collective_permute`, `collective_broadcast`),
+            `others` for those of all kinds that are not named, or `total`: how many the program's
+            text has of it. With `_at_most`, how many at most. With `_bytes_at_most`, how many bytes
+            a device sends by them at most in one execution, loops counted run by run.
+
+    Raises:
+        ExpectationError: It has others, with a table of what it has and the lines it comes from.
+            It is an `AssertionError`.
+        ArgumentError: Nothing is expected, or something that there is not.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, pjit
+        >>> rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+        >>> total = pjit(lambda x: x.sum(), in_shardings=rows)
+        >>> assert_collectives(total, (np.ones((16, 4)),), all_reduce=1, others=0)
+    """
+    limits = [_limit(name, value) for name, value in expected.items()]
+    if not limits:
+        raise ArgumentError(f"assert_collectives was told nothing to expect; write\n  {_EXAMPLE}")
+    report = _report("assert_collectives", f, args)
+    counted = [c for c in report.collectives if along in (None, c.along, ", ".join(c.axes or ()))]
+    named = {limit.name for limit in limits}
+    problems = [text for limit in limits if (text := limit.problem(counted, named))]
+    if problems:
+        where = f" along {along}" if along else ""
+        table = collectives_text(report.collectives) or "It has no collectives."
+        lines = "\n".join(f"  {text}" for text in problems)
+        raise ExpectationError(
+            f"{report.name} does not have the collectives{where} that were expected:\n"
+            f"{lines}\n\n{table}"
+        )
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """One expectation.
+
+    Attributes:
+        word: As it was written: `all_gather_at_most`.
+        name: The kind in it.
+        measure: What is counted: "", "_at_most" or "_bytes_at_most".
+        value: The number.
+    """
+
+    word: str
+    name: str
+    measure: str
+    value: int
+
+    def problem(self, collectives: Sequence[CollectiveReport], named: set[str]) -> str:
+        """What is wrong, or ""."""
+        kinds = _NAMES[self.name]
+        if self.name == _OTHERS:
+            kinds = tuple(kind for kind in KINDS if kind.replace("-", "_") not in named)
+        mine = [c for c in collectives if c.kind in kinds]
+        count, sent = sum(c.count for c in mine), sum(c.sent_bytes for c in mine)
+        asked = f"{self.word}={self.value}"
+        if self.measure == "_bytes_at_most":
+            if sent <= self.value:
+                return ""
+            return f"{asked}: a device sends {sent:,} bytes ({in_bytes(sent)})"
+        right = count <= self.value if self.measure else count == self.value
+        return "" if right else f"{asked}: there {'is 1' if count == 1 else f'are {count}'}"
+
+
+def _limit(word: str, value: Any) -> _Limit:
+    for measure in ("_bytes_at_most", "_at_most", ""):
+        name = word.removesuffix(measure) if measure else word
+        if word.endswith(measure) and name in _NAMES:
+            break
+    else:
+        known = [name + end for name in _NAMES for end in ("", "_at_most", "_bytes_at_most")]
+        close = difflib.get_close_matches(word, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else f"it knows {', '.join(_NAMES)}, and"
+        more = "" if close else " with _at_most or _bytes_at_most after them"
+        raise ArgumentError(f"assert_collectives takes no {word!r}; {advice}{more}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ArgumentError(
+            f"{word} is {value!r}; it must be a whole number of 0 or more: {word}=2"
+        )
+    return _Limit(word, name, measure, value)
+
+
+def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = True) -> None:
+    """Fails if a call's arguments have to be moved first, or its program deals values out anew.
+
+    Nothing runs. Moved means from device to device: the arguments should lie as the program takes
+    them. Values of the host, which have to come to the devices, are no matter. Inside the program
+    an all-to-all or a collective-permute changes how a value lies; gathers and reductions don't
+    count, as they are there for what is computed.
+
+    Args:
+        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
+            stage, which has forgotten its arguments: then only the program is looked at.
+        args: Its arguments.
+        inside: Whether to look into the program, which a halo exchange (`jnp.roll`) means to do.
+
+    Raises:
+        ExpectationError: Something is moved, with its path or its line. It is an `AssertionError`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P, device_put, pjit
+        >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+        >>> rows, columns = NamedSharding(mesh, P("data")), NamedSharding(mesh, P(None, "data"))
+        >>> double = pjit(lambda x: x * 2, in_shardings=rows)
+        >>> assert_no_resharding(double, (device_put(np.ones((8, 8)), rows),))
+    """
+    report = _report("assert_no_resharding", f, args)
+    moves = [move for move in report.moves if move.device_bytes_moved]
+    found = [c for c in report.collectives if inside and c.kind in _RESHARDING]
+    if not moves and not found:
+        return
+    parts = []
+    if moves:
+        names = ", ".join(move.path for move in moves[:4]) + ", ..." * (len(moves) > 4)
+        parts.append(
+            f"{report.name} has to move {names} before it runs: device_put them as it takes them, "
+            "or leave their in_shardings out"
+        )
+    if found:
+        parts.append(
+            f"{report.name} deals values out anew while it runs: agree on one spec on both sides of"
+            " these lines, or pass inside=False if they mean to"
+        )
+    tables = [moves_text(moves), collectives_text(found)]
+    raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
+
+
+def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None:
+    """Fails if a call's program takes more of a device's memory.
+
+    Nothing runs. Counted is what the compiler plans for one device: arguments, results that don't
+    take over buffers of arguments, and what is needed besides while it runs.
+
+    Args:
+        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
+            stage.
+        args: Its arguments; a `jax.ShapeDtypeStruct` does for an array.
+        most: Bytes of one device.
+
+    Raises:
+        ExpectationError: It takes more, with what takes most. It is an `AssertionError`.
+        ArgumentError: The compiler doesn't say.
+
+    Example:
+        >>> import numpy as np
+        >>> assert_peak_bytes_at_most(lambda x: x + 1, (np.ones(256, np.float32),), 2048)
+    """
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise ArgumentError(
+            f"most is {most!r}; it must be a whole number of bytes of one device: "
+            "assert_peak_bytes_at_most(f, (x,), 2**30)"
+        )
+    report = _report("assert_peak_bytes_at_most", f, args)
+    memory = report.memory
+    if memory is None:
+        raise ArgumentError(
+            f"the compiler for {report.place.platform} does not say what memory {report.name} "
+            "takes; look at where it was compiled: print(xlashard.explain(f, x).place)"
+        )
+    peak = peak_bytes(memory)
+    if peak <= most:
+        return
+    tables = [values_text("Arguments", report.inputs), values_text("Results", report.outputs)]
+    raise ExpectationError(
+        f"{report.name} takes {peak:,} bytes ({in_bytes(peak)}) of a device's memory, "
+        f"{peak - most:,} more than {most:,} ({in_bytes(most)}): {_pieces(memory)}\n\n"
+        + "\n\n".join(filter(None, tables))
+    )
+
+
+def peak_bytes(memory: MemoryReport) -> int:
+    """What a program takes of one device's memory at once, in bytes."""
+    own_results = memory.result_bytes - memory.alias_bytes
+    return memory.argument_bytes + own_results + memory.temporary_bytes
+
+
+def _pieces(memory: MemoryReport) -> str:
+    own = memory.result_bytes - memory.alias_bytes
+    return (
+        f"{in_bytes(memory.argument_bytes)} arguments, {in_bytes(own)} results that take over no "
+        f"argument's buffers, {in_bytes(memory.temporary_bytes)} while it runs"
+    )
+
+
+def _report(who: str, f: Any, args: Any) -> ProgramReport:
+    if not isinstance(args, tuple | list):
+        raise ArgumentError(
+            f"{who} takes the arguments of the call as a tuple, not {type(args).__name__}: "
+            f"{who}(f, (x,), ...)"
+        )
+    # A plain function becomes one of ours; explain refuses what is neither.
+    plain = isinstance(f, Callable) and not hasattr(f, "lower") and not hasattr(f, "as_text")
+    return explain(pjit(f) if plain else f, *args)
