@@ -149,6 +149,7 @@ TOPICS = (
     "dlpack",
     "functions",
     "modules",
+    "testing",
     "environment",
 )
 

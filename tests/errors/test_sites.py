@@ -20,6 +20,7 @@ ROOMS = (
             "numpy",
             "processes",
             "multihost",
+            "testing",
             "_jax",
         )
     ),
@@ -34,6 +35,8 @@ FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
 HEADER = "a header with a checksum that fits and no sense; test_saving.py changes every part"
 MEMORY = "needs a process with little memory, which tests/array/test_faults.py has"
+LAUNCHED = "needs processes that fail, which tests/testing has"
+PLUGIN = "raised inside pytest; tests/testing/test_plugin.py"
 PASSED_ON = "raises again what JAX or a caller of the package raised"
 
 # File, function, and a part of the statement; and why no call on the page raises it.
@@ -140,6 +143,20 @@ UNREACHED = {
     ("_jax/modules.py", "annotate", ""): PASSED_ON,
     ("_jax/modules.py", "verify", ""): PASSED_ON,
     ("_jax/sources.py", "read_module", "of a version too new"): "no JAX at hand writes one",
+    ("testing/functions.py", "_load", ""): "a module that was imported here and can't be there",
+    ("testing/launcher.py", "_await_start", ""): LAUNCHED,
+    ("testing/launcher.py", "_lose_guard", ""): LAUNCHED,
+    ("testing/channel.py", "_exactly", ""): "caught: the launcher is gone; test_orphans.py",
+    ("testing/crew.py", "__init__", ""): LAUNCHED,
+    ("testing/pods.py", "run_script", "{title}: {done.report()}"): LAUNCHED,
+    ("testing/pytest_inside.py", "_refuse_to_debug", ""): PLUGIN,
+    ("testing/pytest_pods.py", "by", "it {what}"): PLUGIN,
+    ("testing/pytest_pods.py", "by", "{name} is {value!r}"): PLUGIN,
+    ("testing/pytest_pods.py", "by", "timeout is"): PLUGIN,
+    ("testing/pytest_pods.py", "prepare", ""): PLUGIN,
+    ("testing/pytest_pods.py", "run", ""): PLUGIN,
+    ("testing/pytest_pods.py", "_start", ""): PLUGIN,
+    ("testing/expectations.py", "assert_peak_bytes_at_most", "does not say"): COMPILER,
     ("_jax/versions.py", "check_supported", ""): "raised at import; tests/test_project.py",
 }
 

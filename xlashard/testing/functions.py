@@ -44,9 +44,11 @@ def name_of(function: Callable[..., Any]) -> FunctionName:
     Raises:
         ArgumentError: It can't be found by a name.
     """
-    module_name = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", None)
-    if not callable(function) or module_name is None or name is None:
+    # Some things that wrap a function tell its name only by it.
+    named = function if hasattr(function, "__qualname__") else inspect.unwrap(function)
+    module_name = getattr(named, "__module__", None)
+    name = getattr(named, "__qualname__", None)
+    if not callable(function) or not isinstance(module_name, str) or not isinstance(name, str):
         raise ArgumentError(
             f"pod.run takes a function, not {_an(type(function).__name__)}; write "
             "pod.run(work, 3), with `def work(x):` in a module"
