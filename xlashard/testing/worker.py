@@ -9,8 +9,13 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.coordination import Joining, join
+from xlashard.config import read_flags
 from xlashard.testing.channel import Raised, Reply, pack, place_of, receive
 from xlashard.testing.functions import FunctionName, find
+
+# Seconds for the other processes to come, and for one that doesn't answer.
+_PATIENCE, _HEARTBEAT = 300, 100
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,10 @@ def main(channel: socket.socket) -> None:
 
 def _join() -> Reply:
     try:
-        jax.distributed.initialize()
+        place = read_flags(os.environ).pod
+        assert place is not None, "the launcher says where this is"
+        at = place.coordinator
+        join(Joining(at, at, place.processes, place.process_id, None, _PATIENCE, _HEARTBEAT))
         jax.devices()
     except Exception as error:
         return Reply(False, Raised.of(error))
