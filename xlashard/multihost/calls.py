@@ -76,11 +76,11 @@ class Call:
             "call": self.name,
             "digest": mine.digest,
             "note": mine.note,
-            "data": base64.b85encode(mine.data).decode(),
+            "data": base64.b64encode(mine.data).decode(),
         }
         everyone = self._meet(said)
         return {
-            process: Came(they["digest"], they["note"], base64.b85decode(they["data"]))
+            process: Came(they["digest"], they["note"], base64.b64decode(they["data"]))
             for process, they in everyone.items()
         }
 
