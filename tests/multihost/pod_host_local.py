@@ -13,7 +13,14 @@ from jax.experimental import multihost_utils
 from tests.multihost.specs import all_specs, blocks, host_local_part
 from tests.processes import expect
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
-from xlashard.errors import ArgumentError, BoxError, CompileError, PlacementError
+from xlashard.errors import (
+    ArgumentError,
+    BoxError,
+    CompileError,
+    PlacementError,
+    ProcessesError,
+    UnequalError,
+)
 from xlashard.multihost import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
@@ -245,6 +252,50 @@ def check_mistakes() -> None:
             assert np.array_equal(x, np.arange(4))
 
 
+def check_checks() -> None:
+    """Parts that do not fit together are told by all processes, and agreeing ones cost once."""
+    n = 8 // PROCESSES
+    last = ME == PROCESSES - 1
+    tree = {"rows": np.full(n, ME, np.float32), "all": np.arange(4.0), "half": np.ones(2)}
+    specs = {"rows": ROWS, "all": P(), "half": P("model")}
+    for check in ("never", "once", "always"):
+        out = convert(tree, specs, check)
+        assert np.asarray(out["all"]).tolist() == [0, 1, 2, 3]
+    if PROCESSES == 1:
+        expect(ArgumentError, "'once'.*not 'often'", lambda: convert(tree, specs, "often"))
+        return
+    odd = {**tree, "all": np.where(last, 7, tree["all"])}
+    convert(odd, specs, "once")  # checked already
+    convert(odd, specs)
+    error = expect(
+        UnequalError,
+        rf"local_inputs\['all'\] under P\(\).*at \[0\] it is 0.0 in process.*7.0 in process "
+        rf"{PROCESSES - 1}; .*broadcast_one_to_all\(x\)",
+        lambda: convert(odd, specs, "always"),
+    )
+    assert error.processes == (PROCESSES - 1,)
+    expect(
+        UnequalError,
+        r"local_inputs\['half'\] under P\('model'\).*is not the same in processes 0, 1",
+        lambda: convert({**tree, "half": np.full(2, float(last))}, specs, "always"),
+    )
+    expect(
+        ProcessesError,
+        rf"local_inputs\['rows'\].*int8\[8\].*int8\[16\] under P\('data'\) in process "
+        rf"{PROCESSES - 1}",
+        lambda: convert({**tree, "rows": np.zeros(n * (1 + last), np.int8)}, specs, "once"),
+    )
+    if last:
+        expect(ArgumentError, "'rows'.*of str", lambda: convert({"rows": "a"}, ROWS, "always"))
+    else:
+        text = rf"failed in process {PROCESSES - 1}: .*local_inputs\['rows'\]"
+        expect(ProcessesError, text, lambda: convert({"rows": tree["rows"]}, ROWS, "always"))
+
+
+def convert(tree: Any, specs: Any, check: Any = "never") -> Any:
+    return host_local_array_to_global_array(tree, MESH, specs, check=check)
+
+
 def check_migration_guide() -> None:
     """The guide's own example: a mesh of 2x2x2 and a host-local input cut by all three axes."""
     n = 8 // PROCESSES
@@ -270,6 +321,7 @@ for check in (
     check_transformations,
     check_in_programs,
     check_mistakes,
+    check_checks,
     check_migration_guide,
 ):
     check()

@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import PlacementError, ProcessesError
-from xlashard.multihost.calls import Call, Came, tree_digest
+from xlashard.multihost.calls import Call, Came, digest_of, types_of
 from xlashard.multihost.gather import STORED_BYTES
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.packing import broadcast_by_devices, packed, size_of, unpacked
@@ -77,9 +77,10 @@ def _broadcast(
     is_small = size_of(own) <= STORED_BYTES
     block = packed(own)
     data = block.tobytes() if is_small and gives else b""
-    came = call.come(Came(tree_digest(leaves), _SOURCE if gives else "", data))
+    types = types_of(leaves)
+    came = call.come(Came(digest_of(types), _SOURCE if gives else "", data))
     source = _check_one_source([p for p, they in came.items() if they.note == _SOURCE])
-    call.check_same_trees(came, leaves)
+    call.check_same_types(came, types)
     if is_small:
         return unpacked(np.frombuffer(came[source].data, np.uint8), own)
     return unpacked(broadcast_by_devices(block, is_source=gives), own)

@@ -55,15 +55,20 @@ class Call:
     Attributes:
         name: The function, and what of its arguments must be the same, as a person writes it.
         timeout: How long to wait for the other processes, in seconds.
+        processes: Who calls it; all, if not given.
+        series: The series of meetings. Calls of one are made in one order.
     """
 
     name: str
     timeout: float
+    processes: tuple[int, ...] | None = None
+    series: str = SERIES
 
     @property
     def invitation(self) -> Invitation:
-        """All processes."""
-        return Invitation(tuple(range(jax.process_count())), SERIES, self.timeout)
+        """Who comes."""
+        everybody = tuple(range(jax.process_count()))
+        return Invitation(self.processes or everybody, self.series, self.timeout)
 
     def come(self, mine: Came) -> dict[int, Came]:
         """Meets the others; gives by process what it came with.
@@ -135,8 +140,12 @@ class Call:
                 processes=tuple(refused),
             )
 
-    def check_same_trees(self, came: dict[int, Came], leaves: Sequence[Leaf]) -> None:
-        """Checks that all came with the same leaves: paths, dtypes and shapes.
+    def check_same_types(self, came: dict[int, Came], types: Sequence[tuple[str, str]]) -> None:
+        """Checks that all came with the same leaves.
+
+        Args:
+            came: What each came with; the digests are of paths and types.
+            types: By path what must be the same, in words.
 
         Raises:
             ProcessesError: They differ, by path and process.
@@ -144,9 +153,8 @@ class Call:
         if len({they.digest for they in came.values()}) < 2:
             return
         blank = np.empty(0, np.uint8)
-        found = differences(
-            self.invitation, [_Typed(leaf.path, blank, leaf.type) for leaf in leaves]
-        )
+        mine = [_Typed(path, blank, said) for path, said in types]
+        found = differences(self.invitation, mine)
         listed = "; ".join(f"{d.path}: {d.text}" for d in found)
         raise ProcessesError(
             f"{self.name} was called with different trees: {listed}; all processes must give the "
@@ -163,7 +171,11 @@ class _Typed(Named):
         return self.path, self.also, "", ""
 
 
-def tree_digest(leaves: Sequence[Leaf]) -> str:
-    """A sum of the paths and types of leaves."""
-    said = json.dumps([(leaf.path, leaf.type) for leaf in leaves])
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+def digest_of(types: Sequence[tuple[str, str]]) -> str:
+    """A sum of paths and types of leaves."""
+    return hashlib.sha256(json.dumps(types).encode()).hexdigest()[:32]
+
+
+def types_of(leaves: Sequence[Leaf]) -> list[tuple[str, str]]:
+    """The paths of leaves, and what must be the same of each."""
+    return [(leaf.path, leaf.type) for leaf in leaves]

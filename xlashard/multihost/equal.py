@@ -16,13 +16,11 @@ from xlashard.array.text import index_text
 from xlashard.errors import UnequalError
 from xlashard.multihost.calls import Call, Came
 from xlashard.multihost.leaves import Leaf, read_leaves
-from xlashard.processes import Difference, Named, differences, digest, named_processes, odd_ones
+from xlashard.multihost.pieces import Held, unlike_pieces
+from xlashard.processes import Difference, Named, differences, digest, named_processes
 
 # Of so many differing leaves each is told.
 _TOLD = 5
-
-type _Copies = dict[str, dict[str, str]]
-"""By path of an array that spans processes the digests of its tiles here, by tile."""
 
 
 def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0) -> None:
@@ -79,7 +77,7 @@ def _named(leaf: Leaf) -> Named:
     return Named(leaf.path, np.empty(0, bool), f"{leaf.type} under {leaf.array.sharding}")
 
 
-def _copies(leaves: Sequence[Leaf]) -> _Copies:
+def _copies(leaves: Sequence[Leaf]) -> Held:
     """The pieces of arrays that were not read, where other processes may have them as well."""
     return {
         leaf.path: _tile_digests(leaf.array)
@@ -102,20 +100,15 @@ def _tile_digests(array: Array) -> dict[str, str]:
         }
 
 
-def _unlike_copies(by_process: Mapping[int, _Copies], leaves: Sequence[Leaf]) -> list[Difference]:
+def _unlike_copies(by_process: Mapping[int, Held], leaves: Sequence[Leaf]) -> list[Difference]:
     """Pieces of arrays that processes hold together, and not alike: the first of each array."""
     found = []
     for leaf in leaves:
-        holders: dict[str, dict[int, str]] = {}
-        for process, copies in by_process.items():
-            for tile, said in copies.get(leaf.path, {}).items():
-                holders.setdefault(tile, {})[process] = said
-        unlike = [tile for tile, held in holders.items() if len(set(held.values())) > 1]
+        unlike = unlike_pieces(by_process, leaf.path)
         if unlike and leaf.array is not None:
-            tile = min(unlike, key=int)
-            text = f"its piece {_index_of(leaf.array, int(tile))} is not the same in "
-            text += named_processes(tuple(holders[tile]))
-            found.append(Difference(leaf.path, odd_ones(holders[tile]), text))
+            first = min(unlike, key=lambda piece: int(piece.name))
+            text = f"its piece {_index_of(leaf.array, int(first.name))} {first.text}"
+            found.append(Difference(leaf.path, first.odd, text))
     return found
 
 

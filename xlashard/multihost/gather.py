@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import PlacementError
-from xlashard.multihost.calls import Call, Came, tree_digest
+from xlashard.multihost.calls import Call, Came, digest_of, types_of
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.packing import gathered_by_devices, packed, size_of, unpacked
 
@@ -75,8 +75,9 @@ def _gathered(call: Call, leaves: Sequence[Leaf], own: Sequence[np.ndarray]) -> 
         return [np.array(value)[None] for value in own]
     block = packed(own)
     is_small = size_of(own) * count <= STORED_BYTES
-    came = call.come(Came(tree_digest(leaves), data=block.tobytes() if is_small else b""))
-    call.check_same_trees(came, leaves)
+    types = types_of(leaves)
+    came = call.come(Came(digest_of(types), data=block.tobytes() if is_small else b""))
+    call.check_same_types(came, types)
     if not is_small:
         return unpacked(gathered_by_devices(block), own)
     rows = [np.frombuffer(came[process].data, np.uint8) for process in range(count)]

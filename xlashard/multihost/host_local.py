@@ -36,21 +36,32 @@ from xlashard.errors import (
     ShardingError,
     XlashardError,
 )
+from xlashard.multihost.calls import Call
 from xlashard.multihost.host_mesh import HostMesh, host_mesh
+from xlashard.multihost.leaves import named_leaves
+from xlashard.multihost.parts import Check, compare_parts, read_check
 from xlashard.pjit.constraint import constrain
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, partition_spec, spec_of
 
 _TO_GLOBAL = "host_local_array_to_global_array"
 _TO_LOCAL = "global_array_to_host_local_array"
+_INPUTS = "local_inputs"
 
 
-def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+def host_local_array_to_global_array(
+    local_inputs: Any,
+    global_mesh: Mesh,
+    pspecs: Any,
+    *,
+    check: Check = "never",
+    timeout: float = 60.0,
+) -> Any:
     """Makes global arrays of which each process gives the part that its devices hold.
 
     Along an axis of the mesh that crosses processes the parts are put side by side, so the global
     dimension is larger than the local one. Along all others, and where a spec names no axis, all
-    processes give the same. Nothing is exchanged between processes, and an array whose shards lie
-    on this process's devices as the spec says keeps its buffers.
+    processes give the same. Nothing is exchanged between processes unless you want it checked, and
+    an array whose shards lie on this process's devices as the spec says keeps its buffers.
 
     Inside `vmap` and under derivatives it is the linear function that it is outside; its transpose
     is `global_array_to_host_local_array`. Compiled into a program it is a sharding constraint, if
@@ -63,6 +74,11 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         global_mesh: The mesh. The devices of each process must be a contiguous box of it.
         pspecs: A PartitionSpec, or None for replicated, for all of `local_inputs` or as a pytree
             prefix of it.
+        check: Whether the processes compare what they give: the types of the global arrays, and
+            the values of parts that several of them have. `"once"` does so the first time for
+            these paths, shapes and specs. All processes of the mesh must call it then, and values
+            on devices are read.
+        timeout: How long a check waits for the other processes, in seconds.
 
     Returns:
         `local_inputs` with an `Array` over all devices of the mesh for every value (for keys: a
@@ -73,6 +89,9 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
             all processes say the same.
         PlacementError: A shape that can't be dealt out, with its path.
         ArgumentError: A value that no device can hold, or a spec that is none, with its path.
+        UnequalError: By a check, different values for the same part of an array, by path and
+            process.
+        ProcessesError: By a check, different types, or processes that did not come.
         TransferGuardError: JAX's transfer guards forbid it.
 
     Example:
@@ -86,7 +105,13 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         (4, 8)
     """
     with short_tracebacks:
-        return _mapped(_to_global, local_inputs, global_mesh, pspecs, "local_inputs")
+        host = host_mesh(global_mesh)
+        specs = _specs_of(pspecs, local_inputs, _INPUTS)
+        if read_check(check) != "never" and len(host.processes) > 1:
+            call = Call(_TO_GLOBAL, timeout, host.processes, series=_TO_GLOBAL)
+            named = [(p, tracing.value_behind(x)) for p, x in named_leaves(local_inputs, _INPUTS)]
+            compare_parts(call, host, list(zip(named, specs, strict=True)), once=check == "once")
+        return _mapped(_to_global, local_inputs, host, specs, _INPUTS)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -128,40 +153,50 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         Array([1., 1., 1., 1.], dtype=float32)
     """
     with short_tracebacks:
-        return _mapped(_to_local, global_inputs, global_mesh, pspecs, "global_inputs")
+        host = host_mesh(global_mesh)
+        specs = _specs_of(pspecs, global_inputs, "global_inputs")
+        return _mapped(_to_local, global_inputs, host, specs, "global_inputs")
 
 
 def _mapped(
     convert: Callable[[Any, HostMesh, PartitionSpec], Any],
     inputs: Any,
-    mesh: Mesh,
-    pspecs: Any,
+    host: HostMesh,
+    specs: Sequence[PartitionSpec],
     name: str,
 ) -> Any:
     """Converts each leaf by its spec."""
-    host = host_mesh(mesh)
     leaves, treedef = jax.tree.flatten(inputs)
-    if type(inputs) in (tuple, list) and type(pspecs) in (tuple, list):
-        pspecs = type(inputs)(pspecs)  # at the top people write one for the other
-    specs = broadcast_prefix(pspecs, inputs, _is_spec, "pspecs", name)
     out = []
     for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
         try:
-            out.append(convert(leaf, host, _read_spec(spec)))
+            out.append(convert(leaf, host, spec))
         except XlashardError as error:
             raise _told(error, leaf_path(inputs, number, name), host, spec) from None
     return treedef.unflatten(out)
 
 
-def _told(error: XlashardError, path: str, host: HostMesh, spec: Any) -> XlashardError:
+def _specs_of(pspecs: Any, inputs: Any, name: str) -> list[PartitionSpec]:
+    """For each leaf its spec."""
+    if type(inputs) in (tuple, list) and type(pspecs) in (tuple, list):
+        pspecs = type(inputs)(pspecs)  # at the top people write one for the other
+    specs = broadcast_prefix(pspecs, inputs, _is_spec, "pspecs", name)
+    out = []
+    for number, spec in enumerate(specs):
+        try:
+            out.append(_read_spec(spec))
+        except XlashardError as error:
+            raise at_path(error, leaf_path(inputs, number, name)) from None
+    return out
+
+
+def _told(error: XlashardError, path: str, host: HostMesh, spec: PartitionSpec) -> XlashardError:
     """The error with the leaf's path, and for a shape that does not fit with what it must fit."""
     if isinstance(error, GeometryError):
-        return PlacementError(f"{path} under {_spec_text(spec)} on {host.describe()}: {error}")
+        return PlacementError(
+            f"{path} under {spec_of(spec).describe()} on {host.describe()}: {error}"
+        )
     return at_path(error, path)
-
-
-def _spec_text(spec: PartitionSpec | None) -> str:
-    return spec_of(spec).describe()
 
 
 def _is_spec(x: Any) -> bool:
@@ -322,7 +357,7 @@ def _refuse_in_program(
     raise CompileError(
         f"{name} makes {shapes[0]} to {shapes[1]} inside of a compiled program, which runs on the "
         "devices of all processes as one, so that every value in it is global: convert before and "
-        f"after it, x = {_TO_GLOBAL}(x, global_mesh, {_spec_text(pspec)}); y = pjit(f)(x); "
+        f"after it, x = {_TO_GLOBAL}(x, global_mesh, {spec_of(pspec).describe()}); y = pjit(f)(x); "
         f"y = {_TO_LOCAL}(y, global_mesh, pspec)"
     )
 

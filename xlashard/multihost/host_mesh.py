@@ -31,10 +31,14 @@ class HostMesh:
     Attributes:
         whole: The mesh.
         local: The mesh of this process's devices, with the same axes, which may be shorter.
+        offsets: Where along each axis it begins.
+        processes: The processes that have a part.
     """
 
     whole: Mesh
     local: Mesh
+    offsets: tuple[int, ...]
+    processes: tuple[int, ...]
 
     @property
     def is_all_here(self) -> bool:
@@ -64,6 +68,16 @@ class HostMesh:
             GeometryError: The array can't be dealt out over all devices.
         """
         return _rescaled(spec_of(spec), shape, grid_of(self.whole), grid_of(self.local))
+
+    def block(self, spec: Spec) -> str:
+        """A name for the block of arrays that this process has; equal where that is the same."""
+        at = zip(self.whole.axis_names, self.offsets, strict=True)
+        return ",".join(f"{axis}={offset}" for axis, offset in at if axis in spec.axes)
+
+    def is_shared(self, spec: Spec) -> bool:
+        """Whether other processes have the same block of arrays."""
+        local, whole = self.local.shape, self.whole.shape
+        return any(local[axis] < whole[axis] for axis in whole if axis not in spec.axes)
 
     def describe(self) -> str:
         """The mesh and this process's part of it, for messages."""
@@ -112,7 +126,8 @@ def _host_mesh(mesh: Mesh) -> HostMesh:
         )
     window = tuple(slice(at, at + n) for at, n in zip(mine.offsets, mine.sizes, strict=True))
     local = Mesh(mesh.devices[window], mesh.axis_names, axis_types=mesh.axis_types)
-    return HostMesh(mesh, mesh if local.size == mesh.size else local)
+    local = mesh if local.size == mesh.size else local
+    return HostMesh(mesh, local, mine.offsets, tuple(boxes))
 
 
 def host_mesh(mesh: Any) -> HostMesh:

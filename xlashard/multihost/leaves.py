@@ -1,6 +1,6 @@
 """The leaves of a tree that processes exchange: values on the host, or arrays that all hold."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,11 +63,21 @@ def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[
         DeletedError: A deleted array, with its path.
         TransferGuardError: JAX's transfer guards forbid it.
     """
+    return read_named(named_leaves(tree, name), use, whole=whole)
+
+
+def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with the way to it as a person would write it."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(name + jax.tree_util.keystr(path), x) for path, x in flat]
+
+
+def read_named(named: Sequence[tuple[str, Any]], use: str, *, whole: bool = False) -> list[Leaf]:
+    """As `read_leaves`, of leaves with their paths."""
     leaves = []
-    for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        said = name + jax.tree_util.keystr(path)
-        with _at(said):
-            leaves.append(_opened(said, x, use))
+    for path, x in named:
+        with _at(path):
+            leaves.append(_opened(path, x, use))
     read = [leaf for leaf in leaves if leaf.array is not None and _is_read(leaf.array, whole)]
     for leaf in read:
         with _at(leaf.path):

@@ -1,0 +1,141 @@
+"""Whether the parts that processes give for global arrays fit together."""
+
+import json
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+
+from xlashard._jax.transfer import Tracer
+from xlashard.errors import ArgumentError, GeometryError, PlacementError, UnequalError
+from xlashard.multihost.calls import Call, Came, digest_of
+from xlashard.multihost.host_mesh import HostMesh
+from xlashard.multihost.leaves import Leaf, read_named
+from xlashard.multihost.pieces import Held, unlike_pieces
+from xlashard.processes import Named, differences, digest
+from xlashard.sharding import PartitionSpec, spec_of
+from xlashard.wording import typed
+
+Check = Literal["never", "once", "always"]
+
+_REMEMBERED = 4096
+
+
+class Seen:
+    """What was checked once already, by this process; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Hashable, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: Hashable) -> bool:
+        """Whether it is new."""
+        with self._lock:
+            if key in self._keys:
+                return False
+            self._keys[key] = None
+            while len(self._keys) > _REMEMBERED:
+                del self._keys[next(iter(self._keys))]
+            return True
+
+
+seen = Seen()
+"""The types that `check="once"` has checked."""
+
+
+def read_check(check: str) -> Check:
+    """The word for how often to check.
+
+    Raises:
+        ArgumentError: It is another one.
+    """
+    if check not in get_args(Check):
+        raise ArgumentError(
+            f"check must be 'never', 'once' (the first time for these paths, shapes and specs) or "
+            f"'always', not {check!r}"
+        )
+    return check  # pyright: ignore[reportReturnType]
+
+
+def compare_parts(
+    call: Call,
+    host: HostMesh,
+    named: Sequence[tuple[tuple[str, Any], PartitionSpec]],
+    *,
+    once: bool,
+) -> None:
+    """Checks that what the processes give fits together: types, and values that several give.
+
+    Args:
+        call: For what.
+        host: The mesh.
+        named: The leaves, each with its path and its spec. Those that are global already, or of
+            which nothing is known yet, are left out.
+        once: Whether to do so only for types that were not checked before.
+
+    Raises:
+        ProcessesError: Other types, or processes that did not come.
+        UnequalError: Processes give different values for the same part of an array.
+    """
+    local = [((path, x), spec) for (path, x), spec in named if _is_local(x)]
+    if once and not seen.add((host.whole, tuple(_key(*x, spec) for x, spec in local))):
+        return
+    with call.refusing():
+        leaves = read_named([x for x, _ in local], call.name)
+        pairs = [(leaf, spec) for leaf, (_, spec) in zip(leaves, local, strict=True)]
+        types = [(leaf.path, _global_type(leaf, host, spec)) for leaf, spec in pairs]
+        held: Held = {
+            leaf.path: {host.block(spec_of(spec)): digest(_value(leaf)).hex()[:32]}
+            for leaf, spec in pairs
+            if host.is_shared(spec_of(spec))
+        }
+    came = call.come(Came(digest_of(types), json.dumps(held)))
+    call.check_same_types(came, types)
+    if len({they.note for they in came.values()}) > 1:
+        _check_values(call, {p: json.loads(they.note) for p, they in came.items()}, pairs)
+
+
+def _is_local(x: Any) -> bool:
+    return not isinstance(x, Tracer) and not (
+        isinstance(x, jax.Array) and not x.is_fully_addressable
+    )
+
+
+def _key(path: str, x: Any, spec: PartitionSpec) -> Hashable:
+    return path, np.shape(x), str(getattr(x, "dtype", type(x))), spec
+
+
+def _value(leaf: Leaf) -> np.ndarray:
+    assert leaf.value is not None
+    return leaf.value
+
+
+def _global_type(leaf: Leaf, host: HostMesh, spec: PartitionSpec) -> str:
+    try:
+        shape = host.global_shape(spec, _value(leaf).shape)
+    except GeometryError as error:
+        raise PlacementError(f"{leaf.path}: {error}") from None
+    return f"{typed(_value(leaf).dtype.name, shape)} under {spec_of(spec).describe()}"
+
+
+def _check_values(
+    call: Call, held: Mapping[int, Held], pairs: Sequence[tuple[Leaf, PartitionSpec]]
+) -> None:
+    """Says of the first leaf that several processes give, and not alike, where it differs."""
+    for leaf, pspec in pairs:
+        unlike, spec = unlike_pieces(held, leaf.path), spec_of(pspec)
+        if not unlike:
+            continue
+        where = unlike[0].text
+        if not spec.axes:
+            found = differences(call.invitation, [Named(leaf.path, _value(leaf))])
+            where = found[0].text if found else where
+        raise UnequalError(
+            f"{leaf.path} under {spec.describe()}, by which these processes give the same part of "
+            f"the array: {where}; give the same in all of them, such as broadcast_one_to_all(x), "
+            "or name an axis that cuts it",
+            processes=unlike[0].odd,
+            paths=(leaf.path,),
+        )
