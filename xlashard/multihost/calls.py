@@ -18,6 +18,7 @@ import numpy as np
 from xlashard.errors import ProcessesError, XlashardError
 from xlashard.multihost.leaves import Leaf
 from xlashard.processes import (
+    Difference,
     Invitation,
     MissedError,
     Named,
@@ -68,7 +69,8 @@ class Call:
     def invitation(self) -> Invitation:
         """Who comes."""
         everybody = tuple(range(jax.process_count()))
-        return Invitation(self.processes or everybody, self.series, self.timeout)
+        group = self.processes or everybody
+        return Invitation(group, self.series, self.timeout, what=self.name)
 
     def come(self, mine: Came) -> dict[int, Came]:
         """Meets the others; gives by process what it came with.
@@ -107,20 +109,35 @@ class Call:
         brief._meet({"call": self.name, "refused": reason})
 
     def _meet(self, said: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        invitation = self.invitation
-        try:
-            came = meetings.meet(invitation, json.dumps(said))
-        except MissedError as error:
-            raise ProcessesError(
-                f"{self.name} waited {self.timeout:g} s, and {named_processes(error.processes)} of "
-                f"{len(invitation.processes)} did not call it: every process must, in the same "
-                "order",
-                processes=error.processes,
-            ) from None
+        with self._missing_told():
+            came = meetings.meet(self.invitation, json.dumps(said))
         everyone = {process: json.loads(text) for process, text in came.items()}
         if "refused" not in said:
             self._check_calls(everyone)
         return everyone
+
+    def differences(self, values: Sequence[Named]) -> tuple[Difference, ...]:
+        """What of some values is not the same in all processes, and where.
+
+        Raises:
+            ProcessesError: Some processes did not come.
+        """
+        with self._missing_told():
+            return differences(self.invitation, values)
+
+    @contextmanager
+    def _missing_told(self) -> Iterator[None]:
+        """A block in which processes meet, and that says who did not come."""
+        try:
+            yield
+        except MissedError as error:
+            doing = f": {error.doing}" if error.doing else ""
+            raise ProcessesError(
+                f"{self.name} waited {self.timeout:g} s, and {named_processes(error.processes)} of "
+                f"{len(self.invitation.processes)} did not call it{doing}; every process must, in "
+                "the same order",
+                processes=error.processes,
+            ) from None
 
     def _check_calls(self, everyone: dict[int, dict[str, Any]]) -> None:
         calls = {process: they["call"] for process, they in everyone.items()}
@@ -154,7 +171,7 @@ class Call:
             return
         blank = np.empty(0, np.uint8)
         mine = [_Typed(path, blank, said) for path, said in types]
-        found = differences(self.invitation, mine)
+        found = self.differences(mine)
         listed = "; ".join(f"{d.path}: {d.text}" for d in found)
         raise ProcessesError(
             f"{self.name} was called with different trees: {listed}; all processes must give the "

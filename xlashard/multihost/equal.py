@@ -17,7 +17,7 @@ from xlashard.errors import UnequalError
 from xlashard.multihost.calls import Call, Came
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.pieces import Held, unlike_pieces
-from xlashard.processes import Difference, Named, differences, digest, named_processes
+from xlashard.processes import Difference, Named, digest, named_processes
 
 # Of so many differing leaves each is told.
 _TOLD = 5
@@ -59,7 +59,7 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
         came = call.come(Came(hashlib.sha256(said.encode()).hexdigest(), json.dumps(copies)))
         found: Sequence[Difference] = ()
         if len({they.digest for they in came.values()}) > 1:
-            found = differences(call.invitation, mine)
+            found = call.differences(mine)
         elif any(they.note != "{}" for they in came.values()):
             found = _unlike_copies({p: json.loads(c.note) for p, c in came.items()}, leaves)
         if found:

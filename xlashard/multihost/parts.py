@@ -14,7 +14,7 @@ from xlashard.multihost.calls import Call, Came, digest_of
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.multihost.leaves import Leaf, read_named
 from xlashard.multihost.pieces import Held, unlike_pieces
-from xlashard.processes import Named, differences, digest
+from xlashard.processes import Named, digest
 from xlashard.sharding import PartitionSpec, spec_of
 from xlashard.wording import typed
 
@@ -130,7 +130,7 @@ def _check_values(
             continue
         where = unlike[0].text
         if not spec.axes:
-            found = differences(call.invitation, [Named(leaf.path, _value(leaf))])
+            found = call.differences([Named(leaf.path, _value(leaf))])
             where = found[0].text if found else where
         raise UnequalError(
             f"{leaf.path} under {spec.describe()}, by which these processes give the same part of "
