@@ -1,0 +1,159 @@
+"""Checkpoints: how long a run waits for one, and what the digests cost, beside orbax alone.
+
+The state is as large as `--mb` says, lies in rows over eight emulated devices, and after each save
+a step donates it: what the save holds on to costs that step a copy. What is written goes to the
+disk, by fsync, in ours as in orbax's.
+
+    python -m benchmarks.checkpoint [--mb N] [--rounds N] [--json PATH] [--strict]
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_COUNT = "--xla_force_host_platform_device_count"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if _COUNT not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import orbax.checkpoint as ocp  # noqa: E402
+
+from benchmarks._measure import Report, interleave, read_options  # noqa: E402
+from xlashard import Mesh, NamedSharding, P, device_put, pjit  # noqa: E402
+from xlashard.train.checkpoint import About, Checkpoints  # noqa: E402
+
+LEAVES = 12
+COLUMNS = 1024
+
+
+class Stopwatch:
+    """A clock that stands still while a candidate waits for what a run does not wait for."""
+
+    def __init__(self) -> None:
+        self._left_out = 0.0
+
+    def __call__(self) -> float:
+        """The time in seconds, without what was left out."""
+        return time.perf_counter() - self._left_out
+
+    def leave_out(self, work: Callable[[], object]) -> None:
+        """Does something that does not count."""
+        started = time.perf_counter()
+        work()
+        self._left_out += time.perf_counter() - started
+
+
+class Run:
+    """A state, and a step that takes its place.
+
+    Args:
+        megabytes: The size of the state.
+        folder: Where it saves.
+        clock: Measures it.
+    """
+
+    def __init__(self, megabytes: int, folder: Path, clock: Stopwatch) -> None:
+        mesh = Mesh(np.array(jax.devices()), ("d",))
+        rows = NamedSharding(mesh, P("d"))
+        shape = (max(megabytes * 2**20 // (4 * COLUMNS * LEAVES) // 8 * 8, 8), COLUMNS)
+        rng = np.random.default_rng(0)
+        self.state = {
+            f"w{n}": device_put(rng.standard_normal(shape, np.float32), rows) for n in range(LEAVES)
+        }
+        self.like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), self.state
+        )
+        self._next = pjit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+        self._done = 0
+        self._clock = clock
+        self._orbax = folder / "orbax"
+        self._checkpoints = Checkpoints(folder / "ours", keep=1)
+        self.save_and_wait()
+        self.orbax_asynchronous()
+
+    def step(self) -> None:
+        """The step that donates."""
+        self.state = jax.block_until_ready(self._next(self.state))
+
+    def _save(self) -> None:
+        self._done += 1
+        self._checkpoints.save(self.state, About(self._done, {}, "", {"d": 8}))
+
+    def save_and_wait(self) -> None:
+        """A save that the run waits for."""
+        self._save()
+        self._checkpoints.wait()
+        self.step()
+
+    def save(self) -> None:
+        """A save beside which the run goes on."""
+        self._save()
+        self.step()
+        self._clock.leave_out(self._checkpoints.wait)
+
+    def _orbax_save(self) -> ocp.AsyncCheckpointer:
+        shutil.rmtree(self._orbax, ignore_errors=True)
+        checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        checkpointer.save(self._orbax.absolute(), args=ocp.args.StandardSave(self.state))
+        return checkpointer
+
+    def orbax_synchronous(self) -> None:
+        """The same by orbax alone."""
+        self._orbax_save().close()
+        self.step()
+
+    def orbax_asynchronous(self) -> None:
+        """The same by orbax alone."""
+        checkpointer = self._orbax_save()
+        self.step()
+        self._clock.leave_out(checkpointer.close)
+
+    def restore(self) -> None:
+        """Verifies and reads."""
+        jax.block_until_ready(self._checkpoints.restore(self.like).state)
+
+    def orbax_restore(self) -> None:
+        """Reads."""
+        with ocp.StandardCheckpointer() as checkpointer:
+            jax.block_until_ready(checkpointer.restore(self._orbax.absolute(), self.like))
+
+
+def main() -> int:
+    """Measures and prints all tables."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--mb", type=int, default=256, help="size of the state in MiB")
+    options = read_options("Saving and restoring a sharded state", rounds=9, own=own)
+    megabytes = own.parse_known_args()[0].mb
+    report = Report("checkpoint")
+    clock = Stopwatch()
+    folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+    try:
+        run = Run(megabytes, folder, clock)
+        title = f"A save and the next step, {megabytes} MiB: what the run waits for"
+        candidates = {
+            "synchronous": run.save_and_wait,
+            "xlashard": run.save,
+            "orbax, synchronous": run.orbax_synchronous,
+            "orbax": run.orbax_asynchronous,
+            "the step alone": run.step,
+        }
+        measured = interleave(candidates, rounds=options.rounds, inner=1, warmup=1, clock=clock)
+        goals = {"xlashard": 0.5}
+        report.add(title, measured, baseline="synchronous", goals=goals)
+        candidates = {"orbax": run.orbax_restore, "xlashard": run.restore}
+        measured = interleave(candidates, rounds=options.rounds, inner=1, warmup=1, clock=clock)
+        title = f"A restore, {megabytes} MiB, with all digests verified"
+        report.add(title, measured, baseline="orbax", goals={"xlashard": 2.0})
+    finally:
+        shutil.rmtree(folder)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
