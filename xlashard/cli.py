@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 _COMMANDS = {"train": "xlashard.train.command", "pod": "xlashard.testing.command"}
-_EXTRAS = {"matplotlib": "train", "optax": "train"}
+_EXTRAS = {"matplotlib": "train", "optax": "train", "orbax": "train"}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """One process: what is saved is restored bit by bit, anywhere; what is wrong is told."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -29,8 +30,11 @@ from tests.train.checkpoint.states import (
     values,
     wanted,
 )
+from tests.train.checkpoint.write_golden import GOLDENS
 from xlashard import Array, pjit
 from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.checkpoint.files import digests
+from xlashard.train.checkpoint.manifest import Manifest, read_manifest
 from xlashard.train.errors import CheckpointError, RunError
 
 
@@ -320,6 +324,37 @@ def test_another_structure_names_what_is_where(saved: Path) -> None:
     assert str(error.value).endswith(
         "optimizer.b1 = 0.9 is 0.95 now. Write:\n  --set optimizer.b1=0.9"
     )
+
+
+def test_a_checkpoint_of_an_earlier_release() -> None:
+    """Of format 1, by orbax 0.11.33."""
+    restored = restore(GOLDENS)
+    check_same(restored.state, 7)
+    assert restored.about.data == {"seed": 7, "next": 7}
+    assert restored.about.versions["orbax-checkpoint"] == "0.11.33"
+
+
+def test_what_orbax_cannot_read_is_told_with_the_versions(own: Path) -> None:
+    """Files that are as they were written, by something else."""
+    folder = own / "00000020"
+    manifest = read_manifest(folder)
+    assert isinstance(manifest, Manifest)
+    for file in (folder / "arrays").rglob("manifest.ocdbt"):
+        file.unlink()
+    left = digests(folder, [name for name in manifest.files if (folder / name).exists()])
+    was = dataclasses.replace(about(20), versions={"orbax-checkpoint": "9.0"})
+    Manifest(was, manifest.arrays, left).write(folder)
+    match = r"as it was written, with orbax-checkpoint 9.0, but can't be read: \w+"
+    with pytest.raises(CheckpointError, match=match) as error:
+        restore(own)
+    assert error.value.step == 20 and error.value.__cause__ is not None
+
+
+def test_what_is_written_down_must_be_plain() -> None:
+    with pytest.raises(CheckpointError, match=r"next.*int64 is not JSON serializable.*int\(x\)"):
+        about(1, data={"next": np.int64(3)})
+    with pytest.raises(CheckpointError, match="step = -1"):
+        about(-1)
 
 
 def test_what_is_no_array_or_has_no_place(saved: Path, tmp_path: Path) -> None:

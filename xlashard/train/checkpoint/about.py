@@ -1,5 +1,6 @@
 """What is written down beside the arrays of a checkpoint."""
 
+import json
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any, Self
 import jax
 
 from xlashard._version import __version__
+from xlashard.train.errors import CheckpointError
 from xlashard.train.toml import toml_value
 
 _PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy")
@@ -33,6 +35,9 @@ class About:
         processes: How many processes there were.
         versions: By package its version, and Python's own.
 
+    Raises:
+        CheckpointError: The data are not what JSON can say.
+
     Example:
         >>> about = About(step=200, data={"seed": 0}, settings="", mesh={"data": 8})
         >>> About.from_json(about.to_json()) == about
@@ -45,6 +50,17 @@ class About:
     mesh: Mapping[str, int]
     processes: int = field(default_factory=jax.process_count)
     versions: Mapping[str, str] = field(default_factory=_installed)
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise CheckpointError(f"step = {self.step}: steps are counted from 0")
+        try:
+            json.dumps(self.to_json())
+        except TypeError as error:
+            raise CheckpointError(
+                f"data = {self.data!r} is written down as JSON, and an {error}. Write numbers as "
+                f"int(x) or float(x), arrays as x.tolist()"
+            ) from None
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON has them."""

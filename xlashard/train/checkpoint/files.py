@@ -10,6 +10,7 @@ checkpoints/
 ```
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -65,9 +66,9 @@ def make(room: Path) -> None:
 def commit(room: Path, step: int) -> None:
     """Makes a step that is written a committed one; from here on nothing takes it back."""
     for path in [*(p for p in room.rglob("*") if p.is_dir()), room]:
-        sync(path)
+        _sync_entries(path)
     room.rename(path_of(room.parent, step))
-    sync(room.parent)
+    _sync_entries(room.parent)
 
 
 def remove(folder: Path, step: int) -> None:
@@ -82,11 +83,14 @@ def discard(room: Path) -> None:
     shutil.rmtree(room, ignore_errors=True)
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or the entries of a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync_entries(folder: Path) -> None:
+    """Waits until the entries of a folder are on the disk, if its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 
