@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.errors import DeadlockError
+from xlashard.processes import Invitation, MissedError, meetings, named_processes
 from xlashard.train.errors import CheckpointError
 
 
@@ -38,17 +39,21 @@ class Together:
             The problems by process, the same in each; empty if all is well.
 
         Raises:
-            CheckpointError: Processes did not come, or came for something else.
+            CheckpointError: Processes did not come, can't come, or came for something else.
         """
         everybody = tuple(range(jax.process_count()))
-        invitation = Invitation(everybody, f"checkpoints/{self.series}", self.timeout)
+        series = f"checkpoints/{self.series}"
+        invitation = Invitation(everybody, series, self.timeout, what=f"{what} (checkpoints)")
         try:
             came = meetings.meet(invitation, json.dumps([what, problem]))
         except MissedError as missed:
+            doing = f": {missed.doing}" if missed.doing else ""
             raise CheckpointError(
-                f"{what}: processes {list(missed.processes)} did not come within "
-                f"{self.timeout:g} s. They are slow, stuck, or ended"
+                f"{what}: {named_processes(missed.processes)} did not come to it within "
+                f"{self.timeout:g} s{doing}"
             ) from None
+        except DeadlockError as error:
+            raise CheckpointError(str(error)) from None
         said = {process: json.loads(word) for process, word in came.items()}
         _check_same({process: its for process, (its, _) in said.items()})
         return {process: problem for process, (_, problem) in said.items() if problem}
