@@ -22,6 +22,9 @@ from xlashard.errors import ConfigError
         ({"XLASHARD_EXPLAIN_RECOMPILES": "0"}, Flags()),
         ({"XLASHARD_EXPLAIN_RECOMPILES": "1"}, Flags(explain_recompiles=True)),
         ({"XLASHARD_EXPLAIN_RECOMPILES": " True"}, Flags(explain_recompiles=True)),
+        ({"XLASHARD_CHECK_PROGRAMS": ""}, Flags()),
+        ({"XLASHARD_CHECK_PROGRAMS": "0"}, Flags(check_programs=False)),
+        ({"XLASHARD_PROGRAMS_TIMEOUT": "60"}, Flags(programs_timeout=60)),
         ({"XLASHARD_TEST_PLATFORM": "cuda", "PATH": "x"}, Flags()),
     ],
 )
@@ -48,6 +51,11 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
             "export XLASHARD_EXPLAIN_RECOMPILES=1",
         ),
         (
+            {"XLASHARD_PROGRAMS_TIMEOUT": "0"},
+            "XLASHARD_PROGRAMS_TIMEOUT is '0'; it must be a number of 1 or more: "
+            "export XLASHARD_PROGRAMS_TIMEOUT=1",
+        ),
+        (
             {"XLASHARD_PARTITONER": "gspmd"},
             "the environment sets XLASHARD_PARTITONER, which xlashard does not know; "
             "did you mean XLASHARD_PARTITIONER?",
@@ -55,7 +63,8 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
         (
             {"XLASHARD_X": "1"},
             "the environment sets XLASHARD_X, which xlashard does not know; "
-            "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES",
+            "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES, XLASHARD_CHECK_PROGRAMS, "
+            "XLASHARD_PROGRAMS_TIMEOUT",
         ),
     ],
 )

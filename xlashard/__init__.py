@@ -54,6 +54,8 @@ from xlashard.pjit import (
     pjit,
     with_sharding_constraint,
 )
+from xlashard.program.agreement import AGREEMENTS as _AGREEMENTS
+from xlashard.program.agreement import Policy as _Policy
 from xlashard.sharding import (
     AbstractMesh,
     Chunked,
@@ -91,7 +93,9 @@ else:
         },
     )
 
-_apply_flags(_read_flags(_os.environ))
+_flags = _read_flags(_os.environ)
+_apply_flags(_flags)
+_AGREEMENTS.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(
     Array,
     _wrap_first,

@@ -4,6 +4,8 @@
 |---|---|---|
 | `XLASHARD_PARTITIONER` | `shardy`, `gspmd` | who partitions programs; JAX's own setting if unset |
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
+| `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between their processes; done if unset |
+| `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
 
 The launcher of emulated pods (`xlashard pod`) sets these in each process, and nobody else:
 
@@ -29,6 +31,9 @@ PARTITIONER = f"{PREFIX}PARTITIONER"
 
 EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
 
+CHECK_PROGRAMS = f"{PREFIX}CHECK_PROGRAMS"
+PROGRAMS_TIMEOUT = f"{PREFIX}PROGRAMS_TIMEOUT"
+
 RECOMPILE_LOGGER = "xlashard.recompile"
 """The logger that says why functions are compiled again."""
 
@@ -38,7 +43,7 @@ POD_PROCESS_ID = f"{PREFIX}POD_PROCESS_ID"
 POD_DEVICES = f"{PREFIX}POD_DEVICES"
 
 _POD = (POD_COORDINATOR, POD_PROCESSES, POD_PROCESS_ID, POD_DEVICES)
-_FOR_USERS = (PARTITIONER, EXPLAIN_RECOMPILES)
+_FOR_USERS = (PARTITIONER, EXPLAIN_RECOMPILES, CHECK_PROGRAMS, PROGRAMS_TIMEOUT)
 _KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 # Read by the project's tests, which run in the same environment.
@@ -70,11 +75,15 @@ class Flags:
         partitioner: Who partitions programs; None leaves JAX's setting as it is.
         explain_recompiles: Whether to log why functions are compiled again.
         pod: The place in an emulated pod; None outside of one.
+        check_programs: Whether processes compare their programs before they run them.
+        programs_timeout: How long a process waits for others to run a program, in seconds.
     """
 
     partitioner: PartitionerName | None = None
     explain_recompiles: bool = False
     pod: PodPlace | None = None
+    check_programs: bool = True
+    programs_timeout: int = 3600
 
 
 def read_flags(environment: Mapping[str, str]) -> Flags:
@@ -87,8 +96,8 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         ConfigError: A variable has a value that it can't have, or a name that none has.
 
     Example:
-        >>> read_flags({"XLASHARD_PARTITIONER": "gspmd"})
-        Flags(partitioner='gspmd', explain_recompiles=False, pod=None)
+        >>> read_flags({"XLASHARD_PARTITIONER": "gspmd"}).partitioner
+        'gspmd'
     """
     for name in environment:
         if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_FOR_TESTS):
@@ -97,6 +106,8 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         partitioner=_partitioner(environment.get(PARTITIONER, "")),
         explain_recompiles=_switch(EXPLAIN_RECOMPILES, environment.get(EXPLAIN_RECOMPILES, "")),
         pod=_pod(environment),
+        check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
+        programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
     )
 
 

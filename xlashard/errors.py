@@ -215,6 +215,29 @@ class DeadlockError(ProcessesError):
     """Processes that wait for others that can't come any more."""
 
 
+class ProgramsDifferError(ProcessesError):
+    """A program that is not the same in all of its processes; none of them ran it.
+
+    Attributes:
+        processes: The indices of those that differ from most others.
+        programs: What each process was about to run, by its index.
+        difference: What differs: `"order"`, `"argument"`, `"sharding"`, `"devices"`, `"option"`,
+            `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"`, `"flags"`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        processes: Sequence[int],
+        programs: Mapping[int, str],
+        difference: str,
+    ) -> None:
+        super().__init__(message, processes=processes)
+        self.programs = dict(programs)
+        self.difference = difference
+
+
 class OutOfMemoryError(XlashardError, MemoryError):
     """A placement for which there is not enough memory.
 

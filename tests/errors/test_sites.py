@@ -30,6 +30,7 @@ PROCESSES = "needs several processes, which tests/array/two_processes.py has"
 PLACES = "needs a launcher's environment, which tests/multihost/test_place.py makes"
 ROLL = "needs several processes, which are threads in tests/processes/test_roll_call.py"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
+AGREEMENT = "needs several processes, which tests/program/agreeing.py has"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
@@ -121,6 +122,9 @@ UNREACHED = {
     ("array/process_local.py", "_inferred_shape", "cuts by the global shape"): PROCESSES,
     ("array/process_local.py", "_inferred_shape", "distinct tiles per dimension"): PROCESSES,
     ("array/process_local.py", "_inferred_shape", "accepted are multiples"): PROCESSES,
+    ("program/agreement/group.py", "admit", ""): AGREEMENT,
+    ("program/agreement/group.py", "_came", "waited"): AGREEMENT,
+    ("program/agreement/group.py", "_check_compared", ""): AGREEMENT,
     ("program/annotate.py", "_checked_text", ""): PLANS,
     ("program/emit.py", "write_main", "no function @main"): PLANS,
     ("program/emit.py", "write_main", "does not verify"): PLANS,

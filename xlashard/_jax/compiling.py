@@ -159,6 +159,30 @@ def fingerprint(module: modules.Module, request: CompileRequest) -> bytes:
     return digest.digest()
 
 
+def settings(request: CompileRequest) -> dict[str, str]:
+    """What decides how a module is compiled, besides itself and its devices, in words.
+
+    Where the compiler writes its dumps and caches is not among it.
+
+    Raises:
+        RuntimeError: If the compiler has no such option.
+    """
+    options = assigned(
+        request.devices, client_of(request.devices[0]), env_options_overrides=dict(request.options)
+    )
+    build = options.executable_build_options
+    said = {
+        "optimization level": build.optimization_level,
+        "memory fitting level": build.memory_fitting_level,
+        "profile version": options.profile_version,
+        "jax_disable_most_optimizations": jax.config.values["jax_disable_most_optimizations"],
+        "jax_compiler_enable_remat_pass": config.enable_remat_opt_pass.value,
+        "free arguments": request.free_args,
+        "free results": request.free_results,
+    }
+    return {name: repr(value) for name, value in (said | dict(request.options)).items()}
+
+
 def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:
     """Options of the compiler for one replica over devices."""
     return compiler.get_compile_options(

@@ -151,6 +151,11 @@ def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
     return value
 
 
+def value_of(handle: Handle) -> np.ndarray:
+    """The value of a handle that is wholly in this process, which keeps no copy of it."""
+    return _fetch(handle)[0]
+
+
 _kept = Holder.__dict__["_value_cache"].__get__
 
 

@@ -95,10 +95,13 @@ def retile(
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
     result = compiling.result_handler(aval, target.twin, True)
     move = move_for(order)
+    move.program.admit()
     if move.slabs is None:
         return run_one(move.program.executable, [handle], result)
     numbers = [_replicated(number, order.devices) for number in range(move.slabs.count)]
-    out = run_one(_blank(order).executable, numbers[:1], result)
+    blank = _blank(order)
+    blank.admit()
+    out = run_one(blank.executable, numbers[:1], result)
     for number in numbers:
         out = run_one(move.program.executable, [handle, out, number], result)
     return out

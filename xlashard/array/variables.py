@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
+from xlashard._jax.jaxprs import is_host_array
 from xlashard._jax.transfer import HandleType
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import holds_value
@@ -23,7 +25,7 @@ def variable_of(function: Any, array: Any) -> str | None:
 
     Args:
         function: A Python function, a method, a partial, or anything that wraps one.
-        array: An array, or the buffer handle in one.
+        array: An array, of the host or of devices, or the buffer handle in one.
 
     Returns:
         None where no closed-over variable, global variable or attribute leads to it.
@@ -87,7 +89,8 @@ class _Search:
     """
 
     def __init__(self, array: Any) -> None:
-        self._wanted = _bare(array)
+        # JAX keeps an array of the host in a wrapping of its own, over the same memory.
+        self._wanted = np.asarray(array) if is_host_array(array) else _bare(array)
         self._seen: set[int] = set()
 
     def in_function(self, function: Any, depth: int) -> str | None:
@@ -101,7 +104,7 @@ class _Search:
 
     def _path(self, value: Any, depth: int) -> str | None:
         """What to write after an expression for a value to get to the array."""
-        if _bare(value) is self._wanted:
+        if _bare(value) is self._wanted or self._is_same_memory(value):
             return ""
         if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
             return None
@@ -116,6 +119,12 @@ class _Search:
             if (path := self._path(attribute, depth - 1)) is not None:
                 return f".{key}{path}"
         return None
+
+    def _is_same_memory(self, value: Any) -> bool:
+        wanted = self._wanted
+        if not isinstance(value, np.ndarray) or not isinstance(wanted, np.ndarray):
+            return False
+        return value.shape == wanted.shape and value.ctypes.data == wanted.ctypes.data
 
 
 def _bare(value: Any) -> Any:

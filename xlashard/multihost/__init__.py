@@ -10,6 +10,7 @@ from xlashard.multihost.host_local import (
     host_local_array_to_global_array,
 )
 from xlashard.multihost.initialize import Pod, initialize
+from xlashard.multihost.programs import check_programs, checked_programs
 from xlashard.multihost.security import MutualTLS
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "assert_equal",
     "barrier",
     "broadcast_one_to_all",
+    "check_programs",
+    "checked_programs",
     "global_array_to_host_local_array",
     "host_local_array_to_global_array",
     "initialize",

@@ -1,16 +1,22 @@
 """The values that a function closes over: which become arguments of its program, and where."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
+from xlashard._jax.dispatch import handles_of_keys
 from xlashard._jax.jaxprs import is_host_array
 from xlashard._jax.refs import is_ref
 from xlashard._jax.tracing import abstractify
+from xlashard.array.host import value_of
 from xlashard.array.variables import variable_of
 from xlashard.pjit.arguments import bare, check_alive
+from xlashard.processes.sameness import digest
+from xlashard.program.agreement import Naming
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
 # A closed-over array above this size, in bytes, becomes an argument of the program, not a constant
@@ -99,3 +105,37 @@ def check_closed_over(jaxpr: Any, name: str, function: Any = None) -> None:
     for value in jaxpr.consts:
         if isinstance(value, jax.Array) and bare(value).is_deleted():
             check_alive(value, named_value(value, function, name), abstractify(value))
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedValues:
+    """The values that a function closes over, as processes compare them.
+
+    Attributes:
+        taken: Those that its program takes as arguments. The others stand in its module.
+        every: All of them.
+    """
+
+    taken: tuple[Any, ...]
+    every: tuple[Any, ...]
+
+    def digests(self) -> tuple[str, ...]:
+        """A digest of each that is taken; empty for one that this process does not have alone."""
+        return tuple(map(_digest, self.taken))
+
+    def told(self, naming: Naming | None) -> tuple[tuple[str, str, str], ...]:
+        """Of all: what a person calls it, its type, and its digest."""
+        name = partial(named_value, function=None, called="it") if naming is None else naming
+        return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.every)
+
+
+def _digest(value: Any) -> str:
+    """A digest of a value that is wholly in this process and in no other; else nothing."""
+    if is_ref(value):
+        return ""
+    if not isinstance(value, jax.Array):
+        return digest(np.asarray(value)).hex()
+    handle = bare(value)
+    if handle.is_deleted() or not handle.is_fully_addressable:
+        return ""
+    return digest(value_of(*handles_of_keys([handle]))).hex()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from xlashard.pjit.arguments import (
     follow_layouts,
 )
 from xlashard.pjit.call import Call
-from xlashard.pjit.closed import check_closed_over, closed_over_places
+from xlashard.pjit.closed import check_closed_over, closed_over_places, named_value
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
@@ -238,7 +239,8 @@ class Function:
         """The result of a call at the top level, and how the dispatcher may repeat it."""
         traced = call.traced
         check_concrete(call.values, traced.arg_names)
-        given = Giving(call.donated, traced.arg_names, self.taker)
+        naming = partial(named_value, function=self.fun, called=self.name)
+        given = Giving(call.donated, traced.arg_names, self.taker, naming)
         return run_repeatably(self.prepare(call), call.values, traced.out_tree, given, traced.jaxpr)
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -293,7 +295,7 @@ class Function:
         first = count - len(call.donated)
         paths = (*("",) * first, *call.traced.arg_names)
         donated = (*(False,) * first, *call.donated)
-        return BatchGiving(donated, paths, self.taker, self.options.donation)
+        return BatchGiving(donated, paths, self.taker, mode=self.options.donation)
 
     def _pinned(
         self, said: Sharding | None, sharding: XLACompatibleSharding | None

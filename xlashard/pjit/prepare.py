@@ -17,7 +17,7 @@ from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval, source_of
 from xlashard.errors import CompileError
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
+from xlashard.pjit.closed import ClosedValues, check_closed_over, closed_over_sharding, is_hoisted
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
 from xlashard.program import (
@@ -54,6 +54,7 @@ class Interface:
         written: Positions among hoisted values and arguments of the references whose new values
             are the last results.
         stateful: Whether there are references among hoisted values and arguments.
+        closed: All values that the function closes over.
     """
 
     in_avals: tuple[Any, ...]
@@ -62,6 +63,7 @@ class Interface:
     kept: tuple[bool, ...]
     written: tuple[int, ...]
     stateful: bool
+    closed: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Prepared:
             ),
             committed=placement.committed,
         )
-        return replace(self, program=Program(self.program.loaded, parts))
+        before = self.program
+        return replace(self, program=Program(before.loaded, parts, before.source, before.terms))
 
 
 def _said_as(
@@ -258,7 +261,8 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
     if not keep_unused:
         ready, kept = drop_unused(ready)
     ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
-    return ready, Interface(ins, outs, tuple(consts), kept, written, stateful)
+    interface = Interface(ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts))
+    return ready, interface
 
 
 def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
@@ -358,14 +362,15 @@ def compile_prepared(
     options: Sequence[tuple[str, Any]] = (),
 ) -> Prepared:
     """Compiles a module and places the values that its function closes over."""
+    count = len(interface.consts)
+    used = _keep(interface.consts, interface.kept[:count])
     program = compile_program(
         lowered,
         (interface.in_avals, interface.out_avals),
         committed=True,
         options=options,
+        closed=ClosedValues(tuple(used), interface.closed),
     )
-    count = len(interface.consts)
-    used = _keep(interface.consts, interface.kept[:count])
     placed = program.place([bare(value) for value in used])
     return Prepared(
         program=program,

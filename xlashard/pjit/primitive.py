@@ -44,7 +44,7 @@ class BatchGiving(Giving):
         mode: What to do about a donated argument that no result can reuse.
     """
 
-    mode: str
+    mode: str = "warn"
 
 
 _giving: ContextVar[BatchGiving | None] = ContextVar(

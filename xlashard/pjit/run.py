@@ -19,6 +19,7 @@ from xlashard.pjit.arguments import bare
 from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.transfers import arguments_may_move
+from xlashard.program.agreement import Naming
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,13 @@ class Giving:
         donated: For each argument whether its buffers may be reused.
         paths: Each argument as a person would write it.
         taker: Who takes the buffers.
+        naming: Names the values that the function closes over.
     """
 
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
     taker: Taker
+    naming: Naming | None = None
 
 
 def run_repeatably(
@@ -57,6 +60,7 @@ def run_repeatably(
     """
     repeatable = _are_laid_out(prepared, values)
     paths = ("an argument",) * len(values) if given is None else given.paths
+    prepared.program.admit(None if given is None else given.naming)
     try:
         handles = _run_guarded(prepared, values, paths)
     except NonFiniteError as error:

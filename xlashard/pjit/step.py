@@ -45,7 +45,8 @@ class BoundStep:
     def __init__(self, prepared: Prepared, plan: StepPlan, state: Any, body: Any = None) -> None:
         leaves, handles = place_state(prepared, plan, state)
         self._program = prepared.program
-        self._run = prepared.program.run
+        of_several = prepared.program.terms is not None
+        self._run = self._first_run if of_several else prepared.program.run
         self._consts = prepared.consts
         self._body = body
         self._plan = plan
@@ -121,6 +122,12 @@ class BoundStep:
         except Exception as error:
             shorten(error)
             raise
+
+    def _first_run(self, handles: list[Any]) -> list[Any]:
+        """The first run, which the program's other processes must come to; then it is run only."""
+        self._program.admit()
+        self._run = self._program.run
+        return self._run(handles)
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
         """The handles of a call's inputs, those that the program drops left out."""

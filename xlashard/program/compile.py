@@ -11,6 +11,7 @@ from xlashard._jax import analysis, compiling, modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.shardings import layout_text
 from xlashard.errors import CompileError, DonationError, DonationWarning
+from xlashard.program.agreement import ClosedOver, Terms
 from xlashard.program.donation import Donation, bytes_of
 from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal
 from xlashard.program.emit import write_main
@@ -161,6 +162,7 @@ def compile_program(
     *,
     committed: bool,
     options: Sequence[tuple[str, Any]] = (),
+    closed: ClosedOver | None = None,
 ) -> Program:
     """Compiles an annotated module and reads back what the partitioner chose.
 
@@ -169,6 +171,7 @@ def compile_program(
         avals: The abstract values of arguments and results.
         committed: Whether the results are bound to their devices.
         options: Options of the compiler, past those of the plan.
+        closed: The values that its function closes over.
 
     Raises:
         CompileError: If XLA refuses the module or an option.
@@ -189,7 +192,10 @@ def compile_program(
         committed=committed,
         body=body,
     )
-    return Program(loaded, parts, source)
+    terms = None
+    if not _is_of_one_process(plan):
+        terms = Terms(plan, body.module, request, body.callbacks, closed)
+    return Program(loaded, parts, source, terms)
 
 
 def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> tuple[Loaded, Source]:
@@ -207,11 +213,15 @@ def _is_told_by_text(lowered: LoweredProgram) -> bool:
     A module names the Python objects that it calls by number only. And processes that compile one
     program together must not find out, each by itself, that they have it.
     """
-    body, devices = lowered.body, lowered.plan.devices
+    body = lowered.body
     if body.has_effects or body.keepalives or body.host_callbacks:
         return False
-    first = devices[0].process_index
-    return all(device.process_index == first for device in devices)
+    return _is_of_one_process(lowered.plan)
+
+
+def _is_of_one_process(plan: ProgramPlan) -> bool:
+    first = plan.devices[0].process_index
+    return all(device.process_index == first for device in plan.devices)
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:

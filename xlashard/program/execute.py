@@ -7,6 +7,7 @@ from typing import Any
 
 from xlashard._jax import checking, compiling, dispatch
 from xlashard._jax.lowering import LoweredBody
+from xlashard.program.agreement import AGREEMENTS, Naming, Terms
 from xlashard.program.executables import Loaded, Source
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import XLACompatibleSharding
@@ -44,15 +45,21 @@ class Program:
         loaded: PJRT's loaded executable, which other programs may run on too.
         parts: What is known of it.
         source: Where this program got its executable from.
+        terms: What its processes must have in common; None where it has only one.
     """
 
     def __init__(
-        self, loaded: Loaded, parts: ProgramParts, source: Source = "the compiler"
+        self,
+        loaded: Loaded,
+        parts: ProgramParts,
+        source: Source = "the compiler",
+        terms: Terms | None = None,
     ) -> None:
         self.loaded = loaded
-        self.source = source
+        self.source: Source = source
         self.executable: compiling.Executable = loaded.executable
         self.parts = parts
+        self.terms = terms
 
     @property
     def name(self) -> str:
@@ -131,6 +138,19 @@ class Program:
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
+    def admit(self, naming: Naming | None = None) -> None:
+        """Must come before its first run: returns once all its processes have come to that.
+
+        Args:
+            naming: Names the values that its function closes over.
+
+        Raises:
+            ProgramsDifferError: They have another program.
+            ProcessesError: Some did not come.
+        """
+        if self.terms is not None and AGREEMENTS.admit(self.terms, naming):
+            self.terms = None
+
     @cached_property
     def run(self) -> Callable[[Sequence[Handle]], list[Handle]]:
         """Runs on placed handles.
@@ -157,6 +177,7 @@ class Program:
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Places values and runs."""
+        self.admit()
         return self.run(self.place(values))
 
 

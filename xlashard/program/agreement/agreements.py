@@ -1,0 +1,92 @@
+"""The agreements of this process with others, and whether and how long it looks for them."""
+
+import threading
+from dataclasses import dataclass
+
+from xlashard._jax import coordination
+from xlashard.processes import store
+from xlashard.program.agreement.group import UNCHECKED, Group
+from xlashard.program.agreement.terms import Naming, Terms
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How programs of several processes are compared.
+
+    Attributes:
+        enabled: Whether they are.
+        timeout: How long a process waits for the others, in seconds. Compiling elsewhere may take
+            long, and so this is long.
+    """
+
+    enabled: bool = True
+    timeout: float = 3600.0
+
+
+class Agreements:
+    """What this process has agreed on with others.
+
+    A digest that a group has agreed on stays so, whoever forgets the program: nobody waits for
+    others that have no reason to come again.
+    """
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._lock = threading.Lock()
+        self._is_said = False
+
+    def use(self, policy: Policy) -> Policy:
+        """Compares programs by a policy from now on; gives the one before."""
+        before, self.policy = self.policy, policy
+        return before
+
+    def admit(self, terms: Terms, naming: Naming | None = None) -> bool:
+        """Returns once all processes of a program have come to run it for the first time.
+
+        Args:
+            terms: The program.
+            naming: Names the values that its function closes over.
+
+        Returns:
+            Whether that is settled for good; not where comparing is turned off.
+
+        Raises:
+            ProgramsDifferError: They have another one.
+            ProcessesError: Some did not come.
+        """
+        policy = self.policy
+        if not is_shared(terms):
+            return True
+        if self._is_said == policy.enabled:
+            self._say(policy.enabled)
+        if policy.enabled:
+            self.group(terms.group).admit(terms, naming, policy.timeout)
+        return policy.enabled
+
+    def group(self, processes: tuple[int, ...]) -> Group:
+        """What this process has agreed on with these."""
+        with self._lock:
+            return self._groups.setdefault(processes, Group(processes))
+
+    def _say(self, enabled: bool) -> None:
+        """Tells the others that they needn't wait for this process, or that they are to again."""
+        key = f"{UNCHECKED}/{coordination.process_index()}"
+        with self._lock:
+            if enabled:
+                store.drop(key)
+            else:
+                store.write(key, b"", overwrite=True)
+            self._is_said = not enabled
+
+
+def is_shared(terms: Terms) -> bool:
+    """Whether a program runs on devices of this process and of others that it can ask."""
+    group = terms.group
+    if len(group) < 2 or coordination.client() is None:
+        return False
+    return coordination.process_index() in group
+
+
+AGREEMENTS = Agreements()
+"""The agreements of this process."""

@@ -1,0 +1,224 @@
+"""In what two programs differ: the first thing that says most to whoever looks for the reason."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from xlashard.errors import counted
+from xlashard.program.agreement.listing import (
+    Listing,
+    first_difference,
+    place_text,
+    small_diff,
+)
+from xlashard.program.agreement.terms import Story, Told
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs, and what to do.
+
+    Attributes:
+        kind: What it is, in a word.
+        title: What it is, in a sentence.
+        one: What the first process has.
+        other: What the other process has.
+        fix: What to do.
+        lines: A diff of the two modules.
+    """
+
+    kind: str
+    title: str
+    one: str
+    other: str
+    fix: str
+    lines: tuple[str, ...] = ()
+
+
+def find_difference(one: Story, other: Story) -> Difference:
+    """The difference between two programs that says most."""
+    found = (look(one, other) for look in _LOOKS)
+    return next(difference for difference in found if difference is not None)
+
+
+def surroundings_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Difference | None:
+    """The first version or variable that differs between two processes."""
+    for name in dict.fromkeys((*one, *other)):
+        texts = [said.get(name, "") for said in (one, other)]
+        if texts[0] == texts[1]:
+            continue
+        if name.isupper():
+            shown = [_only(a, b) for a, b in (texts, texts[::-1])]
+            title = f"The environment variable {name} is not the same:"
+            fix = f"start all processes with the same {name}"
+            return Difference("flags", title, shown[0], shown[1], fix)
+        fix = "install the same versions on every machine of the pod"
+        shown = [f"{name} {text}" for text in texts]
+        return Difference("version", f"The versions of {name} are not the same:", *shown, fix=fix)
+    return None
+
+
+def _only(flags: str, others: str) -> str:
+    left = [flag for flag in flags.split() if flag not in others.split()]
+    return " ".join(left) or "nothing more"
+
+
+def _functions(one: Story, other: Story) -> Difference | None:
+    if one.name == other.name:
+        return None
+    return Difference(
+        "order",
+        "They are at different functions:",
+        one.name,
+        other.name,
+        "call the same functions in the same order in every process; look for a call under an `if` "
+        "on jax.process_index(), or in a loop that is longer in some processes",
+    )
+
+
+def _types(one: Story, other: Story) -> Difference | None:
+    fix = (
+        "call it with arrays of one global shape and dtype in every process; a process's own part "
+        "of the data becomes one by xlashard.make_array_from_process_local_data"
+    )
+    for number, pair in enumerate(zip(one.arguments, other.arguments, strict=False)):
+        if pair[0].type != pair[1].type:
+            path = _path(pair[0], number)
+            title = f"The argument {path} is not of one type:"
+            return Difference("argument", title, pair[0].type, pair[1].type, fix)
+    counts = [len(story.arguments) for story in (one, other)]
+    if counts[0] == counts[1]:
+        return None
+    longer = max(one.arguments, other.arguments, key=len)
+    number = min(counts)
+    title = f"It takes more arguments in one of them, the first of which is {
+        _path(longer[number], number)
+    }:"
+    texts = [counted(count, "argument") for count in counts]
+    return Difference("argument", title, texts[0], texts[1], fix)
+
+
+def _path(told: Told, number: int) -> str:
+    return told.path or f"{number} (an array that the function closes over)"
+
+
+def _shardings(one: Story, other: Story) -> Difference | None:
+    for path, mine, theirs in _values(one, other):
+        if mine.sharding != theirs.sharding:
+            return Difference(
+                "sharding",
+                f"The sharding of {path} is not the same:",
+                mine.sharding,
+                theirs.sharding,
+                "give the same in_shardings and out_shardings, on the same mesh, in every process, "
+                "and place the arguments alike",
+            )
+    return None
+
+
+def _values(one: Story, other: Story) -> Iterator[tuple[str, Told, Told]]:
+    for number, (mine, theirs) in enumerate(zip(one.arguments, other.arguments, strict=True)):
+        yield f"the argument {_path(mine, number)}", mine, theirs
+    for number, (mine, theirs) in enumerate(zip(one.results, other.results, strict=False)):
+        yield mine.path or f"the result {number}", mine, theirs
+
+
+def _devices(one: Story, other: Story) -> Difference | None:
+    if one.devices == other.devices:
+        return None
+    return Difference(
+        "devices",
+        "The devices, or their order, are not the same:",
+        one.devices,
+        other.devices,
+        "make the mesh of the same devices in the same order in every process, for example of "
+        "jax.devices(), never of jax.local_devices()",
+    )
+
+
+def _settings(one: Story, other: Story) -> Difference | None:
+    for name in sorted({*one.settings, *other.settings}):
+        texts = [story.settings.get(name, "not given") for story in (one, other)]
+        if texts[0] != texts[1]:
+            return Difference(
+                "option",
+                f"The setting {name!r} is not the same:",
+                texts[0],
+                texts[1],
+                "compile it under the same settings in every process",
+            )
+    return None
+
+
+def _rest(one: Story, other: Story) -> Difference | None:
+    for path, mine, theirs in _values(one, other):
+        if mine.rest != theirs.rest:
+            return Difference(
+                "donation",
+                f"What is asked of {path} is not the same:",
+                mine.rest or "nothing",
+                theirs.rest or "nothing",
+                "donate the same arguments, and ask for the same layouts, in every process",
+            )
+    return None
+
+
+def _closed(one: Story, other: Story) -> Difference | None:
+    for mine, theirs in zip(one.closed, other.closed, strict=False):
+        if mine != theirs:
+            return Difference(
+                "closed over",
+                f"Its values are not the same: {mine[0]}",
+                *(f"{kind}, of the digest {digest[:12]}" for _, kind, digest in (mine, theirs)),
+                fix="compute or read it alike in every process (the same seed, the same file), or "
+                "send one process's by xlashard.multihost.broadcast_one_to_all",
+            )
+    return None
+
+
+def _callbacks(one: Story, other: Story) -> Difference | None:
+    if one.callbacks == other.callbacks:
+        return None
+    texts = [", ".join(story.callbacks) or "none" for story in (one, other)]
+    fix = "let it call the same Python functions in every process"
+    return Difference("callback", "It calls other Python functions:", texts[0], texts[1], fix)
+
+
+def _operations(one: Story, other: Story) -> Difference | None:
+    mine, theirs = Listing(one.text), Listing(other.text)
+    number = first_difference(mine.lines, theirs.lines)
+    if number is None:
+        return None
+    return Difference(
+        "operation",
+        f"The first operation that differs, in line {number + 1} of the module:",
+        place_text(mine.place(number), one.code),
+        place_text(theirs.place(number), other.code),
+        "let nothing that differs between processes (jax.process_index(), the time, a random "
+        "number of Python or NumPy, the order of a set) reach the traced function; what must "
+        "differ goes in as data",
+        tuple(small_diff(mine.lines, theirs.lines, number)),
+    )
+
+
+def _unknown(one: Story, other: Story) -> Difference:
+    return Difference(
+        "module",
+        "Their digests differ, and their texts don't:",
+        f"{len(one.text)} characters of StableHLO",
+        f"{len(other.text)} characters of StableHLO",
+        "compare them by lower(...).as_text(debug_info=True)",
+    )
+
+
+_LOOKS: Sequence[Callable[[Story, Story], Difference | None]] = (
+    _functions,
+    _types,
+    _shardings,
+    _devices,
+    _settings,
+    _rest,
+    _closed,
+    _callbacks,
+    _operations,
+    _unknown,
+)

@@ -1,0 +1,257 @@
+"""The programs that the processes of one group have agreed on, and how they come to agree."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from xlashard._jax import coordination
+from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
+from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
+from xlashard.processes import Invitation, MissedError, meetings, store
+from xlashard.processes.sameness import named_processes, odd_ones
+from xlashard.program.agreement.difference import (
+    Difference,
+    find_difference,
+    surroundings_difference,
+)
+from xlashard.program.agreement.message import error_text
+from xlashard.program.agreement.subject import Subject
+from xlashard.program.agreement.terms import Naming, Story, Terms, surroundings
+
+UNCHECKED = "programs/unchecked"
+"""The folder of the store in which processes say that they don't compare their programs."""
+
+# Other threads may bring the program that another process is at: so often, and for so many
+# seconds each, they are waited for before programs count as different.
+_ROUNDS, _ROUND = 8, 0.25
+# Seconds in which a process that is at the same error must have told of its program.
+_TELLING = 6.0
+# How many of the programs before it a process tells of.
+_BEFORE = 4
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A program that threads wait with.
+
+    Attributes:
+        terms: The program.
+        naming: Names the values that its function closes over.
+        threads: How many wait.
+        failure: Makes the error that they are to raise.
+    """
+
+    terms: Terms
+    naming: Naming | None
+    threads: int = 0
+    failure: Callable[[], XlashardError] | None = field(default=None)
+
+
+class Group:
+    """The processes of some programs.
+
+    Args:
+        processes: Their indices.
+    """
+
+    def __init__(self, processes: tuple[int, ...]) -> None:
+        self._processes = processes
+        self._folder = f"programs/{'-'.join(map(str, processes))}"
+        self._changed = threading.Condition()
+        self._agreed: set[str] = set()
+        self._names: list[str] = []
+        self._waiting: dict[str, _Waiting] = {}
+        self._is_meeting = False
+        self._knows_surroundings = False
+        self._differences = 0
+
+    def admit(self, terms: Terms, naming: Naming | None, timeout: float) -> None:
+        """Returns once all processes have come with the same program.
+
+        Args:
+            terms: The program.
+            naming: Names the values that its function closes over.
+            timeout: How long to wait for the others, in seconds.
+
+        Raises:
+            ProgramsDifferError: They came with another one.
+            ProcessesError: Some did not come.
+        """
+        digest = terms.digest
+        with self._changed:
+            if digest in self._agreed:
+                return
+            mine = self._waiting.setdefault(digest, _Waiting(terms, naming))
+            mine.threads += 1
+            self._changed.notify_all()
+        try:
+            while not self._is_settled(digest, mine):
+                try:
+                    self._meet(timeout)
+                finally:
+                    with self._changed:
+                        self._is_meeting = False
+                        self._changed.notify_all()
+        finally:
+            with self._changed:
+                mine.threads -= 1
+                if not mine.threads and self._waiting.get(digest) is mine:
+                    del self._waiting[digest]
+        if mine.failure is not None:
+            raise mine.failure()
+
+    def _is_settled(self, digest: str, mine: _Waiting) -> bool:
+        """Waits while another thread is at a meeting; False if this one is to hold the next."""
+        with self._changed:
+            while True:
+                if digest in self._agreed or mine.failure is not None:
+                    return True
+                if not self._is_meeting:
+                    self._is_meeting = True
+                    return False
+                self._changed.wait()
+
+    def _meet(self, timeout: float) -> None:
+        """Meets the other processes for what is waited with here."""
+        left = _ROUNDS
+        while True:
+            with self._changed:
+                subject, first = self._subject()
+            came = self._came(subject, first, timeout)
+            if self._refused_surroundings(came):
+                return
+            common = frozenset.intersection(*(said.digests for said in came.values()))
+            if common:
+                self._agree(common)
+                return
+            if not left or not any(said.is_threaded for said in came.values()):
+                break
+            with self._changed:
+                known = len(self._waiting)
+                self._changed.wait_for(lambda known=known: len(self._waiting) > known, _ROUND)
+            left -= 1
+        self._differ(came, first)
+
+    def _subject(self) -> tuple[Subject, _Waiting]:
+        waiting = list(self._waiting.values())
+        first = waiting[0]
+        said = {} if self._knows_surroundings else surroundings(first.terms)
+        subject = Subject(
+            programs=tuple((w.terms.digest, w.terms.brief) for w in waiting),
+            number=len(self._names) + 1,
+            is_threaded=threading.active_count() > 1,
+            surroundings=said,
+        )
+        return subject, first
+
+    def _came(self, subject: Subject, first: _Waiting, timeout: float) -> dict[int, Subject]:
+        name = first.terms.name
+
+        def waiting(missing: tuple[int, ...], seconds: float) -> None:
+            _check_compared(name, missing)
+
+        invitation = Invitation(self._processes, "programs", timeout, waiting)
+        try:
+            came = meetings.meet(invitation, subject.to_text())
+        except MissedError as error:
+            raise ProcessesError(
+                f"{name} waited {timeout:g} s for {named_processes(error.processes)} of "
+                f"{len(self._processes)} to run it, too: a program over several processes must be "
+                "called by all of them, in the same order. If they only need longer, set "
+                f"{PROGRAMS_TIMEOUT}, in seconds",
+                processes=error.processes,
+            ) from None
+        return {process: Subject.from_text(text) for process, text in came.items()}
+
+    def _agree(self, digests: frozenset[str]) -> None:
+        with self._changed:
+            self._knows_surroundings = True
+            self._agreed |= digests
+            found = [self._waiting.pop(digest, None) for digest in sorted(digests)]
+            self._names.extend(w.terms.name for w in found if w is not None)
+
+    def _refused_surroundings(self, came: Mapping[int, Subject]) -> bool:
+        told = {p: said.surroundings for p, said in came.items() if said.surroundings}
+        texts = {process: tuple(said.items()) for process, said in told.items()}
+        if len(set(texts.values())) < 2:
+            return False
+        pair = _pair(texts)
+        found = surroundings_difference(told[pair[0]], told[pair[1]])
+        if found is None:
+            return False
+        self._fail(came, odd_ones(texts), pair, found)
+        return True
+
+    def _differ(self, came: Mapping[int, Subject], first: _Waiting) -> None:
+        """Finds out in what the programs differ; all processes read the same of the same two."""
+        digests = {process: said.first[0] for process, said in came.items()}
+        pair = _pair(digests)
+        self._differences += 1
+        folder = f"{self._folder}/{self._differences}"
+        me = coordination.process_index()
+        if me in pair:
+            # All are past the error before this one.
+            store.drop(f"{self._folder}/{self._differences - 1}/{me}")
+            story = first.terms.story(first.naming, self._names[-_BEFORE:])
+            store.write(f"{folder}/{me}", story.to_bytes())
+        end = time.monotonic() + _TELLING
+        told = [store.read(f"{folder}/{p}", max(end - time.monotonic(), 0.1)) for p in pair]
+        if told[0] is None or told[1] is None:
+            silent = pair[0] if told[0] is None else pair[1]
+            found = Difference(
+                "unknown",
+                f"Process {silent} did not tell more of its program:",
+                *(came[process].first[1] for process in pair),
+                fix="look at its own output",
+            )
+            self._fail(came, odd_ones(digests), pair, found)
+            return
+        one, other = map(Story.from_bytes, (told[0], told[1]))
+        found = find_difference(one, other)
+        self._fail(came, odd_ones(digests), pair, found, before=one.before)
+
+    def _fail(
+        self,
+        came: Mapping[int, Subject],
+        odd: tuple[int, ...],
+        pair: tuple[int, int],
+        found: Difference,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        """Gives all threads that wait here the error."""
+        text = error_text(came, pair, found, before)
+        programs = {process: said.first[1] for process, said in came.items()}
+
+        def failure() -> XlashardError:
+            return ProgramsDifferError(
+                text, processes=odd, programs=programs, difference=found.kind
+            )
+
+        with self._changed:
+            for waiting in self._waiting.values():
+                waiting.failure = failure
+            self._waiting = {}
+
+
+def _check_compared(name: str, missing: tuple[int, ...]) -> None:
+    """Refuses to wait for processes that don't compare their programs.
+
+    Raises:
+        ProcessesError: With those.
+    """
+    said = store.listed(UNCHECKED)
+    silent = tuple(process for process in missing if str(process) in said)
+    if silent:
+        raise ProcessesError(
+            f"{name} can't be compared between the processes: that is turned off in "
+            f"{named_processes(silent)} ({CHECK_PROGRAMS}=0, or "
+            "xlashard.multihost.check_programs(False)), and not in this one: set it alike in all",
+            processes=silent,
+        )
+
+
+def _pair(by_process: Mapping[int, object]) -> tuple[int, int]:
+    """A process of most, and the first that differs from it."""
+    odd = odd_ones(by_process)
+    return min(set(by_process) - set(odd)), odd[0]

@@ -1,0 +1,241 @@
+"""What the processes of a program must have in common before they run it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from xlashard._jax import compiling, coordination, modules
+from xlashard._version import __version__
+from xlashard.program.agreement.listing import source_lines
+from xlashard.program.environment import Environment
+from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.sharding import NamedSharding, XLACompatibleSharding
+from xlashard.wording import typed
+
+# How many arguments are written out where a program is only named.
+_TYPES_SHOWN = 4
+_DEVICES_SHOWN = 8
+
+# Flags of XLA that may differ between processes: what is written where, and how many devices a
+# host is taken for.
+_OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count", "--xla_gpu_cuda_data_dir")
+
+type Naming = Callable[[Any], str]
+"""What a person calls a value that a function closes over."""
+
+
+class ClosedOver(Protocol):
+    """The values that a function closes over."""
+
+    def digests(self) -> Sequence[str]:
+        """A digest of each that becomes an argument; empty for one that no process has alone."""
+        ...
+
+    def told(self, naming: Naming | None) -> Sequence[tuple[str, str, str]]:
+        """Of all: what a person calls it, its type, and its digest."""
+        ...
+
+
+@dataclass(frozen=True)
+class Told:
+    """An argument or result as it is told to another process.
+
+    Attributes:
+        path: Its path.
+        type: Dtype and shape.
+        sharding: Where it goes.
+        rest: What else was said of it.
+    """
+
+    path: str
+    type: str
+    sharding: str
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """All of a program that another process may want to see.
+
+    Attributes:
+        name: The function's name.
+        arguments: Its arguments.
+        results: Its results.
+        devices: The devices it runs on.
+        settings: How it is compiled.
+        closed: What it closes over: name, type, digest.
+        callbacks: The Python functions that it calls.
+        before: The programs that ran before it, the last one last.
+        text: The module, with its locations; empty where there is none.
+        code: The lines of Python that the module names, by file and number.
+    """
+
+    name: str
+    arguments: tuple[Told, ...]
+    results: tuple[Told, ...]
+    devices: str
+    settings: dict[str, str]
+    closed: tuple[tuple[str, str, str], ...]
+    callbacks: tuple[str, ...]
+    before: tuple[str, ...]
+    text: str
+    code: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        """It as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Story":
+        """What `to_bytes` gave."""
+        said = json.loads(data)
+        for side in ("arguments", "results"):
+            said[side] = tuple(Told(**value) for value in said[side])
+        said["closed"] = tuple((name, kind, digest) for name, kind, digest in said["closed"])
+        said["callbacks"], said["before"] = tuple(said["callbacks"]), tuple(said["before"])
+        return cls(**said)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A program as its processes compare it.
+
+    Attributes:
+        plan: What it was made by.
+        module: Its module; None for a program that was loaded from a file.
+        request: How it is compiled; None likewise.
+        callbacks: The names of the Python functions that it calls.
+        closed: What it closes over; None for nothing.
+        saved: For a program from a file, the digest of the module that it was made of.
+    """
+
+    plan: ProgramPlan
+    module: Any = None
+    request: compiling.CompileRequest | None = None
+    callbacks: tuple[str, ...] = ()
+    closed: ClosedOver | None = None
+    saved: str = ""
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.plan.name.removeprefix("pjit_")
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """The processes that its devices belong to."""
+        return tuple(sorted({device.process_index for device in self.plan.devices}))
+
+    @cached_property
+    def module_digest(self) -> str:
+        """A digest of its module, but for where the operations come from."""
+        return self.saved if self.module is None else modules.digest(self.module)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all that must be the same in every process.
+
+        It is the same whatever a process has traced before, and in every run.
+        """
+        closed = () if self.closed is None else tuple(self.closed.digests())
+        parts = (
+            self.module_digest,
+            self.name,
+            _assigned(self.plan),
+            sorted(self._settings().items()),
+            self.callbacks,
+            closed,
+            [_told(value, True).sharding for value in (*self.plan.args, *self.plan.results)],
+        )
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @cached_property
+    def brief(self) -> str:
+        """It in a few words: `step(float32[8,4], float32[4])`."""
+        types = [typed(value.dtype, value.shape) for value in self.plan.args[:_TYPES_SHOWN]]
+        more = len(self.plan.args) - len(types)
+        return f"{self.name}({', '.join(types)}{f', and {more} more' if more else ''})"
+
+    def story(self, naming: Naming | None, before: Sequence[str]) -> Story:
+        """All of it.
+
+        Args:
+            naming: Names the values that its function closes over.
+            before: The programs that ran before it.
+        """
+        plan = self.plan
+        text = "" if self.module is None else modules.to_text(self.module, debug_info=True)
+        return Story(
+            name=self.name,
+            arguments=tuple(map(_told, plan.args, plan.donated)),
+            results=tuple(_told(value, False) for value in plan.results),
+            devices=_devices_text(plan),
+            settings=self._settings(),
+            closed=() if self.closed is None else tuple(self.closed.told(naming)),
+            callbacks=self.callbacks,
+            before=tuple(before),
+            text=text,
+            code=source_lines(text),
+        )
+
+    def _settings(self) -> dict[str, str]:
+        settings = {"partitioner": self.plan.partitioner.value}
+        if self.request is None:
+            return settings | {name: repr(value) for name, value in self.plan.options}
+        return settings | compiling.settings(self.request)
+
+
+def _told(value: ValuePlan, donated: bool) -> Told:
+    rest = [
+        "donated" if donated else "",
+        f"the layout {value.layout}" if value.layout else "",
+        f"the memory {value.memory_kind!r}" if value.memory_kind else "",
+    ]
+    return Told(
+        path=value.name,
+        type=typed(value.dtype, value.shape),
+        sharding=_sharding_text(value.sharding),
+        rest=", ".join(filter(None, rest)),
+    )
+
+
+def _sharding_text(sharding: XLACompatibleSharding | None) -> str:
+    if sharding is None:
+        return "left to the partitioner"
+    if isinstance(sharding, NamedSharding):
+        mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"{sharding.spec} on the mesh ({mesh})"
+    return repr(sharding)
+
+
+def _assigned(plan: ProgramPlan) -> list[tuple[str, int]]:
+    return [(device.platform, device.id) for device in plan.devices]
+
+
+def _devices_text(plan: ProgramPlan) -> str:
+    ids = [str(device.id) for device in plan.devices]
+    shown = ids if len(ids) <= _DEVICES_SHOWN else [*ids[: _DEVICES_SHOWN - 2], "...", ids[-1]]
+    of_all = hashlib.sha256(json.dumps(_assigned(plan)).encode()).hexdigest()[:8]
+    order = "" if shown is ids else f" (in all {len(ids)}, in the order {of_all})"
+    return f"{plan.devices[0].platform} {', '.join(shown)}{order}"
+
+
+def surroundings(terms: Terms) -> dict[str, str]:
+    """The versions and the compiler's flags that all processes of a program must share."""
+    mine = [d for d in terms.plan.devices if d.process_index == coordination.process_index()]
+    found = Environment.of(mine[:1])
+    said = {
+        "xlashard": __version__,
+        "jax": found.jax,
+        "jaxlib": found.jaxlib,
+        "platform": found.platform,
+        "the platform's runtime": found.runtime,
+    }
+    for variable, value in found.flags:
+        kept = sorted({flag for flag in value.split() if not flag.startswith(_OWN_FLAGS)})
+        if kept:
+            said[variable] = " ".join(kept)
+    return said
