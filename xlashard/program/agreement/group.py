@@ -151,14 +151,16 @@ class Group:
         def waiting(missing: tuple[int, ...], seconds: float) -> None:
             _check_compared(name, missing)
 
-        invitation = Invitation(self._processes, "programs", timeout, waiting)
+        what = f"the first run of {name}"
+        invitation = Invitation(self._processes, "programs", timeout, waiting, what)
         try:
             came = meetings.meet(invitation, subject.to_text())
         except MissedError as error:
+            doing = f" ({error.doing})" if error.doing else ""
             raise ProcessesError(
                 f"{name} waited {timeout:g} s for {named_processes(error.processes)} of "
-                f"{len(self._processes)} to run it, too: a program over several processes must be "
-                "called by all of them, in the same order. If they only need longer, set "
+                f"{len(self._processes)} to run it, too{doing}: a program over several processes "
+                "must be called by all of them, in the same order. If they only need longer, set "
                 f"{PROGRAMS_TIMEOUT}, in seconds",
                 processes=error.processes,
             ) from None
