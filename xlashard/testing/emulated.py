@@ -109,7 +109,11 @@ def _too_few_text(asked: int, found: int) -> str:
 def late_flags_text() -> str:
     """What to say of `XLA_FLAGS` that was set when JAX had started with other devices; else ""."""
     asked = flagged_devices(os.environ.get("XLA_FLAGS", ""))
-    if asked is None or not backend_has_started() or jax.config.jax_platforms not in ("cpu", "", None):
+    if (
+        asked is None
+        or not backend_has_started()
+        or jax.config.jax_platforms not in ("cpu", "", None)
+    ):
         return ""
     by_option = jax.config.values.get("jax_num_cpu_devices", -1)
     found = len(jax.local_devices(backend="cpu"))
