@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from xlashard.config import PodPlace
+from xlashard.config import POD_COORDINATOR, PodPlace
 from xlashard.errors import LaunchError
 from xlashard.testing.environment import LOOPBACK, pod_environment
 
@@ -130,8 +130,11 @@ class Launch:
         self.running: set[int] = set(range(plan.size.processes))
         self._unread = b""
         self._closed = False
+        # What the guard said before somebody asked.
+        self._early: list[dict[str, Any]] = []
         # Kept as long as the pod lives: nobody else is given a port that is taken.
         self._port = _Port()
+        self._coordinator = f"{LOOPBACK}:{self._port.number}"
         self._wires = [_Wires.make(plan) for _ in range(plan.size.processes)]
         try:
             self._guard = self._start_guard(plan)
@@ -147,7 +150,6 @@ class Launch:
             raise
 
     def _start_guard(self, plan: LaunchPlan) -> subprocess.Popen[bytes]:
-        coordinator = f"{LOOPBACK}:{self._port.number}"
         guard = subprocess.Popen(
             # Without the user's own start-up files and paths: it needs none, and is faster so.
             [sys.executable, "-I", "-S", str(_GUARD)],
@@ -158,7 +160,7 @@ class Launch:
         )
         members = []
         for number, wires in enumerate(self._wires):
-            place = PodPlace(coordinator, plan.size.processes, number, plan.size.devices)
+            place = PodPlace(self._coordinator, plan.size.processes, number, plan.size.devices)
             members.append(wires.request(plan, pod_environment(plan.environment, place)))
         _write_line(guard, {"cwd": plan.folder, "members": members})
         return guard
@@ -176,10 +178,10 @@ class Launch:
 
     def _await_start(self, plan: LaunchPlan) -> None:
         while not self.pids:
-            for event in self._read_guard():
-                if "failed" in event:
-                    raise LaunchError(_why_not_started(plan, event), errno=event["errno"])
-                self.pids = event.get("pids", [])
+            first, *self._early = self._read_guard() or [{}]
+            if "failed" in first:
+                raise LaunchError(_why_not_started(plan, first), errno=first["errno"])
+            self.pids = first.get("pids", [])
 
     def events(self, seconds: float) -> list[Event]:
         """What has happened: at least one thing, or none within some seconds.
@@ -188,15 +190,16 @@ class Launch:
             seconds: How long to wait; at 0 what is there already.
         """
         found: list[Event] = []
-        for key, _ in self._selector.select(max(0.0, seconds)):
+        told, self._early = self._early, []
+        for key, _ in self._selector.select(0.0 if told else max(0.0, seconds)):
             if key.data is None:
-                found += [Ended(event["ended"], event["code"]) for event in self._read_guard()]
+                told += self._read_guard()
             else:
                 found.append(self._read(key.fileobj, *key.data))
         # What a process wrote comes before its end.
-        found.sort(key=lambda event: isinstance(event, Ended))
-        self.running -= {event.process for event in found if isinstance(event, Ended)}
-        return found
+        ends = [Ended(event["ended"], event["code"]) for event in told]
+        self.running -= {end.process for end in ends}
+        return [*found, *ends]
 
     def rest(self) -> list[Event]:
         """Ends everything that is left, and gives what was not yet heard of it."""
@@ -294,6 +297,10 @@ class Launch:
             if number < len(self.pids):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pids[number], signal.SIGKILL)
+        # What they have detached has still the environment that they gave it.
+        for pid in _processes_with(f"{POD_COORDINATOR}={self._coordinator}"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
@@ -354,6 +361,16 @@ class _Wires:
             os.close(end)
         if self.channel is not None:
             self.channel.close()
+
+
+def _processes_with(variable: str) -> list[int]:
+    """The processes with a variable in their environment; none where the system doesn't tell."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 class _Port:

@@ -1,0 +1,97 @@
+"""Processes of a pod that need no JAX, and whether they are gone."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import PodRun, Rules, run_to_end
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, in which xlashard is found."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def python(source: str) -> list[str]:
+    """A command that runs a few lines."""
+    return [sys.executable, "-c", source]
+
+
+def plan(command: Sequence[str], processes: int = 2, **more: object) -> LaunchPlan:
+    """A plan for processes with one device."""
+    return LaunchPlan(command, PodSize(processes, 1), **more)  # pyright: ignore[reportArgumentType]
+
+
+def ran(command: Sequence[str], processes: int = 2, **rules: float) -> PodRun:
+    """What became of a command in all processes."""
+    return run_to_end(Launch(plan(command, processes, one_stream=True)), Rules(**rules))
+
+
+# Prints the numbers of three processes: itself, one of its group, and one that has left it, as
+# daemons do, and that no process waits for.
+FAMILY = """
+import os, signal, subprocess, sys
+for number in {ignored}:
+    signal.signal(number, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "1000"])
+reader, writer = os.pipe()
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.write(writer, str(os.getpid()).encode())
+        os.execvp("sleep", ["sleep", "1000"])
+    os._exit(0)
+print("family", os.getpid(), child.pid, os.read(reader, 20).decode(), flush=True)
+signal.pause()
+child.wait()
+"""
+
+
+def family(*ignored: int) -> list[str]:
+    """A command whose processes leave others behind, and that some signals don't end."""
+    return python(FAMILY.format(ignored=[int(number) for number in ignored]))
+
+
+def families(lines: Iterable[str], processes: int) -> list[int]:
+    """The numbers of all processes that they print."""
+    found: list[int] = []
+    for line in lines:
+        _, told, numbers = line.partition("family ")
+        found += map(int, numbers.split()) if told else []
+        if len(found) == 3 * processes:
+            return found
+    raise AssertionError(f"the processes ended early: {found}")
+
+
+def all_gone(pids: Iterable[int], seconds: float = 30) -> bool:
+    """Whether processes end within some seconds; each is waited for."""
+    return all(_gone(pid, seconds) for pid in pids)
+
+
+def _gone(pid: int, seconds: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+def start(command: Sequence[str], **more: str) -> subprocess.Popen[str]:
+    """Starts a command whose output can be read line by line."""
+    return subprocess.Popen(
+        command,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

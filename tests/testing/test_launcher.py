@@ -1,0 +1,247 @@
+"""Starting processes, hearing what they write and say, and how their end is told."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.helpers import plan, python, ran
+from xlashard.config import PodPlace, place_variables, read_flags
+from xlashard.errors import LaunchError
+from xlashard.testing.environment import flagged_devices, flags_for_devices, pod_environment
+from xlashard.testing.launcher import CHANNEL, Launch, Printed, Said
+
+TELL = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def test_each_process_is_told_its_place() -> None:
+    done = ran(python(TELL), processes=3)
+    flags = [read_flags(json.loads(output)).pod for output in done.outputs]
+    places = [place for place in flags if place is not None]
+    assert [place.process_id for place in places] == [0, 1, 2]
+    assert len({place.coordinator for place in places}) == 1
+    assert places[0].coordinator.startswith("127.0.0.1:")
+    assert {(place.processes, place.devices) for place in places} == {(3, 1)}
+
+
+def test_two_launches_have_two_ports() -> None:
+    with Launch(plan(python(TELL), 1)) as one, Launch(plan(python(TELL), 1)) as other:
+        ports = {
+            json.loads(output_of(launch))["JAX_COORDINATOR_ADDRESS"] for launch in (one, other)
+        }
+    assert len(ports) == 2
+
+
+def output_of(launch: Launch) -> bytes:
+    text = b""
+    while launch.running:
+        text += b"".join(e.text for e in launch.events(30) if isinstance(e, Printed))
+    return text + b"".join(e.text for e in launch.rest() if isinstance(e, Printed))
+
+
+PLACE = PodPlace("127.0.0.1:1234", 2, 1, 4)
+
+
+def test_the_environment_is_that_of_an_emulated_pod() -> None:
+    base = {
+        "PATH": "/bin",
+        "JAX_PLATFORMS": "tpu",
+        "JAX_NUM_CPU_DEVICES": "16",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_dump_to=there",
+    }
+    found = pod_environment(base, PLACE)
+    assert found["PATH"] == "/bin"
+    assert found["JAX_PLATFORMS"] == "cpu"
+    assert "JAX_NUM_CPU_DEVICES" not in found
+    assert flagged_devices(found["XLA_FLAGS"]) == 4
+    assert "--xla_dump_to=there" in found["XLA_FLAGS"].split()
+    # The service must not listen where others come.
+    assert found["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
+    assert read_flags(found).pod == PLACE
+    assert "no_grpc_proxy" not in found
+    assert pod_environment({"HTTPS_PROXY": "http://proxy"}, PLACE)["no_grpc_proxy"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices"),
+    [
+        ("", None),
+        ("--xla_force_host_platform_device_count=3", 3),
+        ("--xla_force_host_platform_device_count=3 --xla_force_host_platform_device_count=5", 5),
+        ("--xla_force_host_platform_device_count_else=3", None),
+        ("--xla_force_host_platform_device_count=many", None),
+    ],
+)
+def test_the_flag_is_read_as_xla_does(flags: str, devices: int | None) -> None:
+    assert flagged_devices(flags) == devices
+    assert flagged_devices(flags_for_devices(flags, 7)) == 7
+
+
+def test_flags_of_the_user_stay() -> None:
+    own = "--xla_cpu_collective_call_terminate_timeout_seconds=9"
+    assert flags_for_devices(own, 2).split().count(own) == 1
+    assert flags_for_devices(own, 2).count("terminate_timeout") == 1
+
+
+def test_variables_of_a_place_are_read_again() -> None:
+    assert read_flags(place_variables(PLACE)).pod == PLACE
+
+
+def test_streams_are_apart_or_in_the_order_of_writing() -> None:
+    source = "import sys\nfor i in range(3): print(i); print(-i, file=sys.stderr)"
+    with Launch(plan(python(source), 1)) as launch:
+        found = {"stdout": b"", "stderr": b""}
+        while launch.running:
+            for event in launch.events(30):
+                if isinstance(event, Printed):
+                    found[event.stream] += event.text
+        for event in launch.rest():
+            if isinstance(event, Printed):
+                found[event.stream] += event.text
+    assert found == {"stdout": b"0\n1\n2\n", "stderr": b"0\n-1\n-2\n"}
+    assert ran(python(source), 1).outputs == ("0\n0\n1\n-1\n2\n-2\n",)
+
+
+def test_no_byte_is_lost() -> None:
+    done = ran(python("import sys; sys.stdout.write('x' * 3_000_001)"))
+    assert [len(output) for output in done.outputs] == [3_000_001] * 2
+
+
+def test_bytes_that_are_no_text_are_shown() -> None:
+    assert ran(python("import os; os.write(1, b'a\\xffb')"), 1).outputs == ("a�b",)
+
+
+def test_channels_carry_words_both_ways() -> None:
+    source = (
+        "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
+        "s.sendall(s.recv(99)[::-1]); s.recv(1)"
+    )
+    heard: dict[int, bytes] = {}
+    with Launch(plan([*python(source), CHANNEL], channels=True)) as launch:
+        for number, word in enumerate((b"abc", b"xyz")):
+            launch.send(number, word)
+        while len(heard) < 2:
+            for event in launch.events(30):
+                if isinstance(event, Said):
+                    heard[event.process] = event.text
+    assert heard == {0: b"cba", 1: b"zyx"}
+
+
+def test_programs_that_there_are_not() -> None:
+    with pytest.raises(LaunchError, match="no program 'nonesuch' on the PATH; .*python -m package"):
+        Launch(plan(["nonesuch"]))
+    with pytest.raises(LaunchError, match="python script.py"):
+        Launch(plan(["script.py"]))
+    with pytest.raises(LaunchError, match="no folder '/nowhere' to run"):
+        Launch(plan(["true"], folder="/nowhere"))
+
+
+def test_programs_that_are_none(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print(3)")
+    with pytest.raises(LaunchError, match="Permission denied; a Python script is started by Pyth"):
+        Launch(plan([str(script)]))
+
+
+def test_all_codes_are_told() -> None:
+    source = "import os; os._exit(int(os.environ['XLASHARD_POD_PROCESS_ID']))"
+    done = ran(python(source), 3)
+    assert done.verdict.codes == (0, 1, 2)
+    assert not done.verdict.well
+
+
+FAIL_IN_ONE = """
+import os, signal, sys
+print("this is", os.environ["XLASHARD_POD_PROCESS_ID"], flush=True)
+if os.environ["XLASHARD_POD_PROCESS_ID"] == "1":
+    {}
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "told", "code"),
+    [
+        ("sys.exit(3)", "exit code 3", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 137),
+        ("raise ValueError('broken')", "exit code 1", 1),
+    ],
+)
+def test_when_one_fails_the_others_are_ended(act: str, told: str, code: int) -> None:
+    done = ran(python(FAIL_IN_ONE.format(act)), 3, grace=0.2)
+    verdict = done.verdict
+    assert verdict.first is not None and verdict.first.process == 1
+    assert verdict.ended == (0, 2)
+    assert verdict.codes[0] == verdict.codes[2] == -signal.SIGTERM
+    assert verdict.summary() == (
+        f"process 1 failed first: {told}; processes 0, 2 still ran 0.2 s later and were ended"
+    )
+    assert verdict.exit_code() == code
+    report = done.report()
+    assert report.index(f"--- process 1 ({told}) ---") < report.index("--- process 0 (killed by")
+    assert "ValueError: broken" in report or "raise" not in act
+
+
+def test_who_does_not_listen_is_killed() -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    done = ran(python(deaf + FAIL_IN_ONE.format("sys.exit(3)")), 2, grace=0.2)
+    assert done.verdict.codes == (-signal.SIGKILL, 3)
+
+
+def test_those_that_end_in_time_are_left_alone() -> None:
+    source = "import os, sys; sys.exit(4 * (os.environ['XLASHARD_POD_PROCESS_ID'] == '0'))"
+    verdict = ran(python(source), grace=60).verdict
+    assert (verdict.codes, verdict.ended) == ((4, 0), ())
+    assert verdict.summary() == "process 0 failed first: exit code 4"
+
+
+STUCK = """
+import os, signal, threading
+def in_a_thread(): threading.Event().wait()
+def in_front(): signal.pause()
+threading.Thread(target=in_a_thread, daemon=True).start()
+if os.environ["XLASHARD_POD_PROCESS_ID"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+in_front()
+"""
+
+
+def test_after_a_timeout_all_stacks_are_shown() -> None:
+    done = ran(python(STUCK), timeout=2)
+    assert done.verdict.timed_out == (0, 1)
+    assert done.verdict.paused == (1,)
+    assert done.verdict.exit_code() == 124
+    summary = done.verdict.summary()
+    assert summary.startswith("processes 0, 1 did not end within 2 s")
+    assert summary.endswith("process 1 was stopped by a signal (SIGSTOP)")
+    for output in done.outputs:
+        assert "in in_a_thread" in output
+    assert "in in_front" in done.outputs[0]
+    assert done.verdict.codes == (-signal.SIGABRT,) * 2
+
+
+def test_a_timeout_leaves_no_core_file(tmp_path: Path) -> None:
+    source = "import resource, time; resource.setrlimit(resource.RLIMIT_CORE, (2**20, 2**20));"
+    source += f"import os; os.chdir({str(tmp_path)!r}); time.sleep(1000)"
+    ran(python(source), 1, timeout=1)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_report_shows_the_last_lines() -> None:
+    report = ran(python("print(*range(100), sep='\\n'); raise SystemExit(1)"), 1).report(lines=3)
+    assert report.splitlines()[1:] == [
+        "--- process 0 (exit code 1) ---",
+        "[97 lines before]",
+        "97",
+        "98",
+        "99",
+    ]
+    assert "[it wrote nothing]" in ran([sys.executable, "-c", "raise SystemExit(1)"], 1).report()
+
+
+def test_processes_may_end_before_all_have_started() -> None:
+    for _ in range(10):
+        assert ran(["true"], 4).verdict.codes == (0,) * 4

@@ -1,0 +1,101 @@
+"""Whatever ends a launcher, nothing that it started lives on."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.helpers import all_gone, families, family, plan, python, ran, start
+from xlashard.testing.launcher import Launch, Printed
+
+POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_they_end_with_the_command(number: int) -> None:
+    launcher = start([*POD, *family()])
+    assert launcher.stdout is not None
+    pids = families(launcher.stdout, 2)
+    launcher.send_signal(number)
+    assert all_gone(pids)
+    code = launcher.wait(30)
+    assert code == (-number if number == signal.SIGKILL else 128 + number)
+
+
+def test_the_second_ctrl_c_does_not_ask() -> None:
+    launcher = start([*POD, *family(signal.SIGINT)])
+    assert launcher.stdout is not None
+    pids = families(launcher.stdout, 2)
+    launcher.send_signal(signal.SIGINT)
+    assert any("once more ends them at once" in line for line in launcher.stdout)
+    assert not all_gone(pids, 0)
+    launcher.send_signal(signal.SIGINT)
+    assert all_gone(pids)
+    assert launcher.wait(30) == 128 + signal.SIGKILL
+
+
+def test_they_end_when_the_guard_is_killed() -> None:
+    with Launch(plan(family(), one_stream=True)) as launch:
+        pids = families(lines_of(launch), 2)
+        os.kill(launch._guard.pid, signal.SIGKILL)
+        while launch.running:
+            assert launch.events(30)
+        assert all_gone(pids)
+
+
+def test_they_end_after_a_timeout() -> None:
+    done = ran(family(signal.SIGTERM), timeout=1)
+    assert done.verdict.timed_out == (0, 1)
+    assert all_gone(families("".join(done.outputs).splitlines(), 2), 0)
+
+
+def test_what_a_process_leaves_behind_ends_with_the_last_one() -> None:
+    leave = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    done = ran(python(f"import subprocess; print({leave}.pid)"))
+    assert done.verdict.well
+    left_behind = [int(output) for output in done.outputs]
+    assert all_gone(left_behind, 0)
+
+
+def lines_of(launch: Launch):
+    """The lines that processes write, as they come."""
+    unread = {number: b"" for number in range(2)}
+    while launch.running:
+        for event in launch.events(30):
+            if isinstance(event, Printed):
+                *lines, unread[event.process] = (unread[event.process] + event.text).split(b"\n")
+                yield from (line.decode() for line in lines)
+
+
+HANGING = """
+import os, signal, subprocess
+import pytest
+
+@pytest.mark.pod(processes=2)
+def test_hangs():
+    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    with open(os.environ["TOLD"], "w") as told:
+        print("family", os.getpid(), os.getppid(), left.pid, file=told)
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [((), signal.SIGINT), ((), signal.SIGKILL), (("-n", "1"), signal.SIGKILL)],
+)
+def test_they_end_with_pytest(tmp_path: Path, options: tuple[str, ...], number: int) -> None:
+    (tmp_path / "test_it.py").write_text(HANGING)
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    words = ["-p", "xlashard_pytest", f"--rootdir={tmp_path}", "-p", "no:cacheprovider", *options]
+    # It is open for writing too, so that it has no end.
+    with os.fdopen(os.open(told, os.O_RDWR), buffering=1) as lines:
+        outside = start([sys.executable, "-m", "pytest", *words, str(tmp_path)], TOLD=str(told))
+        pids = families(lines, 2)
+    outside.send_signal(number)
+    outside.communicate(timeout=60)
+    assert all_gone(pids)
