@@ -107,7 +107,13 @@ with Checkpoints(FOLDER / f"disk {ME}", timeout=60) as checkpoints:
         r"process 1: .*disk 1/\.saving.*, which process 0 made, is not there.* all processes share",
         lambda: checkpoints.save(state(6), about(6)),
     )
-    print("saw that a folder is not shared")
+with Checkpoints(FOLDER / ("nothing" if ME else "given"), timeout=60) as checkpoints:
+    text = "^process 1: there is no checkpoint in .*nothing: there is no such folder$"
+    expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
+with Checkpoints(FOLDER / "nothing", timeout=60) as checkpoints:
+    text = "^there is no checkpoint in .*nothing: there is no such folder$"
+    expect(CheckpointError, text, lambda: checkpoints.restore(wanted()))
+print("saw that a folder is not shared")
 
 with Checkpoints(FOLDER / "late", timeout=2) as checkpoints:
     if ME == 0:

@@ -31,7 +31,7 @@ from tests.train.checkpoint.states import (
     wanted,
 )
 from tests.train.checkpoint.write_golden import GOLDENS
-from xlashard import Array, pjit
+from xlashard import Array, NamedSharding, P, device_put, pjit
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checkpoint.files import digests
 from xlashard.train.checkpoint.manifest import Manifest, read_manifest
@@ -104,6 +104,20 @@ def test_what_has_changed_is_told_in_lines() -> None:
         "the number of processes, 4, is 1 now",
         "model.width = 32 is 16 now",
     ]
+
+
+def test_random_keys_come_back(tmp_path: Path) -> None:
+    keys = device_put(jax.random.split(jax.random.key(7), 8), NamedSharding(TALL, P("x")))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save({"keys": keys}, about(1))
+        checkpoints.wait()
+        like = {"keys": jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=keys.sharding)}
+        got = checkpoints.restore(like).state["keys"]
+        assert type(got) is Array and got.dtype == keys.dtype
+        np.testing.assert_array_equal(*map(np.asarray, map(jax.random.key_data, (got, keys))))
+        like = {"keys": jax.ShapeDtypeStruct((8, 2), np.uint32, sharding=keys.sharding)}
+        with pytest.raises(CheckpointError, match=r"keys is key<fry>\[8\] there and uint32\[8,2\]"):
+            checkpoints.restore(like)
 
 
 def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
@@ -427,6 +441,18 @@ def test_an_error_in_the_background_comes_with_the_next_save(own: Path) -> None:
                 checkpoints.save(state(40), about(40))
         checkpoints.save(state(50), about(50))
     check_same(restore(own).state, 50)
+
+
+def test_an_old_one_that_cannot_be_deleted_is_told_and_left(tmp_path: Path) -> None:
+    (tmp_path / ".deleting-00000001").write_text("in the way")
+    with (
+        pytest.warns(RuntimeWarning, match="step 1 is not needed .* can't be deleted: Not a dir"),
+        Checkpoints(tmp_path, keep=1) as checkpoints,
+    ):
+        for step in (1, 2):
+            checkpoints.save(state(step), about(step))
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

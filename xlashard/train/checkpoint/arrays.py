@@ -13,7 +13,7 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.train.checkpoint.files import SAVING
-from xlashard.train.checkpoint.together import Together, in_words
+from xlashard.train.checkpoint.together import Together
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent
@@ -122,9 +122,9 @@ class ArrayFiles:
             self._together.hear("writing", reason(error))
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
-        problems = self._together.hear("writing")
-        if problems:
-            raise OthersFailedError(in_words(problems))
+        heard = self._together.hear("writing")
+        if heard.problems:
+            raise OthersFailedError(str(heard))
 
 
 def _with_elements(tree: Any) -> Any:

@@ -111,8 +111,8 @@ class Checkpoints:
         self.wait()
         if about.step == self._held:
             return
-        types = self._writer.begin(state, about.step)
-        self._pending = _Pending(about.step, lambda: self._writer.finish(types, about))
+        begun = self._writer.begin(state, about)
+        self._pending = _Pending(about.step, lambda: self._writer.finish(begun))
 
     def wait(self) -> None:
         """Waits until what was saved is committed.

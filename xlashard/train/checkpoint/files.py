@@ -5,7 +5,8 @@ checkpoints/
     00000200/             a committed step: it was renamed to this when all in it was on the disk
         checkpoint.json   what it is, and the digest of every file
         arrays/           written by orbax
-    .saving-00000300-2/   being written, the second save of the process, or left by a killed one
+    .saving-00000300-1c9f04e2/
+                          being written, or left by a process that was killed
     .deleting-00000100/   being deleted, or left likewise
 ```
 """
@@ -34,13 +35,13 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"{step:08d}"
 
 
-def room_of(folder: Path, step: int, attempt: int) -> Path:
+def room_of(folder: Path, step: int, token: str) -> Path:
     """The folder in which a step is written.
 
-    The number of the attempt keeps it apart from the folder of one that failed: orbax may go on
-    writing there.
+    The token keeps it apart from the folders of saves that failed, where orbax may go on writing,
+    and of processes of an earlier run that have not ended yet.
     """
-    return folder / f"{SAVING}{step:08d}-{attempt}"
+    return folder / f"{SAVING}{step:08d}-{token}"
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -60,7 +60,7 @@ class Reader:
                     f"{path} of the state to restore has no sharding. Write:\n"
                     f"  jax.ShapeDtypeStruct({leaf.shape}, jnp.{leaf.dtype}, sharding=...)"
                 )
-        step = self._chosen(step)
+        step = self._agreed(step)
         manifest = self._verified(step)
         about = manifest.about
         problem = misfits(manifest.arrays, wanted, about.settings, settings)
@@ -77,6 +77,18 @@ class Reader:
                 f"{_ORBAX} {about.versions.get(_ORBAX)}, but can't be read: {reason(error)}",
                 step=step,
             ) from error
+
+    def _agreed(self, step: int | None) -> int:
+        """The step to read; all processes read the one that the first one finds."""
+        problem, word = "", ""
+        try:
+            word = str(self._chosen(step))
+        except CheckpointError as error:
+            problem = str(error)
+        heard = self._together.hear("restore", problem, word)
+        if heard.problems:
+            raise CheckpointError(str(heard))
+        return int(heard.first)
 
     def _chosen(self, step: int | None) -> int:
         steps = steps_in(self._folder)
@@ -104,11 +116,11 @@ class Reader:
         manifest = _manifest_of(folder, step)
         damage = manifest if isinstance(manifest, Damage) else self._share(folder, manifest)
         word = json.dumps([damage.file, damage.what]) if damage else ""
-        found = self._together.hear(f"restore step {step}", word)
-        if isinstance(manifest, Manifest) and not found:
+        heard = self._together.hear(f"restore step {step}", word)
+        if isinstance(manifest, Manifest) and not heard.problems:
             return manifest
         # Who read it does not matter: it is one folder.
-        raise self._damaged(step, Damage(*json.loads(next(iter(found.values())))))
+        raise self._damaged(step, Damage(*json.loads(next(iter(heard.problems.values())))))
 
     def _share(self, folder: Path, manifest: Manifest) -> Damage | None:
         by_size = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)

@@ -12,6 +12,24 @@ from xlashard.train.errors import CheckpointError
 
 
 @dataclass(frozen=True)
+class Heard:
+    """What the processes told each other, the same in each.
+
+    Attributes:
+        problems: By process why it failed; empty if all is well.
+        first: The word of the first process.
+    """
+
+    problems: Mapping[int, str]
+    first: str
+
+    def __str__(self) -> str:
+        if len(self.problems) == jax.process_count() and len(set(self.problems.values())) == 1:
+            return self.problems[0]
+        return "; ".join(f"process {process}: {text}" for process, text in self.problems.items())
+
+
+@dataclass(frozen=True)
 class Together:
     """All processes of the run, which do everything with checkpoints in the same order.
 
@@ -28,15 +46,13 @@ class Together:
         """Whether this is the process that does what is done once."""
         return jax.process_index() == 0
 
-    def hear(self, what: str, problem: str = "") -> dict[int, str]:
+    def hear(self, what: str, problem: str = "", word: str = "") -> Heard:
         """Waits until all processes are as far as this one.
 
         Args:
             what: What has been done, or was to be done.
             problem: Why it failed here; empty if it did not.
-
-        Returns:
-            The problems by process, the same in each; empty if all is well.
+            word: What the first process has to say to all; others need not say it.
 
         Raises:
             CheckpointError: Processes did not come, can't come, or came for something else.
@@ -45,7 +61,7 @@ class Together:
         series = f"checkpoints/{self.series}"
         invitation = Invitation(everybody, series, self.timeout, what=f"{what} (checkpoints)")
         try:
-            came = meetings.meet(invitation, json.dumps([what, problem]))
+            came = meetings.meet(invitation, json.dumps([what, problem, word]))
         except MissedError as missed:
             doing = f": {missed.doing}" if missed.doing else ""
             raise CheckpointError(
@@ -55,15 +71,9 @@ class Together:
         except DeadlockError as error:
             raise CheckpointError(str(error)) from None
         said = {process: json.loads(word) for process, word in came.items()}
-        _check_same({process: its for process, (its, _) in said.items()})
-        return {process: problem for process, (_, problem) in said.items() if problem}
-
-
-def in_words(problems: Mapping[int, str]) -> str:
-    """The problems of processes as one text; empty if there are none."""
-    if jax.process_count() == 1:
-        return "".join(problems.values())
-    return "; ".join(f"process {process}: {problem}" for process, problem in problems.items())
+        _check_same({process: its for process, (its, _, _) in said.items()})
+        problems = {process: problem for process, (_, problem, _) in said.items() if problem}
+        return Heard(problems, said[min(said)][2])
 
 
 def _check_same(what: Mapping[int, str]) -> None:

@@ -1,7 +1,9 @@
 """Writing a checkpoint: what the run waits for, and what is done beside it."""
 
+import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from xlashard.train.checkpoint import files
 from xlashard.train.checkpoint.about import About
 from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
 from xlashard.train.checkpoint.manifest import Manifest
-from xlashard.train.checkpoint.together import Together, in_words
+from xlashard.train.checkpoint.together import Together
 from xlashard.train.checkpoint.tree import described
 from xlashard.train.errors import CheckpointError
 
@@ -20,6 +22,21 @@ ARRAYS = "arrays"
 
 _PARTS = "parts"
 _SHARE = "Choose a folder on a file system that all processes share"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A save under way.
+
+    Attributes:
+        room: The folder in which it is written.
+        types: The types of the arrays by their paths.
+        about: What to write down.
+    """
+
+    room: Path
+    types: Mapping[str, str]
+    about: About
 
 
 class Writer:
@@ -39,57 +56,63 @@ class Writer:
         self._keep = keep
         self._arrays = arrays
         self._together = together
-        self._attempts = 0
+        self._is_shared = False
 
-    def begin(self, state: Any, step: int) -> dict[str, str]:
+    def begin(self, state: Any, about: About) -> Begun:
         """What a run waits for: the folder is made, and the state copied.
 
         Args:
             state: A tree of arrays.
-            step: How many steps are done.
+            about: What to write down.
 
         Returns:
-            What `finish` needs: the types of the arrays.
+            What `finish` needs.
 
         Raises:
             CheckpointError: It can't be written.
         """
         types = described(state)
-        self._attempts += 1
-        room = self._room(step)
-        problem = _attempt(lambda: self._make(room, step)) if self._together.first else ""
-        self._hear(step, "save", problem)
-        if self._attempts == 1 and jax.process_count() > 1:
-            problem = (
-                "" if room.is_dir() else f"{room}, which process 0 made, is not there. {_SHARE}"
-            )
-            self._hear(step, "see the folder of", problem)
-        problem = _attempt(lambda: self._arrays.save(room / ARRAYS, state))
+        begun = Begun(self._make_room(about.step), types, about)
+        problem = _attempt(lambda: self._arrays.save(begun.room / ARRAYS, state))
         if problem:
-            self._hear(step, "write", problem)
-        return types
+            self._hear(begun, "write", problem)
+        return begun
 
-    def finish(self, types: dict[str, str], about: About) -> None:
+    def finish(self, begun: Begun) -> None:
         """What a run need not wait for: files, digests, and the one step that makes it count.
 
         Args:
-            types: From `begin`.
-            about: What to write down.
+            begun: From `begin`.
 
         Raises:
             CheckpointError: Some process could not write; then nothing is committed.
         """
-        step = about.step
-        self._hear(step, "write", _attempt(lambda: self._write_part(step)))
+        self._hear(begun, "write", _attempt(lambda: self._write_part(begun.room)))
         problem = ""
         if self._together.first:
-            problem = _attempt(lambda: self._write_rest(types, about))
+            problem = _attempt(lambda: self._write_rest(begun))
             if not problem:
                 self._delete_old()
-        self._hear(step, "commit", problem)
+        self._hear(begun, "commit", problem)
 
-    def _room(self, step: int) -> Path:
-        return files.room_of(self._folder, step, self._attempts)
+    def _make_room(self, step: int) -> Path:
+        """The folder to write in, which the first process makes and all see."""
+        problem, token = "", secrets.token_hex(4)
+        if self._together.first:
+            room = files.room_of(self._folder, step, token)
+            problem = _attempt(lambda: self._make(room, step))
+        heard = self._together.hear(f"save step {step}", problem, token)
+        if heard.problems:
+            raise self._failed(step, str(heard))
+        room = files.room_of(self._folder, step, heard.first)
+        if not self._is_shared and jax.process_count() > 1:
+            unseen = f"{room}, which process 0 made, is not there. {_SHARE}"
+            heard = self._together.hear(f"see step {step}", "" if room.is_dir() else unseen)
+            if heard.problems:
+                files.discard(room)
+                raise self._failed(step, str(heard))
+            self._is_shared = True
+        return room
 
     def _make(self, room: Path, step: int) -> None:
         later = [number for number in files.steps_in(self._folder) if number >= step]
@@ -102,24 +125,24 @@ class Writer:
             )
         files.make(room)
 
-    def _write_part(self, step: int) -> None:
+    def _write_part(self, room: Path) -> None:
         """Waits for the arrays; of several processes each reads what it wrote for the digests."""
         try:
             self._arrays.wait()
         except OthersFailedError:
             return  # They say why.
         if jax.process_count() > 1:
-            room, me = self._room(step), jax.process_index()
+            me = jax.process_index()
             own = [name for name in files.files_in(room) if _owner(name) == me]
             files.write_digests(room / _PARTS, str(me), files.digests(room, own, durable=True))
 
-    def _write_rest(self, types: dict[str, str], about: About) -> None:
+    def _write_rest(self, begun: Begun) -> None:
         """Gathers all digests, writes the manifest, and commits."""
-        room = self._room(about.step)
+        room, about = begun.room, begun.about
         known = files.take_digests(room / _PARTS, jax.process_count())
         names = files.files_in(room)
         known |= files.digests(room, [name for name in names if name not in known], durable=True)
-        Manifest(about, types, {name: known[name] for name in names}).write(room)
+        Manifest(about, begun.types, {name: known[name] for name in names}).write(room)
         files.commit(room, about.step)
 
     def _delete_old(self) -> None:
@@ -134,11 +157,11 @@ class Writer:
                     stacklevel=2,
                 )
 
-    def _hear(self, step: int, what: str, problem: str) -> None:
-        problems = self._together.hear(f"{what} step {step}", problem)
-        if problems:
-            files.discard(self._room(step))
-            raise self._failed(step, in_words(problems))
+    def _hear(self, begun: Begun, what: str, problem: str) -> None:
+        heard = self._together.hear(f"{what} step {begun.about.step}", problem)
+        if heard.problems:
+            files.discard(begun.room)
+            raise self._failed(begun.about.step, str(heard))
 
     def _failed(self, step: int, problem: str) -> CheckpointError:
         steps = files.steps_in(self._folder)
