@@ -18,6 +18,8 @@ from xlashard.errors import ConfigError
         ({"XLASHARD_PARTITIONER": "shardy"}, Flags("shardy")),
         ({"XLASHARD_PARTITIONER": "gspmd"}, Flags("gspmd")),
         ({"XLASHARD_PARTITIONER": " GSPMD "}, Flags("gspmd")),
+        ({"XLASHARD_CHECK_DEVICE_PUT": ""}, Flags()),
+        ({"XLASHARD_CHECK_DEVICE_PUT": "Always"}, Flags(check_device_put="always")),
         ({"XLASHARD_EXPLAIN_RECOMPILES": ""}, Flags()),
         ({"XLASHARD_EXPLAIN_RECOMPILES": "0"}, Flags()),
         ({"XLASHARD_EXPLAIN_RECOMPILES": "1"}, Flags(explain_recompiles=True)),

@@ -6,6 +6,7 @@
 | `XLASHARD_EXPLAIN_RECOMPILES` | `1`, `0` | log why a function is compiled again, as it happens |
 | `XLASHARD_CHECK_PROGRAMS` | `1`, `0` | compare programs between their processes; done if unset |
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
+| `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 
 The launcher of emulated pods (`xlashard pod`) sets these in each process, and nobody else:
 
@@ -20,11 +21,13 @@ The launcher of emulated pods (`xlashard pod`) sets these in each process, and n
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from xlashard.errors import ConfigError
 
 type PartitionerName = Literal["shardy", "gspmd"]
+
+type CheckName = Literal["always", "once", "never"]
 
 PREFIX = "XLASHARD_"
 PARTITIONER = f"{PREFIX}PARTITIONER"
@@ -33,6 +36,7 @@ EXPLAIN_RECOMPILES = f"{PREFIX}EXPLAIN_RECOMPILES"
 
 CHECK_PROGRAMS = f"{PREFIX}CHECK_PROGRAMS"
 PROGRAMS_TIMEOUT = f"{PREFIX}PROGRAMS_TIMEOUT"
+CHECK_DEVICE_PUT = f"{PREFIX}CHECK_DEVICE_PUT"
 
 RECOMPILE_LOGGER = "xlashard.recompile"
 """The logger that says why functions are compiled again."""
@@ -43,7 +47,13 @@ POD_PROCESS_ID = f"{PREFIX}POD_PROCESS_ID"
 POD_DEVICES = f"{PREFIX}POD_DEVICES"
 
 _POD = (POD_COORDINATOR, POD_PROCESSES, POD_PROCESS_ID, POD_DEVICES)
-_FOR_USERS = (PARTITIONER, EXPLAIN_RECOMPILES, CHECK_PROGRAMS, PROGRAMS_TIMEOUT)
+_FOR_USERS = (
+    PARTITIONER,
+    EXPLAIN_RECOMPILES,
+    CHECK_PROGRAMS,
+    PROGRAMS_TIMEOUT,
+    CHECK_DEVICE_PUT,
+)
 _KNOWN = (*_FOR_USERS, *_POD)
 _WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False, "": False}
 # Read by the project's tests, which run in the same environment.
@@ -74,6 +84,7 @@ class Flags:
     Attributes:
         partitioner: Who partitions programs; None leaves JAX's setting as it is.
         explain_recompiles: Whether to log why functions are compiled again.
+        check_device_put: When `device_put` compares a value between processes.
         pod: The place in an emulated pod; None outside of one.
         check_programs: Whether processes compare their programs before they run them.
         programs_timeout: How long a process waits for others to run a program, in seconds.
@@ -81,6 +92,7 @@ class Flags:
 
     partitioner: PartitionerName | None = None
     explain_recompiles: bool = False
+    check_device_put: CheckName = "once"
     pod: PodPlace | None = None
     check_programs: bool = True
     programs_timeout: int = 3600
@@ -103,8 +115,9 @@ def read_flags(environment: Mapping[str, str]) -> Flags:
         if name.startswith(PREFIX) and name not in _KNOWN and not name.startswith(_FOR_TESTS):
             raise ConfigError(_unknown_text(name))
     return Flags(
-        partitioner=_partitioner(environment.get(PARTITIONER, "")),
+        partitioner=_one_of(PARTITIONER, environment, PartitionerName),
         explain_recompiles=_switch(EXPLAIN_RECOMPILES, environment.get(EXPLAIN_RECOMPILES, "")),
+        check_device_put=_one_of(CHECK_DEVICE_PUT, environment, CheckName) or "once",
         pod=_pod(environment),
         check_programs=_switch(CHECK_PROGRAMS, environment.get(CHECK_PROGRAMS) or "1"),
         programs_timeout=_number(PROGRAMS_TIMEOUT, environment.get(PROGRAMS_TIMEOUT) or "3600", 1),
@@ -150,16 +163,18 @@ def _switch(name: str, text: str) -> bool:
     return _WORDS[word]
 
 
-def _partitioner(text: str) -> PartitionerName | None:
-    known = get_args(PartitionerName.__value__)
-    for name in known:
-        if text.strip().lower() == name:
-            return name
+def _one_of(name: str, environment: Mapping[str, str], names: Any) -> Any:
+    """The name that a variable says; None if it is unset."""
+    text = environment.get(name, "")
+    known = get_args(names.__value__)
+    for word in known:
+        if text.strip().lower() == word:
+            return word
     if not text.strip():
         return None
     raise ConfigError(
-        f"{PARTITIONER} is {text!r}; it must be {' or '.join(map(repr, known))}: "
-        f"export {PARTITIONER}={_closest(text.lower(), known) or known[0]}"
+        f"{name} is {text!r}; it must be {' or '.join(map(repr, known))}: "
+        f"export {name}={_closest(text.lower(), known) or known[0]}"
     )
 
 

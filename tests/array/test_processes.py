@@ -25,3 +25,10 @@ def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
     script = Path(__file__).with_name("across_processes_moving.py")
     for output in run_many(script, processes, 8 // processes, str(pairs)):
         assert "all agree" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
+def test_values_that_must_be_the_same_everywhere() -> None:
+    for output in run_many(Path(__file__).with_name("across_processes_putting.py"), 2, 2):
+        assert "all agree" in output, output

@@ -26,7 +26,7 @@ ROOMS = (
     ),
 )
 
-PROCESSES = "needs several processes, which tests/array/two_processes.py has"
+PROCESSES = "needs several processes, which scripts beside the tests of its room have"
 PLACES = "needs a launcher's environment, which tests/multihost/test_place.py makes"
 ROLL = "needs several processes, which are threads in tests/processes/test_roll_call.py"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
@@ -70,6 +70,10 @@ UNREACHED = {
     ("array/host.py", "_fetch", "not wholly in this process"): PROCESSES,
     ("array/array.py", "on_device_size_in_bytes", ""): PROCESSES,
     ("array/variables.py", "check_constant", "can't become"): PROCESSES,
+    ("array/together.py", "_asked", "_missed"): PROCESSES,
+    ("array/together.py", "_asked", "other arrays"): PROCESSES,
+    ("array/together.py", "_compare", "_missed"): PROCESSES,
+    ("array/together.py", "_compare", "takes the same value"): PROCESSES,
     ("array/to_host.py", "to_host", "has none of the devices"): PROCESSES,
     ("array/to_host.py", "_local_box", "holds no piece"): PROCESSES,
     ("array/to_host.py", "_local_box", "no one block"): PROCESSES,

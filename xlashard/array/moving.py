@@ -32,8 +32,9 @@ from xlashard.array.placement import (
     places,
 )
 from xlashard.array.prefix import broadcast_prefix, leaf_path
-from xlashard.array.reshard import relayout, reshard
+from xlashard.array.reshard import put_own, relayout, reshard
 from xlashard.array.scarcity import needed_by, out_of_memory
+from xlashard.array.together import Check, as_check, concerns_others, own_values
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -53,6 +54,7 @@ class _Options(TypedDict, total=False):
     src: Any
     donate: Any
     may_alias: Any
+    check: Check | None
 
 
 class _NamedTuple(Protocol):
@@ -89,6 +91,7 @@ def device_put(
     src: Any = None,
     donate: Any = False,
     may_alias: Any = None,
+    check: Check | None = None,
 ) -> Any:
     """Puts values on devices.
 
@@ -105,6 +108,10 @@ def device_put(
             prefix of bools.
         may_alias: False always copies. True also lets buffers be the memory of a NumPy array,
             which then must not change any more. A bool, `None`, or a pytree prefix.
+        check: When several processes compare a value of the host that goes to devices of theirs,
+            and must be the same in each: `"always"`, at each call; `"once"`, at the first call
+            from a line of the program with such shapes and places; `"never"`. The default is what
+            `XLASHARD_CHECK_DEVICE_PUT` says, otherwise `"once"`.
 
     Returns:
         `x` with an `Array` for every value (for keys: a key array of JAX). A tracer stays one.
@@ -113,6 +120,9 @@ def device_put(
         ArgumentError: A value that no device holds, or a place that is none, with its path.
         PlacementError: A shape that can't be placed so, with its path.
         DeletedError: A deleted array.
+        UnequalError: A value that is not the same in all processes, with its path, the processes
+            that differ, and the first element that does.
+        ProcessesError: Processes that did not come to compare.
         TransferGuardError: JAX's transfer guards forbid it, as they do under
             `"disallow_explicit"`.
 
@@ -126,13 +136,14 @@ def device_put(
     """
     # Not by short_tracebacks, which costs something where nothing goes wrong.
     try:
-        return _put_tree(x, device, src, donate, may_alias)
+        return _put_tree(x, device, src, (donate, may_alias), as_check(check))
     except Exception as error:
         shorten(error)
         raise
 
 
-def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any:
+def _put_tree(x: Any, device: Any, src: Any, flags: tuple[Any, Any], check: Check | None) -> Any:
+    donate, may_alias = flags
     leaves, treedef = jax.tree.flatten(x)
     entries = broadcast_prefix(device, x, is_place, "device", "x")
     donated = broadcast_prefix(donate, x, _is_flag, "donate", "x")
@@ -155,6 +166,11 @@ def _put_tree(x: Any, device: Any, src: Any, donate: Any, may_alias: Any) -> Any
         except XlashardError as error:
             raise at_path(error, leaf_path(x, number, "x")) from None
     with nullcontext() if guards is None else jax.transfer_guard("allow"):
+        if concerns_others(ways, leaves):
+            for number in own_values(x, leaves, ways, check):
+                steps[number] = _plan_leaf(
+                    leaves[number], ways[number], gives[number], shares[number], src, own=True
+                )
         return treedef.unflatten(_carried_out(x, steps, ways))
 
 
@@ -237,9 +253,18 @@ type _Step = Callable[[], Any]
 
 
 def _plan_leaf(
-    x: Any, placement: Placement, donate: bool, may_alias: bool | None, src: Any
+    x: Any,
+    placement: Placement,
+    donate: bool,
+    may_alias: bool | None,
+    src: Any,
+    *,
+    own: bool = False,
 ) -> "HostPut | _Step":
-    """What is to be done with one leaf; refuses what can't be done."""
+    """What is to be done with one leaf; refuses what can't be done.
+
+    `own` says of an array that each process has its own, with the same value.
+    """
     if not isinstance(donate, bool) or not _is_flag(may_alias):
         raise ArgumentError(
             "donate must be True or False, may_alias True, False or None; they are "
@@ -255,7 +280,7 @@ def _plan_leaf(
     if isinstance(x, Tracer):
         return lambda: _put_tracer(x, placement, src)
     if is_key_array(x):
-        return lambda: _put_keys(x, placement, donate, may_alias)
+        return lambda: _put_keys(x, placement, donate, may_alias, own)
     if not isinstance(x, Array | HandleType):
         return _plan_host(x, placement, may_alias)
     array = x if isinstance(x, Array) else Array.from_jax(x)
@@ -265,7 +290,7 @@ def _plan_leaf(
 
     def put() -> Array:
         check_alive(array)
-        out = _put_array(array, placement, donate, fresh=may_alias is False)
+        out = _put_array(array, placement, donate, fresh=may_alias is False, own=own)
         if donate:
             _use_up(array)
         return out
@@ -305,7 +330,7 @@ def placed(handle: Handle, sharding: Sharding) -> Array:
     return array
 
 
-def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool) -> Array:
+def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool, own: bool) -> Array:
     handle = array.to_jax()
     if placement.sharding is None:
         return array if not (donate or fresh) else _renewed(array, donate)
@@ -318,7 +343,10 @@ def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool) ->
         return array
     target = places(handle.shape, placement.sharding)
     try:
-        moved = reshard(handle, target, donate=donate, fresh=fresh)
+        if own:
+            moved = put_own(handle, target)
+        else:
+            moved = reshard(handle, target, donate=donate, fresh=fresh)
         moved = relayout(moved, placement.layout, target)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         scarce = out_of_memory(error, [needed_by(target, handle.dtype)])
@@ -348,7 +376,9 @@ def _use_up(array: Array) -> None:
         array.to_jax().delete()
 
 
-def _put_keys(keys: Any, placement: Placement, donate: bool, may_alias: bool | None) -> Any:
+def _put_keys(
+    keys: Any, placement: Placement, donate: bool, may_alias: bool | None, own: bool
+) -> Any:
     if placement.sharding is None and not donate and may_alias is not False:
         return keys
     numbers = Array.from_jax(key_handle(keys))
@@ -359,7 +389,7 @@ def _put_keys(keys: Any, placement: Placement, donate: bool, may_alias: bool | N
         logical = places(tuple(keys.shape), placement.sharding)
         there: Places = number_places(logical, numbers.shape[keys.ndim :])
         placement = Placement(there.sharding)
-    out = _put_array(numbers, placement, donate, fresh=may_alias is False)
+    out = _put_array(numbers, placement, donate, fresh=may_alias is False, own=own)
     if donate and not numbers.is_deleted():
         numbers.delete()
     return keys_over(out.to_jax(), keys)

@@ -57,10 +57,18 @@ def plan_between(
 
 
 @lru_cache(maxsize=_EXCHANGES_KEPT)
-def exchange(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying) -> Exchange:
-    """What goes where between placements that are wholly in this process."""
+def exchange(
+    shape: tuple[int, ...],
+    itemsize: int,
+    source: Lying,
+    target: Lying,
+    positions: tuple[int, ...] | None = None,
+) -> Exchange:
+    """What goes where, to some positions of the target's devices; to all, if not given."""
     plan, _ = numbered(shape, itemsize, source, target)
-    return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(d)) for d in plan.dst_devices))
+    chosen = range(len(plan.dst_devices)) if positions is None else positions
+    takers = [plan.dst_devices[position] for position in chosen]
+    return Exchange(plan.src_devices, tuple(tuple(plan.pieces_for(taker)) for taker in takers))
 
 
 def carry(like: Handle, shards: Any, target: Places, fresh: bool) -> Handle:
@@ -85,22 +93,22 @@ def move_in_pieces(
     donate: bool = False,
     fresh: bool = False,
 ) -> Handle:
-    """The same value on other devices, all in this process; nothing passes through the host.
+    """The same value on other devices of this process; nothing passes through the host.
 
     Pieces go between all devices at once, but never so many that a device needs more memory for
     them than the larger of its two shards takes.
 
     Args:
         handle: The source, in its devices' default memory.
-        source: Where it is.
-        target: Where to.
+        source: Where it is, wholly in this process.
+        target: Where to; of devices of other processes nothing is done.
         donate: Deletes each buffer of the source as soon as all of it is on its way.
         fresh: Copies also shards that are there already; otherwise those are shared.
     """
     if 0 in handle.shape:
         return put_value(np.empty(handle.shape, handle.dtype), target, weak_type=handle.weak_type)
     ends = ((places.tiling, places.sharding.devices) for places in (source, target))
-    givers, wanted = exchange(handle.shape, handle.itemsize, *ends)
+    givers, wanted = exchange(handle.shape, handle.itemsize, *ends, target.positions)
     buffers = dict(zip(givers, split(handle), strict=True))
     room = max(math.prod(source.shard_shape), math.prod(target.shard_shape)) * handle.itemsize
     traffic = Traffic(room)

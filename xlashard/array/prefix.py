@@ -56,3 +56,9 @@ def leaf_path(tree: Any, number: int, name: str) -> str:
     """How a person would write the way to a leaf: `x['w'][0]`."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     return name + jax.tree_util.keystr(paths[number][0])
+
+
+def leaf_paths(tree: Any, name: str) -> list[str]:
+    """How a person would write the way to each leaf."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [name + jax.tree_util.keystr(path) for path, _ in found]

@@ -17,6 +17,7 @@ from xlashard._jax.transfer import (
     separate,
     split,
 )
+from xlashard.array.host_put import put_value
 from xlashard.array.memory import in_one_memory, move_in_memory
 from xlashard.array.order import in_order
 from xlashard.array.pieces import carry, move_in_pieces
@@ -133,6 +134,20 @@ def _listed(handle: Handle, source: Places, target: Places) -> tuple[Handle, Pla
         return handle, source
     handle = in_order(handle, target.sharding.devices)
     return handle, places(handle.shape, from_jax(handle.sharding))
+
+
+def put_own(handle: Handle, target: Places) -> Handle:
+    """This process's part of an array of its own, of which each process has one with that value.
+
+    Args:
+        handle: Wholly in this process.
+        target: Where to, in several processes.
+    """
+    source = places(handle.shape, from_jax(handle.sharding))
+    normal = default_memory_kind(source.sharding.devices[0])
+    if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
+        return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
+    return move_in_pieces(handle, source, target, fresh=True)
 
 
 def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:

@@ -1,0 +1,284 @@
+"""`device_put` in several processes: whose value it is, and whether all have the same.
+
+A value of the host, and an array that is free to move, stands for itself: each process has its own,
+and puts its part of it on its devices. So it must be the same value everywhere. An array that is
+bound to devices is one value of all processes, wherever it lies. Where all its devices belong to
+one process, though, that one can't tell whether the others have an array of their own as well. They
+ask each other then.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, get_args
+
+import jax
+import numpy as np
+
+from xlashard._jax import coordination
+from xlashard._jax.context import calling_line
+from xlashard._jax.transfer import Tracer
+from xlashard.array.array import Array
+from xlashard.array.holder import Holder
+from xlashard.array.host import read_value
+from xlashard.array.host_put import as_host_value
+from xlashard.array.keys import is_key_array, key_handle
+from xlashard.array.placement import Placement
+from xlashard.array.prefix import leaf_paths
+from xlashard.config import CheckName, read_flags
+from xlashard.errors import ArgumentError, ProcessesError, UnequalError, counted
+from xlashard.processes import (
+    Invitation,
+    MissedError,
+    Named,
+    differences,
+    meetings,
+    named_processes,
+)
+from xlashard.sharding import Sharding
+from xlashard.wording import typed
+
+Check = CheckName
+
+# Seconds: as long as a process may be busy with its data or a compilation that others don't have.
+_TIMEOUT = 600.0
+_PLACES_REMEMBERED = 4096
+# Of so many differing leaves each is told.
+_TOLD = 5
+
+_DEFAULT = read_flags(os.environ).check_device_put
+
+
+class _Leaf(NamedTuple):
+    """A leaf that several processes have to do with.
+
+    Attributes:
+        number: Its number among the leaves.
+        path: `x['w']`.
+        x: As it was given.
+        target: Where it goes.
+        processes: The processes that it concerns.
+    """
+
+    number: int
+    path: str
+    x: Any
+    target: Sharding
+    processes: tuple[int, ...]
+
+
+def concerns_others(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
+    """Whether any leaf comes from or goes to devices of other processes."""
+    if coordination.process_count() < 2:
+        return False
+    return any(
+        placement.sharding is not None
+        and not (placement.sharding.is_fully_addressable and _is_here(leaf))
+        for placement, leaf in zip(placements, leaves, strict=True)
+    )
+
+
+def _is_here(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.is_fully_addressable
+
+
+def own_values(
+    x: Any, leaves: Sequence[Any], placements: Sequence[Placement], check: Check | None
+) -> set[int]:
+    """The numbers of the leaves that stand for themselves in each process, compared if need be.
+
+    Args:
+        x: The tree, for the paths of its leaves.
+        leaves: Its leaves.
+        placements: Where each goes.
+        check: When to compare them; None for the default.
+
+    Raises:
+        UnequalError: They differ between processes.
+        ProcessesError: Some process did not come to ask or to compare.
+    """
+    own: list[_Leaf] = []
+    unclear: list[_Leaf] = []
+    paths = leaf_paths(x, "x")
+    for number, (leaf, placement) in enumerate(zip(leaves, placements, strict=True)):
+        if placement.sharding is None or isinstance(leaf, Tracer):
+            continue
+        if isinstance(leaf, np.ndarray) and leaf.dtype == jax.dtypes.float0:
+            continue
+        target = placement.sharding
+        takers = _processes(target)
+        givers = _givers(leaf)
+        entry = _Leaf(number, paths[number], leaf, target, tuple(sorted(takers)))
+        if givers is None:
+            if len(takers) > 1 or not target.is_fully_addressable:
+                own.append(entry)
+        elif len(givers) == 1 and givers != takers:
+            everybody = tuple(sorted(givers | takers))
+            if coordination.process_index() in everybody:
+                unclear.append(entry._replace(processes=everybody))
+    own += _asked(unclear)
+    _compare(sorted(own), _DEFAULT if check is None else check)
+    return {leaf.number for leaf in own}
+
+
+def as_check(given: Any) -> Check | None:
+    """Reads what a caller wrote.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if given is None or given in get_args(Check.__value__):
+        return given
+    raise ArgumentError(
+        "check must be 'always' (compare at each call), 'once' (at the first call from a line), "
+        f"'never', or None (what XLASHARD_CHECK_DEVICE_PUT says, otherwise 'once'), not {given!r}"
+    )
+
+
+def _givers(x: Any) -> set[int] | None:
+    """The processes whose devices an array is bound to; None if it stands for itself."""
+    if not isinstance(x, jax.Array):
+        return None
+    handle = key_handle(x) if is_key_array(x) else x
+    if not handle.committed:
+        return None
+    return {device.process_index for device in handle.sharding.device_set}
+
+
+def _processes(sharding: Sharding) -> set[int]:
+    return {device.process_index for device in sharding.devices}
+
+
+def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
+    """Which of the arrays are one for each process, as all of them say together."""
+    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
+    for leaf in unclear:
+        by_group[leaf.processes].append(leaf)
+    own = []
+    for group, its in sorted(by_group.items()):
+        mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
+        try:
+            came = meetings.meet(_invitation(group), json.dumps(mine))
+        except MissedError as error:
+            raise _missed(error, its, group) from None
+        said = {process: json.loads(text) for process, text in came.items()}
+        types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
+        if any(listed != types[group[0]] for listed in types.values()):
+            raise ProcessesError(
+                f"device_put was called with other arrays in {_listed(types)}: let all processes "
+                "put the same arrays in the same order",
+                processes=group,
+            )
+        for number, leaf in enumerate(its):
+            if len({tuple(listed[number][1]) for listed in said.values()}) > 1:
+                own.append(leaf._replace(processes=tuple(sorted(_processes(leaf.target)))))
+    return own
+
+
+def _ids(x: Any) -> list[int]:
+    handle = key_handle(x) if is_key_array(x) else x
+    return sorted(device.id for device in handle.sharding.device_set)
+
+
+def _type_of(x: Any) -> str:
+    return typed(x.dtype.name, x.shape)
+
+
+def _listed(types: dict[int, list[str]]) -> str:
+    return "; ".join(f"process {p}: {', '.join(kinds[:_TOLD])}" for p, kinds in types.items())
+
+
+class _Compared:
+    """What was compared before, by the line that called."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    def is_new(self, key: str) -> bool:
+        """Whether this is the first time; remembers it."""
+        with self._lock:
+            if key in self._seen:
+                return False
+            while len(self._seen) >= _PLACES_REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+            self._seen[key] = None
+            return True
+
+
+_compared = _Compared()
+
+
+def _compare(own: Sequence[_Leaf], check: Check) -> None:
+    if check == "never":
+        return
+    me = coordination.process_index()
+    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
+    for leaf in own:
+        if len(leaf.processes) > 1 and me in leaf.processes:
+            by_group[leaf.processes].append(leaf)
+    for group, its in sorted(by_group.items()):
+        if check == "once" and not _compared.is_new(_key(its)):
+            continue
+        named = [Named(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its]
+        try:
+            found = differences(_invitation(group), named)
+        except MissedError as error:
+            raise _missed(error, its, group) from None
+        if found:
+            told = "; ".join(
+                f"{d.path} differs in {named_processes(d.processes)}{d.text and f': {d.text}'}"
+                for d in found[:_TOLD]
+            )
+            more = f"; and {counted(len(found) - _TOLD, 'more leaf', 'more leaves')}"
+            raise UnequalError(
+                f"device_put to devices of {len(group)} processes takes the same value in each, "
+                f"and {told}{more if len(found) > _TOLD else ''}: give all the same value (by one "
+                "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
+                "its own, write make_array_from_process_local_data(sharding, part)",
+                processes=sorted({p for d in found for p in d.processes}),
+                paths=[d.path for d in found],
+            )
+
+
+def _key(leaves: Sequence[_Leaf]) -> str:
+    """What tells one place of a program from another, and what is put there."""
+    facts = [(leaf.path, np.shape(leaf.x), str(leaf.target)) for leaf in leaves]
+    return hashlib.sha256(repr((calling_line(), facts)).encode()).hexdigest()
+
+
+def _value(x: Any) -> np.ndarray:
+    """What is put on the devices, on the host."""
+    if isinstance(x, jax.Array):
+        handle = key_handle(x) if is_key_array(x) else x
+        array = handle if isinstance(handle, Holder) else Array.from_jax(handle)
+        return read_value(array, explicit=True)
+    value, dtype, _ = as_host_value(x, lambda: "it")
+    return np.asarray(value, dtype)
+
+
+def _invitation(group: tuple[int, ...]) -> Invitation:
+    """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
+    series = "device_put"
+    if threading.current_thread() is not threading.main_thread():
+        series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"
+    return Invitation(group, series, _TIMEOUT)
+
+
+def _missed(error: MissedError, leaves: Sequence[_Leaf], group: tuple[int, ...]) -> ProcessesError:
+    first = leaves[0]
+    if isinstance(first.x, jax.Array) and first.x.committed:
+        why = "moves between their devices"
+        advice = "if each has a value of its own, give np.asarray(x)"
+    else:
+        why = "is put on devices of all of them, and must be the same"
+        advice = "check='never' compares nothing, and needs no other process"
+    return ProcessesError(
+        f"device_put waited {_TIMEOUT:g} s, and {named_processes(error.processes)} of {len(group)} "
+        f"did not call it: {first.path} {why}; let every process call it, in the same order; "
+        f"{advice}",
+        processes=error.processes,
+    )
