@@ -66,7 +66,7 @@ def test_flags_are_read(environment: dict[str, str], flags: Flags) -> None:
             {"XLASHARD_X": "1"},
             "the environment sets XLASHARD_X, which xlashard does not know; "
             "known: XLASHARD_PARTITIONER, XLASHARD_EXPLAIN_RECOMPILES, XLASHARD_CHECK_PROGRAMS, "
-            "XLASHARD_PROGRAMS_TIMEOUT",
+            "XLASHARD_PROGRAMS_TIMEOUT, XLASHARD_CHECK_DEVICE_PUT",
         ),
     ],
 )

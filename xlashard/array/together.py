@@ -13,6 +13,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -38,7 +39,7 @@ from xlashard.processes import (
     meetings,
     named_processes,
 )
-from xlashard.sharding import Sharding
+from xlashard.sharding import Sharding, XLACompatibleSharding
 from xlashard.wording import typed
 
 Check = CheckName
@@ -57,17 +58,33 @@ class _Leaf(NamedTuple):
 
     Attributes:
         number: Its number among the leaves.
-        path: `x['w']`.
+        tree: The tree that it is a leaf of.
         x: As it was given.
         target: Where it goes.
         processes: The processes that it concerns.
     """
 
     number: int
-    path: str
+    tree: "_Tree"
     x: Any
     target: Sharding
     processes: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """How a person would write the way to it: `x['w']`."""
+        return self.tree.paths[self.number]
+
+
+class _Tree:
+    """Knows the paths of its leaves once somebody asks."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    @cached_property
+    def paths(self) -> list[str]:
+        return leaf_paths(self._x, "x")
 
 
 def concerns_others(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
@@ -102,7 +119,7 @@ def own_values(
     """
     own: list[_Leaf] = []
     unclear: list[_Leaf] = []
-    paths = leaf_paths(x, "x")
+    tree = _Tree(x)
     for number, (leaf, placement) in enumerate(zip(leaves, placements, strict=True)):
         if placement.sharding is None or isinstance(leaf, Tracer):
             continue
@@ -111,16 +128,15 @@ def own_values(
         target = placement.sharding
         takers = _processes(target)
         givers = _givers(leaf)
-        entry = _Leaf(number, paths[number], leaf, target, tuple(sorted(takers)))
         if givers is None:
             if len(takers) > 1 or not target.is_fully_addressable:
-                own.append(entry)
-        elif len(givers) == 1 and givers != takers:
-            everybody = tuple(sorted(givers | takers))
+                own.append(_Leaf(number, tree, leaf, target, takers))
+        elif len(givers) == 1 and givers != set(takers):
+            everybody = tuple(sorted(givers.union(takers)))
             if coordination.process_index() in everybody:
-                unclear.append(entry._replace(processes=everybody))
+                unclear.append(_Leaf(number, tree, leaf, target, everybody))
     own += _asked(unclear)
-    _compare(sorted(own), _DEFAULT if check is None else check)
+    _compare(sorted(own, key=lambda leaf: leaf.number), _DEFAULT if check is None else check)
     return {leaf.number for leaf in own}
 
 
@@ -148,8 +164,16 @@ def _givers(x: Any) -> set[int] | None:
     return {device.process_index for device in handle.sharding.device_set}
 
 
-def _processes(sharding: Sharding) -> set[int]:
-    return {device.process_index for device in sharding.devices}
+def _processes(sharding: Sharding) -> tuple[int, ...]:
+    """The processes that have devices of a sharding."""
+    if isinstance(sharding, XLACompatibleSharding):
+        return _known_processes(sharding)
+    return tuple(sorted({device.process_index for device in sharding.devices}))
+
+
+@lru_cache(maxsize=512)
+def _known_processes(sharding: Sharding) -> tuple[int, ...]:
+    return tuple(sorted({device.process_index for device in sharding.devices}))
 
 
 def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
@@ -174,7 +198,7 @@ def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
             )
         for number, leaf in enumerate(its):
             if len({tuple(listed[number][1]) for listed in said.values()}) > 1:
-                own.append(leaf._replace(processes=tuple(sorted(_processes(leaf.target)))))
+                own.append(leaf._replace(processes=_processes(leaf.target)))
     return own
 
 
@@ -191,14 +215,17 @@ def _listed(types: dict[int, list[str]]) -> str:
     return "; ".join(f"process {p}: {', '.join(kinds[:_TOLD])}" for p, kinds in types.items())
 
 
+type _Key = tuple[Any, ...]
+
+
 class _Compared:
     """What was compared before, by the line that called."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, None] = {}
+        self._seen: dict[_Key, None] = {}
         self._lock = threading.Lock()
 
-    def is_new(self, key: str) -> bool:
+    def is_new(self, key: _Key) -> bool:
         """Whether this is the first time; remembers it."""
         with self._lock:
             if key in self._seen:
@@ -244,10 +271,13 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
             )
 
 
-def _key(leaves: Sequence[_Leaf]) -> str:
+def _key(leaves: Sequence[_Leaf]) -> _Key:
     """What tells one place of a program from another, and what is put there."""
-    facts = [(leaf.path, np.shape(leaf.x), str(leaf.target)) for leaf in leaves]
-    return hashlib.sha256(repr((calling_line(), facts)).encode()).hexdigest()
+    shapes = tuple([np.shape(leaf.x) for leaf in leaves])
+    targets = [leaf.target for leaf in leaves]
+    # One of a user's own class may have no hash.
+    known = [t if isinstance(t, XLACompatibleSharding) else type(t) for t in targets]
+    return *calling_line(), shapes, *known
 
 
 def _value(x: Any) -> np.ndarray:
