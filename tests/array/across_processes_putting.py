@@ -182,7 +182,7 @@ def one_that_does_not_come() -> None:
     if ME == 0:
         error = expect(
             ProcessesError,
-            r"waited 0.5 s, and process 1 of 2 did not call it: x\['v'\].*check='never'",
+            r"waited 0.5 s, and process 1 of 2 did not call it.*: x\['v'\].*check='never'",
             lambda: device_put({"v": V}, ROWS, check="always"),
         )
         assert error.processes == (1,)

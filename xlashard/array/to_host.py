@@ -115,7 +115,9 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
     processes = tuple(sorted({device.process_index for device in sharding.devices}))
     subject = f"{type_text(handle)} under {sharding}"
     try:
-        came = meetings.meet(Invitation(processes, "to_host", timeout), subject)
+        came = meetings.meet(
+            Invitation(processes, "to_host", timeout, what="to_host('gather')"), subject
+        )
     except MissedError as error:
         raise ProcessesError(
             f"x.to_host('gather') of an Array {type_text(handle)} waited {timeout:g} s, and "

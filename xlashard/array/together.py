@@ -295,7 +295,7 @@ def _invitation(group: tuple[int, ...]) -> Invitation:
     series = "device_put"
     if threading.current_thread() is not threading.main_thread():
         series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"
-    return Invitation(group, series, _TIMEOUT)
+    return Invitation(group, series, _TIMEOUT, what="device_put")
 
 
 def _missed(error: MissedError, leaves: Sequence[_Leaf], group: tuple[int, ...]) -> ProcessesError:
@@ -306,9 +306,10 @@ def _missed(error: MissedError, leaves: Sequence[_Leaf], group: tuple[int, ...])
     else:
         why = "is put on devices of all of them, and must be the same"
         advice = "check='never' compares nothing, and needs no other process"
+    doing = f" ({error.doing})" if error.doing else ""
     return ProcessesError(
         f"device_put waited {_TIMEOUT:g} s, and {named_processes(error.processes)} of {len(group)} "
-        f"did not call it: {first.path} {why}; let every process call it, in the same order; "
-        f"{advice}",
+        f"did not call it{doing}: {first.path} {why}; let every process call it, in the same "
+        f"order; {advice}",
         processes=error.processes,
     )
