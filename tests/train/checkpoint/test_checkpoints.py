@@ -113,7 +113,7 @@ def test_random_keys_come_back(tmp_path: Path) -> None:
         checkpoints.wait()
         like = {"keys": jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=keys.sharding)}
         got = checkpoints.restore(like).state["keys"]
-        assert type(got) is Array and got.dtype == keys.dtype
+        assert type(got) is type(keys) and got.dtype == keys.dtype
         np.testing.assert_array_equal(*map(np.asarray, map(jax.random.key_data, (got, keys))))
         like = {"keys": jax.ShapeDtypeStruct((8, 2), np.uint32, sharding=keys.sharding)}
         with pytest.raises(CheckpointError, match=r"keys is key<fry>\[8\] there and uint32\[8,2\]"):
