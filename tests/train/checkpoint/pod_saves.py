@@ -4,60 +4,18 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
 from tests.processes import expect
-from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback
-from xlashard.train.checkpoint import About, Checkpoints
+from tests.train.checkpoint.pod_states import COLUMNS, ROWS, about, check, state, wanted
+from xlashard import P
+from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.errors import CheckpointError
 
 jax.distributed.initialize()
 ME = jax.process_index()
 FOLDER = Path(sys.argv[1])
-MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
-ROWS, COLUMNS = P(("process", "device")), P(None, "process")
-
-
-def values(step: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(step)
-    return {
-        "w": rng.standard_normal((8, 4096), np.float32),
-        "b": rng.standard_normal(8).astype(jax.numpy.bfloat16),
-        "step": np.asarray(step, np.int32),
-    }
-
-
-def place(name: str, spec: Any) -> NamedSharding:
-    return NamedSharding(MESH, spec if name == "w" else P())
-
-
-def state(step: int, spec: Any = ROWS) -> dict[str, Array]:
-    return {
-        name: make_array_from_callback(x.shape, place(name, spec), lambda index, x=x: x[index])
-        for name, x in values(step).items()
-    }
-
-
-def wanted(spec: Any = ROWS) -> dict[str, Any]:
-    return {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(name, spec))
-        for name, x in values(0).items()
-    }
-
-
-def check(got: dict[str, Array], step: int, spec: Any) -> None:
-    for name, x in values(step).items():
-        assert type(got[name]) is Array and got[name].sharding == place(name, spec)
-        for shard in got[name].addressable_shards:
-            assert np.asarray(shard.data).tobytes() == x[shard.index].tobytes(), name
-
-
-def about(step: int) -> About:
-    return About(step, {"next": step}, "", {"process": 2, "device": 2})
-
 
 with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     for step in (1, 2, 3):

@@ -2,38 +2,29 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from tests.array.cases import DEVICES
-from tests.processes import run_many
-from xlashard import Mesh, NamedSharding, P, device_put
-from xlashard.train.checkpoint import About, Checkpoints
+from tests.processes import ROOT, run_many
+from tests.train.checkpoint.pod_states import COLUMNS, about, check, state, values, wanted
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import Rules, run_to_end
+from xlashard.train.checkpoint import Checkpoints
 
-SCRIPT = Path(__file__).with_name("pod_saves.py")
-MESH = Mesh(np.array(DEVICES), ("all",))
+HERE = Path(__file__).parent
 
-
-def values(step: int) -> dict[str, np.ndarray]:
-    """As in the script."""
-    rng = np.random.default_rng(step)
-    return {
-        "w": rng.standard_normal((8, 4096), np.float32),
-        "b": rng.standard_normal(8).astype(jax.numpy.bfloat16),
-        "step": np.asarray(step, np.int32),
-    }
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_two_processes_and_one(tmp_path: Path) -> None:
-    rows, whole = NamedSharding(MESH, P("all")), NamedSharding(MESH, P())
     with Checkpoints(tmp_path / "given") as checkpoints:
-        state = {name: device_put(x, whole) for name, x in values(7).items()}
-        checkpoints.save(state, About(7, {}, "", {"all": 8}))
+        checkpoints.save(state(7, COLUMNS), about(7))
     shutil.copytree(tmp_path / "given", tmp_path / "damaged")
     files = (tmp_path / "damaged" / "00000007" / "arrays").rglob("*")
     biggest = max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
@@ -41,20 +32,35 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     biggest.write_bytes(data)
 
-    for output in run_many(SCRIPT, 2, 2, str(tmp_path)):
+    for output in run_many(HERE / "pod_saves.py", 2, 2, str(tmp_path)):
         assert "all well" in output, output
 
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows if x.ndim else whole)
-        for name, x in values(0).items()
-    }
     with Checkpoints(tmp_path / "run") as checkpoints:
         assert checkpoints.steps() == [3, 5]
-        restored = checkpoints.restore(like)
+        restored = checkpoints.restore(wanted(COLUMNS))
+    check(restored.state, 5, COLUMNS)
     for name, x in values(5).items():
         assert np.asarray(restored.state[name]).tobytes() == x.tobytes()
     assert restored.about.processes == 2
-    assert restored.about.changes(About(5, {}, "", {"all": 8})) == [
-        "the mesh, {'process': 2, 'device': 2}, is {'all': 8} now",
-        "the number of processes, 2, is 1 now",
-    ]
+    assert restored.about.changes(about(5)) == ["the number of processes, 2, is 1 now"]
+
+
+def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
+    plan = LaunchPlan(
+        [sys.executable, str(HERE / "pod_killed.py"), str(tmp_path)],
+        PodSize(2, 2),
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        one_stream=True,
+    )
+    done = run_to_end(Launch(plan), Rules(120))
+    for output in done.outputs:
+        assert "committed [1, 2]" in output and "never comes" not in output, output
+    assert len(list(tmp_path.glob(".saving-00000003-*"))) == 1
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        check(checkpoints.restore(wanted()).state, 2)
+        checkpoints.save(state(3), about(3))
+        checkpoints.wait()
+        check(checkpoints.restore(wanted()).state, 3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["00000001", "00000002", "00000003"]
