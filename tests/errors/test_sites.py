@@ -106,7 +106,7 @@ UNREACHED = {
     ("multihost/place.py", "_alone", "batch script"): PLACES,
     ("multihost/host_mesh.py", "_host_mesh", "_gap_text"): PODS,
     ("multihost/host_mesh.py", "_host_mesh", "none of the"): PODS,
-    ("multihost/host_local.py", "_refuse_in_program", ""): PODS,
+    ("multihost/linear.py", "_refuse_in_program", ""): PODS,
     ("multihost/calls.py", "_missing_told", ""): PODS,
     ("multihost/calls.py", "_check_calls", "different functions"): PODS,
     ("multihost/calls.py", "_check_calls", "failed in"): PODS,

@@ -3,6 +3,8 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.geometry.oracle import coordinates_of, grid_id, small_grids
 from xlashard.errors import BoxError, GridError
@@ -97,3 +99,26 @@ def test_a_box_in_a_pod_is_found_without_counting_the_pod():
     grid = MeshGrid(("x", "y"), (2**20, 2**20))
     at = 5 * 2**20 + 7
     assert grid.local_box([at, at + 1, at + 2**20, at + 2**20 + 1]) == ((5, 7), (2, 2))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    owners=st.lists(st.integers(0, 2), min_size=27, max_size=27),
+)
+def test_boxes_of_all_owners_are_those_of_each(sizes, owners):
+    grid = MeshGrid(("x", "y", "z")[: len(sizes)], tuple(sizes))
+    owners = owners[: grid.size]
+    boxes = grid.boxes_of(owners)
+    assert list(boxes) == sorted(set(owners))
+    for owner, box in boxes.items():
+        mine = [position for position, other in enumerate(owners) if other == owner]
+        if box is not None:
+            assert box == grid.local_box(mine)
+            continue
+        with pytest.raises(BoxError, match="do not fill it"):
+            grid.local_box(mine)
+
+
+def test_boxes_need_an_owner_for_each_device():
+    with pytest.raises(GridError, match="3 owners for the 4 devices of 'x'=2, 'y'=2"):
+        MeshGrid(("x", "y"), (2, 2)).boxes_of([0, 0, 1])

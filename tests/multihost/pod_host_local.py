@@ -207,6 +207,11 @@ def check_in_programs() -> None:
         return host_local_array_to_global_array(x, MESH, spec) * 2
 
     for compiled in (jax.jit, pjit):
+        for spec in (P(), P("model")) if MESH.local_mesh.shape["model"] == 2 else (P(),):
+            out = compiled(lambda x, spec=spec: step(x, spec))(mine)
+            assert out.sharding.is_equivalent_to(NamedSharding(MESH, spec), 1)
+            for shard in out.addressable_shards:
+                assert np.array_equal(shard.data, 2 * mine[shard.index])
         if PROCESSES > 1:
             expect(
                 CompileError,

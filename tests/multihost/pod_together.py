@@ -74,6 +74,8 @@ def check_kinds_of_leaves() -> None:
     tiled = process_allgather(tree, tiled=True)
     assert tiled["number"].tolist() == list(range(N)), "numbers are stacked"
     assert tiled["keys"].shape == (2 * N,) and tiled["empty"].shape == (0, 3)
+    one = process_allgather(keys[0], tiled=True)
+    assert (jax.random.key_data(one) == jax.random.key_data(expected[:, 0])).all()
     assert process_allgather({}) == {}
 
 

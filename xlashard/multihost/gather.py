@@ -52,10 +52,13 @@ def process_allgather(in_tree: Any, tiled: bool = False, *, timeout: float = 600
             _check_tiled(leaves, tiled)
         own = [leaf.value for leaf in leaves if leaf.value is not None]
         rows = iter(_gathered(call, leaves, own))
-        out = [
-            leaf.like(_whole(leaf, timeout) if leaf.value is None else _arranged(next(rows), tiled))
+        values = [
+            _whole(leaf, timeout)
+            if leaf.value is None
+            else _arranged(next(rows), tiled and leaf.ndim > 0)
             for leaf in leaves
         ]
+        out = [leaf.like(value) for leaf, value in zip(leaves, values, strict=True)]
         return jax.tree.structure(in_tree).unflatten(out)
 
 
@@ -85,9 +88,7 @@ def _gathered(call: Call, leaves: Sequence[Leaf], own: Sequence[np.ndarray]) -> 
 
 
 def _arranged(rows: np.ndarray, tiled: bool) -> np.ndarray:
-    if not tiled or rows.ndim == 1:
-        return rows
-    return rows.reshape(-1, *rows.shape[2:]) if rows.size else np.concatenate(list(rows))
+    return rows.reshape((rows.shape[0] * rows.shape[1], *rows.shape[2:])) if tiled else rows
 
 
 def _whole(leaf: Leaf, timeout: float) -> np.ndarray:

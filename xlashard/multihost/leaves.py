@@ -44,6 +44,12 @@ class Leaf:
         text = text if self.keys is None else f"keys of {jax.random.key_impl(self.keys)}, {text}"
         return f"a global array {text}" if self.value is None else text
 
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions, those of one key not counted."""
+        x: Any = self.value if self.keys is None else self.keys
+        return self.array.ndim if x is None and self.array is not None else x.ndim
+
     def like(self, value: np.ndarray) -> Any:
         """A value of this leaf's kind: keys again where it was keys."""
         return value if self.keys is None else keys_over(value, self.keys)
