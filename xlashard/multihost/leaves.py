@@ -47,8 +47,10 @@ class Leaf:
     @property
     def ndim(self) -> int:
         """The number of its dimensions, those of one key not counted."""
-        x: Any = self.value if self.keys is None else self.keys
-        return self.array.ndim if x is None and self.array is not None else x.ndim
+        if self.keys is not None:
+            return self.keys.ndim
+        x: Any = self.array if self.value is None else self.value
+        return x.ndim
 
     def like(self, value: np.ndarray) -> Any:
         """A value of this leaf's kind: keys again where it was keys."""
