@@ -308,6 +308,10 @@ class DonationError(XlashardError, ValueError):
     """A donated argument whose buffers no result can take over, where that was forbidden."""
 
 
+class SharedBinaryWarning(UserWarning):
+    """A program that every process compiles, though one should have compiled it for all."""
+
+
 class DonationWarning(UserWarning):
     """A donated argument whose buffers no result can take over."""
 

@@ -46,6 +46,7 @@ def pjit[**P, R](
     inline: bool = ...,
     compiler_options: dict[str, Any] | None = ...,
     donation: DonationMode = ...,
+    share_binary: bool = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
 ) -> Jitted[P, R]: ...
@@ -64,6 +65,7 @@ def pjit(
     inline: bool = ...,
     compiler_options: dict[str, Any] | None = ...,
     donation: DonationMode = ...,
+    share_binary: bool = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
 ) -> _Decorator: ...
@@ -82,6 +84,7 @@ def pjit(
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
     donation: DonationMode = "warn",
+    share_binary: bool = False,
     in_axis_resources: Any = UNSPECIFIED,
     out_axis_resources: Any = UNSPECIFIED,
 ) -> Any:
@@ -105,6 +108,8 @@ def pjit(
         inline: Inside another program, leave no function of its own.
         compiler_options: Options of XLA.
         donation: `"warn"` or, to raise where a donated argument can't be reused, `"strict"`.
+        share_binary: In a program over several processes, let one compile, and the others load its
+            machine code; all must then compile it, in the same order.
         in_axis_resources: An older name of `in_shardings`.
         out_axis_resources: An older name of `out_shardings`.
 
@@ -135,6 +140,7 @@ def pjit(
                 "inline": inline,
                 "compiler_options": compiler_options,
                 "donation": donation,
+                "share_binary": share_binary,
             },
         )
         static = (

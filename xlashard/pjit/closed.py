@@ -15,7 +15,7 @@ from xlashard._jax.tracing import abstractify
 from xlashard.array.host import value_of
 from xlashard.array.variables import variable_of
 from xlashard.pjit.arguments import bare, check_alive
-from xlashard.processes.sameness import digest
+from xlashard.processes import digest
 from xlashard.program.agreement import Naming
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 

@@ -159,6 +159,7 @@ class Function:
             layouts=(follow_layouts(arguments, in_layouts), out_layouts),
             keep_unused=options.keep_unused,
             options=options.compiler_options,
+            share_binary=options.share_binary,
         )
 
     def _device(self) -> Device | None:
@@ -196,7 +197,7 @@ class Function:
         """The program of an order under more options of the compiler; no other call gets it."""
         again = replace(call, making=Making(arguments=call.making.arguments))
         with again.making.timed("compile"):
-            prepared = compile_prepared(*lowered, options)
+            prepared = compile_prepared(*lowered, options, share=order.share_binary)
         again.making.source = prepared.program.source
         whole = replace(order, options=(*order.options, *options))
         self.ledger.note(again.making, lambda: again.key(whole))

@@ -29,6 +29,7 @@ class PjitOptions:
         inline: Leave no function of its own in an outer program.
         compiler_options: Options of XLA, sorted by name.
         donation: What to do about a donated argument that no result can reuse.
+        share_binary: Let one process compile for all.
     """
 
     in_resources: ResourceTree
@@ -41,6 +42,7 @@ class PjitOptions:
     inline: bool
     compiler_options: tuple[tuple[str, Any], ...]
     donation: DonationMode
+    share_binary: bool = False
 
 
 def read_options(
@@ -90,6 +92,7 @@ def read_options(
         inline=bool(rest["inline"]),
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
+        share_binary=bool(rest["share_binary"]),
     )
 
 

@@ -78,6 +78,7 @@ class Order:
         keep_unused: Whether arguments without use stay.
         options: Options of the compiler.
         context: Settings of JAX that its rules read: those in force.
+        share_binary: Whether one process compiles it for all.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Order:
     keep_unused: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     context: Any = field(default_factory=trace_context)
+    share_binary: bool = False
 
     def normal(self) -> "Order":
         """The order of the program that serves this one."""
@@ -199,7 +201,7 @@ class ProgramCache:
             order: What else it depends on.
             making: Is told if it had to be made.
         """
-        order = order.normal()
+        order = replace(order.normal(), share_binary=False)
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
             if slot.value is None:
@@ -228,7 +230,7 @@ class ProgramCache:
             if slot.value is None:
                 lowered = self.lowered(jaxpr, order, making)
                 with making.timed("compile"):
-                    slot.value = compile_prepared(*lowered)
+                    slot.value = compile_prepared(*lowered, share=order.share_binary)
                 making.source = slot.value.program.source
             return slot.value
 
@@ -360,6 +362,8 @@ def compile_prepared(
     interface: Interface,
     lowered: LoweredProgram,
     options: Sequence[tuple[str, Any]] = (),
+    *,
+    share: bool = False,
 ) -> Prepared:
     """Compiles a module and places the values that its function closes over."""
     count = len(interface.consts)
@@ -370,6 +374,7 @@ def compile_prepared(
         committed=True,
         options=options,
         closed=ClosedValues(tuple(used), interface.closed),
+        share=share,
     )
     placed = program.place([bare(value) for value in used])
     return Prepared(

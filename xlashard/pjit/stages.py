@@ -1,6 +1,7 @@
 """The first stages of a pjit-ed function: traced, lowered."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -158,11 +159,18 @@ class Lowered(Stage, jax.stages.Lowered):
         return analysis.lowered_cost(client, self._program.body.module)
 
     @shortened
-    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> "Compiled":
+    def compile(
+        self,
+        compiler_options: Mapping[str, Any] | None = None,
+        *,
+        share_binary: bool | None = None,
+    ) -> "Compiled":
         """Compiles the module.
 
         Args:
             compiler_options: Options of XLA for this compilation only.
+            share_binary: Whether one process of several compiles, and the others load its machine
+                code; all must then call this. As `pjit` was told if not given.
 
         Raises:
             ArgumentError: If it was lowered for another platform than that of its devices.
@@ -177,6 +185,8 @@ class Lowered(Stage, jax.stages.Lowered):
                 "leave lowering_platforms out to compile it here"
             )
         function.report_donation(self._program)
+        if share_binary is not None:
+            order = replace(order, share_binary=share_binary)
         if compiler_options:
             options = compiler_option_items(compiler_options)
             module = (self._interface, self._program)

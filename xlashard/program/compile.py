@@ -4,13 +4,14 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xlashard._jax import analysis, compiling, modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.shardings import layout_text
-from xlashard.errors import CompileError, DonationError, DonationWarning
+from xlashard.errors import CompileError, DonationError, DonationWarning, ProcessesError
 from xlashard.program.agreement import ClosedOver, Terms
 from xlashard.program.donation import Donation, bytes_of
 from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal
@@ -19,6 +20,7 @@ from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.readback import settled_shardings
+from xlashard.program.shared_binary import SHARED_BINARIES
 
 # A warning is about the line of whoever called this package.
 _OWN_FILES = str(Path(__file__).parents[1])
@@ -163,6 +165,7 @@ def compile_program(
     committed: bool,
     options: Sequence[tuple[str, Any]] = (),
     closed: ClosedOver | None = None,
+    share: bool = False,
 ) -> Program:
     """Compiles an annotated module and reads back what the partitioner chose.
 
@@ -172,14 +175,21 @@ def compile_program(
         committed: Whether the results are bound to their devices.
         options: Options of the compiler, past those of the plan.
         closed: The values that its function closes over.
+        share: Let one of the program's processes compile it, and the others load what it made.
 
     Raises:
         CompileError: If XLA refuses the module or an option.
+        ProcessesError: If it is to be shared, and other processes don't come, or with another one.
     """
     plan, body = lowered.plan, lowered.body
     request = _request(lowered, options)
+    terms = None
+    if not _is_of_one_process(plan):
+        terms = Terms(plan, body.module, request, body.callbacks, closed)
     try:
-        loaded, source = _loaded(lowered, request)
+        loaded, source = _loaded(lowered, request, terms if share else None)
+    except ProcessesError:
+        raise
     except RuntimeError as error:
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
@@ -192,15 +202,17 @@ def compile_program(
         committed=committed,
         body=body,
     )
-    terms = None
-    if not _is_of_one_process(plan):
-        terms = Terms(plan, body.module, request, body.callbacks, closed)
     return Program(loaded, parts, source, terms)
 
 
-def _loaded(lowered: LoweredProgram, request: compiling.CompileRequest) -> tuple[Loaded, Source]:
+def _loaded(
+    lowered: LoweredProgram, request: compiling.CompileRequest, shared: Terms | None
+) -> tuple[Loaded, Source]:
     module = lowered.body.module
     loaded = Loaded()
+    if shared is not None:
+        compile_here = partial(loaded.compile, module, request)
+        return loaded, SHARED_BINARIES.load(shared, lowered.body, loaded, compile_here)
     if lowered.source is not None and _is_told_by_text(lowered):
         key = (lowered.source, compiling.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)

@@ -15,7 +15,11 @@ from xlashard._jax import compiling, executables
 from xlashard._jax.caches import cleared_with_jax
 
 type Source = Literal[
-    "the compiler", "the persistent cache", "a program that says the same", "a file"
+    "the compiler",
+    "the persistent cache",
+    "a program that says the same",
+    "a file",
+    "another process",
 ]
 """Where a program got its executable from."""
 
@@ -48,6 +52,11 @@ class Loaded:
                 return False
             self.executable = make()
             return True
+
+    def take(self, executable: compiling.Executable, code: bytes) -> None:
+        """Is given what another process has compiled, and the bytes that it comes from."""
+        with self._lock:
+            self.executable, self._code = executable, code
 
     def compile(self, module: Any, request: compiling.CompileRequest) -> Source:
         """Compiles a module unless that is done, and says where the executable came from."""

@@ -64,6 +64,18 @@ class Agreements:
             self.group(terms.group).admit(terms, naming, policy.timeout)
         return policy.enabled
 
+    def compare(self, terms: Terms) -> None:
+        """The same for those who need it before they run a program, and in any case.
+
+        Args:
+            terms: The program.
+
+        Raises:
+            ProgramsDifferError: They have another one.
+            ProcessesError: Some did not come.
+        """
+        self.group(terms.group).admit(terms, None, self.policy.timeout)
+
     def group(self, processes: tuple[int, ...]) -> Group:
         """What this process has agreed on with these."""
         with self._lock:

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from xlashard._jax import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
-from xlashard.processes import Invitation, MissedError, meetings, store
-from xlashard.processes.sameness import named_processes, odd_ones
+from xlashard.processes import (
+    Invitation,
+    MissedError,
+    meetings,
+    named_processes,
+    odd_ones,
+    store,
+)
 from xlashard.program.agreement.difference import (
     Difference,
     find_difference,

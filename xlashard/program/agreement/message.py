@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from xlashard.config import CHECK_PROGRAMS
 from xlashard.errors import counted
-from xlashard.processes.sameness import named_processes
+from xlashard.processes import named_processes
 from xlashard.program.agreement.difference import Difference
 from xlashard.program.agreement.subject import Subject
 
