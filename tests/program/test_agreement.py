@@ -141,3 +141,9 @@ def test_most_processes_are_taken_for_right():
         assert f"processes 0, 1, 2: {function}(float32[8])" in text
         assert "process 3: " in text
         assert [said["processes"] for said in found[name]] == [[3]] * 4
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_elsewhere_or_ends_is_named():
+    script = SCRIPT.with_name("branching.py")
+    assert "all found out" in run_many(script, 2, 2)[0]
