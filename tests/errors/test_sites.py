@@ -30,7 +30,7 @@ PROCESSES = "needs several processes, which scripts beside the tests of its room
 PLACES = "needs a launcher's environment, which tests/multihost/test_place.py makes"
 ROLL = "needs several processes, which are threads in tests/processes/test_roll_call.py"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
-AGREEMENT = "needs several processes, which tests/program/agreeing.py has"
+AGREEMENT = "needs several processes, which tests/program/agreeing.py and sharing.py have"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
@@ -129,6 +129,8 @@ UNREACHED = {
     ("program/agreement/group.py", "admit", ""): AGREEMENT,
     ("program/agreement/group.py", "_came", "waited"): AGREEMENT,
     ("program/agreement/group.py", "_check_compared", ""): AGREEMENT,
+    ("program/shared_binary.py", "source", ""): AGREEMENT,
+    ("program/shared_binary.py", "_meet", ""): AGREEMENT,
     ("program/annotate.py", "_checked_text", ""): PLANS,
     ("program/emit.py", "write_main", "no function @main"): PLANS,
     ("program/emit.py", "write_main", "does not verify"): PLANS,
