@@ -12,11 +12,14 @@ from xlashard.multihost.host_local import (
 from xlashard.multihost.initialize import Pod, initialize
 from xlashard.multihost.programs import check_programs, checked_programs
 from xlashard.multihost.security import MutualTLS
+from xlashard.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
 
 __all__ = [
     "GONE_EXIT_CODE",
+    "STUCK_EXIT_CODE",
     "MutualTLS",
     "Pod",
+    "Watchdog",
     "assert_equal",
     "barrier",
     "broadcast_one_to_all",

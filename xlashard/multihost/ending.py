@@ -10,6 +10,7 @@ from types import TracebackType
 
 from xlashard._jax import coordination
 from xlashard.processes import named_processes
+from xlashard.processes.asking import desk
 from xlashard.processes.lines import Lines
 from xlashard.processes.notes import own_note
 
@@ -35,9 +36,10 @@ def end_without(processes: tuple[int, ...]) -> None:
     what_now = "goes on without" if going_on else "ends: it can't go on without"
     text = (
         f"\nxlashard: {named_processes(processes)} of {count}{coordinator} {is_are} gone: the "
-        "connection closed with no goodbye, as when a process is killed, preempted or out of "
-        f"memory. Process {me} {what_now} it. See the end of its log, then start all processes "
-        "again; with --resume, where the program has it, they go on from the last checkpoint.\n"
+        "connection closed with no goodbye, as when a process is killed, preempted, out of "
+        f"memory or ended by its watchdog. Process {me} {what_now} it. See the end of its log, "
+        "then start all processes again; with --resume, where the program has it, they go on from "
+        "the last checkpoint.\n"
     )
     # The message first, and by no lock that another thread may hold.
     os.write(2, text.encode())
@@ -83,5 +85,6 @@ class Ending:
         # Whatever has happened to the service: this process is to end now.
         with contextlib.suppress(Exception):
             own_note.end(self._how)
+            desk.close()
         if self._lines is not None:
             self._lines.goodbye()

@@ -9,6 +9,7 @@ from xlashard.multihost.coming import come_together
 from xlashard.multihost.ending import Ending, end_without
 from xlashard.multihost.place import Request, address_text, asked_text, bind_address, find
 from xlashard.multihost.security import MutualTLS
+from xlashard.processes.asking import desk
 from xlashard.processes.lines import Lines
 
 # Seconds that JAX's own client has to connect; all processes are there by then.
@@ -101,6 +102,7 @@ def initialize(
         pod = _join(request)
     if pod.count > 1:
         _joined.pod = pod
+        desk.open()
     return pod
 
 

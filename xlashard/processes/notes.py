@@ -136,12 +136,13 @@ def _key(process: int) -> str:
 def caller() -> str:
     """File and line of the call into this package, for example `train.py:40`."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_inner(frame.f_code.co_filename):
+    while frame.f_back is not None and is_inner(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _is_inner(filename: str) -> bool:
+def is_inner(filename: str) -> bool:
+    """Whether a file is of the part of this package that a user's program calls."""
     return filename.startswith(str(_PACKAGE)) and not filename.startswith(_USERS)
 
 
