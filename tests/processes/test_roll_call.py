@@ -187,10 +187,19 @@ def test_an_address_that_is_taken_is_an_error_of_the_system() -> None:
     assert isinstance(error, OSError) and "in use" in str(error)
 
 
-class _Three:
-    """Three processes with their lines."""
+def test_an_address_that_a_launcher_keeps_is_free() -> None:
+    address = calls(2)[0].bind
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(address)
+        with listen(address):
+            connect(address).close()
 
-    def __init__(self) -> None:
+
+class _Three:
+    """Three processes with their lines; nobody watches those of a process 0 that is to die."""
+
+    def __init__(self, process_0_watches: bool = True) -> None:
         self.gone: dict[int, tuple[int, ...]] = {}
         self.heard = {process: Event() for process in range(3)}
         pairs = {process: socket.socketpair() for process in (1, 2)}
@@ -199,7 +208,9 @@ class _Three:
             for process, (ours, theirs) in pairs.items()
         }
         host = {process: ours for process, (ours, _) in self.connections.items()}
-        self.lines = {0: Lines(host, lambda gone: self._note(0, gone))}
+        self.lines = {}
+        if process_0_watches:
+            self.lines[0] = Lines(host, lambda gone: self._note(0, gone))
         for process in (1, 2):
             theirs = {0: self.connections[process][1]}
             note = self._noting(process)
@@ -235,8 +246,27 @@ def test_one_that_said_goodbye_is_not_gone() -> None:
     assert pod.gone[0] == (2,)
 
 
-def test_the_coordinator_is_gone() -> None:
+def test_without_the_coordinator_only_those_end_that_have_not_ended() -> None:
+    pod = _Three(process_0_watches=False)
+    pod.lines[2].goodbye()
+    for ours, _ in pod.connections.values():
+        ours.send(goodbye=True)
+    pod.kill(0)
+    assert pod.heard[1].wait(10) and pod.gone[1] == (0,)
+    assert not pod.heard[2].is_set()
+
+
+def test_the_coordinator_waits_for_the_others_to_end() -> None:
     pod = _Three()
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(pod.lines[0].goodbye, 60)
+        pod.lines[1].goodbye()
+        pod.kill(2)
+        leaving.result(30)
+
+
+def test_the_coordinator_is_gone() -> None:
+    pod = _Three(process_0_watches=False)
     pod.kill(0)
     assert pod.heard[1].wait(10) and pod.heard[2].wait(10)
     assert pod.gone[1] == pod.gone[2] == (0,)

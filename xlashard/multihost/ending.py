@@ -19,6 +19,12 @@ GONE_EXIT_CODE = 75
 
 # Seconds that the others have to hear from process 0 who is gone, before it ends itself.
 _HEARD = 0.5
+# Seconds to hear from process 0 who is gone, after a collective has noticed it first.
+_HEARD_FROM = 2.0
+# What an error of a collective on CPUs begins with when the connection to another process closes.
+_COLLECTIVE_BROKE = "Gloo"
+# Seconds that the others have to end before an error in process 0 takes the service from them.
+_ENDING = 3.0
 # Seconds for what was printed to come out.
 _FLUSH = 0.5
 
@@ -36,7 +42,7 @@ def end_without(processes: tuple[int, ...]) -> None:
     what_now = "goes on without" if going_on else "ends: it can't go on without"
     text = (
         f"\nxlashard: {named_processes(processes)} of {count}{coordinator} {is_are} gone: the "
-        "connection closed with no goodbye, as when a process is killed, preempted, out of "
+        "connection closed before the end, as when a process is killed, preempted, out of "
         f"memory or ended by its watchdog. Process {me} {what_now} it. See the end of its log, "
         "then start all processes again; with --resume, where the program has it, they go on from "
         "the last checkpoint.\n"
@@ -68,7 +74,7 @@ class Ending:
 
     def __init__(self, lines: Lines | None) -> None:
         self._lines = lines
-        self._how = "its program is over"
+        self._error: BaseException | None = None
         self._hook = sys.excepthook
         sys.excepthook = self._note
         # Registered after JAX's own, so called before it: there is a store yet.
@@ -77,14 +83,26 @@ class Ending:
     def _note(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        first = str(error).split("\n", 1)[0]
-        self._how = f"{kind.__name__}: {first[:200]}" if first else kind.__name__
+        self._error = error
         self._hook(kind, error, traceback)
 
     def _tell(self) -> None:
+        if self._lines is not None and _COLLECTIVE_BROKE in str(self._error):
+            # Another process is gone. The thread that is about to hear of it ends this one.
+            time.sleep(_HEARD_FROM)
         # Whatever has happened to the service: this process is to end now.
         with contextlib.suppress(Exception):
-            own_note.end(self._how)
+            own_note.end(_how_text(self._error))
             desk.close()
         if self._lines is not None:
-            self._lines.goodbye()
+            # JAX keeps process 0's service up until all others have come to their end, but not
+            # where an error ends it in an emulated pod.
+            serves = coordination.process_index() == 0 and self._error is not None
+            self._lines.goodbye(_ENDING if serves else 0)
+
+
+def _how_text(error: BaseException | None) -> str:
+    if error is None:
+        return "its program is over"
+    first = str(error).split("\n", 1)[0]
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__

@@ -25,6 +25,8 @@ STUCK_EXIT_CODE = 70
 _LOOKS = 10
 # Seconds that the others have to answer, and the process that asks to say what they did.
 _ANSWER, _OUTCOME = 3.0, 6.0
+# Seconds that the others have to read a report before the process that made it ends.
+_READ = 1.0
 
 
 class Watchdog:
@@ -151,6 +153,8 @@ class Watchdog:
         if self._crash and not busy:
             os.write(2, f"\nxlashard: the watchdog ends process {me} of {count}\n".encode())
             logging.shutdown()
+            # The others read the report where this process, or its service, has it.
+            time.sleep(_READ)
             os._exit(STUCK_EXIT_CODE)
 
     def _report_all(self, count: int) -> bool:

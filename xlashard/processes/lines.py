@@ -33,6 +33,8 @@ class Lines:
     ) -> None:
         self._connections = dict(connections)
         self._ended: set[int] = set()
+        self._all_ended = threading.Event()
+        self._leaving = False
         self._gone = gone
         for connection in connections.values():
             _keep_open(connection.socket)
@@ -40,10 +42,16 @@ class Lines:
         os.register_at_fork(after_in_child=self._close)
         threading.Thread(target=self._watch, name="xlashard-lines", daemon=True).start()
 
-    def goodbye(self) -> None:
-        """Says that this process ends as it should."""
+    def goodbye(self, wait: float = 0) -> None:
+        """Says that this process ends as it should.
+
+        Args:
+            wait: For how many seconds at most the others may end first.
+        """
+        self._leaving = True
         for connection in self._connections.values():
             connection.send(goodbye=True)
+        self._all_ended.wait(wait)
 
     def _close(self) -> None:
         for connection in self._connections.values():
@@ -68,18 +76,25 @@ class Lines:
         except (OSError, ValueError):
             return False  # The network's trouble: JAX's heartbeats tell whether it is the end.
         if said is None:
-            if process not in self._ended:
+            # Without process 0 there is no service: JAX's client ends this process, if it still
+            # runs, whether process 0 has ended as it should or not.
+            if process not in self._ended or (process == 0 and not self._leaving):
                 self._tell((process,))
             return False
         for one in said:
             if "goodbye" in one:
-                self._ended.add(process)
+                self._end(process)
             if "gone" in one:
                 self._tell(tuple(one["gone"]))
         return True
 
-    def _tell(self, processes: tuple[int, ...]) -> None:
+    def _end(self, *processes: int) -> None:
         self._ended.update(processes)
+        if self._ended >= set(self._connections):
+            self._all_ended.set()
+
+    def _tell(self, processes: tuple[int, ...]) -> None:
+        self._end(*processes)
         if 0 not in self._connections:  # This is process 0, which alone knows all.
             for process, connection in self._connections.items():
                 if process not in self._ended:

@@ -348,11 +348,26 @@ def listen(address: tuple[str, int]) -> socket.socket:
     Raises:
         OSError: It is taken, or not one of this machine.
     """
+    try:
+        return _bound(address, socket.SO_REUSEADDR)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        try:
+            connect(address).close()
+        except OSError:
+            # A launcher that has chosen the port keeps it until it is listened at.
+            return _bound(address, socket.SO_REUSEPORT)
+        raise
+
+
+def _bound(address: tuple[str, int], reuse: int) -> socket.socket:
     family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         # What an earlier run leaves behind for some minutes doesn't keep the address taken.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listener.bind(place)
         listener.listen(socket.SOMAXCONN)
     except OSError:

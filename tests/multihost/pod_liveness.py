@@ -1,0 +1,287 @@
+"""Run in each process of a pod of three: waiting for others, and watching them."""
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import xlashard
+from tests.processes import expect
+from xlashard import multihost
+from xlashard.errors import DeadlockError, ProcessesError
+from xlashard.processes import Invitation, MissedError, meetings, store
+
+LOG: list[str] = []
+
+
+class _Keep(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        LOG.append(record.getMessage())
+
+
+logging.getLogger("xlashard").addHandler(_Keep())
+POD = multihost.initialize(heartbeat=60)
+ME = POD.process
+
+
+def check_place() -> None:
+    assert (POD.count, POD.found_by) == (3, "an emulated pod")
+    assert POD.process == jax.process_index() and jax.process_count() == 3
+    assert multihost.initialize() is POD
+    assert multihost.initialize(processes=3, process_id=ME) is POD
+    error = expect(ProcessesError, "", lambda: multihost.initialize(processes=4))
+    assert f"number {ME} of 3 already" in str(error) and "processes=4" in str(error)
+
+
+def listeners(pid: int) -> set[str]:
+    """The addresses at which a process listens, in hexadecimal."""
+    sockets = set()
+    for file in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{file}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+def check_nothing_listens_elsewhere() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    everywhere = NamedSharding(mesh, PartitionSpec("x"))
+    x = xlashard.make_array_from_callback((3,), everywhere, lambda index: np.ones(1, np.float32))
+    assert float(xlashard.pjit(lambda x: x.sum())(x)) == 3  # gloo has connected
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+    found = listeners(os.getpid())
+    assert found and found <= loopback, found
+
+
+def check_barriers() -> None:
+    for _ in range(3):
+        multihost.barrier("counted")
+    if ME < 2:
+        multihost.barrier("of two / with a slash", processes=(0, 1))
+    names = [f"thread {number}" for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        # Each process comes to them in another order, and each thread to one of them.
+        ordered = names[ME:] + names[:ME]
+        list(pool.map(multihost.barrier, ordered))
+    multihost.sync_global_devices("all agree")
+    error = expect(
+        ProcessesError, "", lambda: multihost.sync_global_devices("zero" if ME == 0 else "other")
+    )
+    assert "process 0: 'zero'; process 1: 'other'; process 2: 'other'" in str(error)
+
+
+def check_a_timeout_names_the_missing() -> None:
+    if ME != 1:
+        began = time.monotonic()
+        error = expect(
+            ProcessesError,
+            r"barrier 'early' waited 1\.5 s, and process 1 did not come",
+            lambda: multihost.barrier("early", timeout=1.5),
+        )
+        assert error.processes == (1,) and not isinstance(error, DeadlockError)
+        assert time.monotonic() - began < 10
+        store.write(f"early/{ME}", b"")
+    else:
+        assert store.read("early/0", 30) is not None and store.read("early/2", 30) is not None
+    multihost.barrier("counted")
+
+
+def check_crossing_barriers_raise_everywhere() -> None:
+    began = time.monotonic()
+    error = expect(DeadlockError, "", lambda: multihost.barrier("left" if ME == 0 else "right"))
+    assert time.monotonic() - began < 10
+    why = r"process 0 waits at barrier 'left' \(pod_liveness.py:\d+\), process [12] waits at "
+    assert re.search(why + r"barrier 'right' \(pod_liveness.py:\d+\)", str(error)), error
+    # All have seen the same.
+    store.write(f"why/{ME}", str(error).partition(": ")[2].encode())
+    multihost.barrier("counted")
+    assert len(set(store.listed("why").values())) == 1
+
+
+def check_threads_that_wait_are_no_deadlock() -> None:
+    # Process 0 waits at one barrier, and comes to the other, at which its others wait, in a
+    # thread, late: what looks like a circle is none.
+    if ME == 0:
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(lambda: (store.read("go", 30), multihost.barrier("by a thread")))
+            multihost.barrier("by the main thread")
+            late.result()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(multihost.barrier, "by the main thread")
+            waiting = pool.submit(time.sleep, 0)  # the pool's only thread is busy until then
+            if ME == 1:
+                store.write("go", b"")
+            multihost.barrier("by a thread")
+            other.result()
+            waiting.result()
+
+
+def check_meetings() -> None:
+    def meet(subject: str, series: str = "test", processes: tuple[int, ...] = (0, 1, 2)) -> None:
+        came = meetings.meet(Invitation(processes, series, 30), subject)
+        assert came == {p: f"{subject.partition(' ')[0]} {p}" for p in processes}, came
+
+    for number in range(3):
+        meet(f"{number} {ME}")
+        meet(f"other{number} {ME}", series="other/series")
+    if ME != 1:
+        meet(f"part {ME}", processes=(0, 2))
+    large = os.urandom(3 << 20)
+    if ME == 0:
+        assert store.write("large", large) and not store.write("large", b"later")
+        store.write("folder/a", b"1")
+        store.write("folder/b/c", b"2")
+    multihost.barrier("counted")
+    assert len(store.read("large") or b"") == 3 << 20
+    assert store.listed("folder") == {"a": b"1", "b/c": b"2"}
+    assert store.read("nothing") is None and store.read("nothing", 0.01) is None
+    multihost.barrier("counted")
+    if ME == 2:
+        store.drop("folder")
+        store.drop("large")
+    multihost.barrier("counted")
+    assert store.listed("folder") == {} and store.read("large") is None
+    # One that comes late finds out that the others went on without it, and meets them then.
+    if ME == 2:
+        store.read("gave-up/0", 30)
+        store.read("gave-up/1", 30)
+        meet(f"late {ME}", series="late")
+        return
+    error = expect(
+        MissedError, "", lambda: meetings.meet(Invitation((0, 1, 2), "late", 0.5), "early")
+    )
+    assert error.processes == (2,)
+    store.write(f"gave-up/{ME}", b"")
+    meet(f"late {ME}", series="late")
+
+
+def check_an_interrupted_wait_ends_for_all() -> None:
+    def interrupt(missing: tuple[int, ...], seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    if ME == 2:
+        # It comes when both others have been waiting and given up.
+        store.read("interrupted", 30)
+    elif ME == 1:
+        invitation = Invitation((0, 1, 2), "interrupted", 30, interrupt)
+        try:
+            meetings.meet(invitation, "")
+        except KeyboardInterrupt:
+            store.write("interrupted", b"")
+    else:
+        error = expect(
+            MissedError, "", lambda: meetings.meet(Invitation((0, 1, 2), "interrupted", 30), "")
+        )
+        assert error.processes == (1,)
+    multihost.barrier("counted")
+
+
+def check_the_watchdog(folder: Path) -> None:
+    pids = {p: int(store.read(f"pid/{p}", 30) or b"") for p in range(3) if not _tell_pid()}
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    x = jax.make_array_from_callback(
+        (3,), NamedSharding(mesh, PartitionSpec("x")), lambda index: np.ones(1, np.float32)
+    )
+    step = jax.jit(lambda x: x.sum())
+    float(step(x))
+    held = threading.Lock()
+    held.acquire()
+
+    def sleep() -> None:
+        if ME == 1:
+            time.sleep(_until_reported())
+
+    def lock() -> None:
+        if ME == 1:
+            held.acquire(timeout=_until_reported())
+
+    def stop() -> None:
+        if ME == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _until_reported() -> float:
+        return 4.0
+
+    expected = {
+        sleep: "process 1 is stuck in pod_liveness.py:",
+        lock: "process 1 is stuck in pod_liveness.py:",
+        stop: "process 1 does not answer: it is stopped (SIGSTOP)",
+    }
+    for trouble, words in expected.items():
+        LOG.clear()
+        multihost.barrier("counted")
+        # Slow steps, but no slower than the watchdog allows, are no trouble.
+        with multihost.Watchdog(timeout=1.0, folder=folder / trouble.__name__) as watchdog:
+            for number in range(3):
+                time.sleep(0.4)
+                float(step(x))
+                watchdog.step(number)
+            assert not [line for line in LOG if "stuck" in line or "no step" in line], LOG
+            trouble()
+            if ME == 0 and trouble is stop:
+                threading.Timer(5.0, os.kill, (pids[1], signal.SIGCONT)).start()
+            float(step(x))
+            watchdog.step()
+        if ME == 1:
+            continue
+        report = "\n".join(LOG)
+        assert words in report, report
+        assert "processes 0, 2 wait in pod_liveness.py:" in report, report
+        assert "float(step(x)) at step 2" in report, report
+        assert f"process {ME} of 3: no step for 1 s, since step 2" in report, report
+        if trouble is not stop:
+            assert f"in {trouble.__name__}: " in report, report
+        files = sorted((folder / trouble.__name__).glob(f"watchdog-{ME}-*.txt"))
+        assert files and words in files[0].read_text()
+    _check_pauses(folder)
+
+
+def _check_pauses(folder: Path) -> None:
+    LOG.clear()
+    multihost.barrier("counted")
+    # Process 1 is busy; it is not reported itself, and the others' reports end nothing.
+    with multihost.Watchdog(timeout=0.5, crash=True, folder=folder / "paused") as watchdog:
+        if ME == 1:
+            with watchdog.paused("evaluation"):
+                time.sleep(2.0)
+        multihost.barrier("after the evaluation")
+    if ME == 1:
+        assert not [line for line in LOG if "no step" in line], LOG
+    else:
+        report = "\n".join(LOG)
+        assert "process 1 is busy with evaluation: pod_liveness.py:" in report, report
+        assert "waits at barrier 'after the evaluation'" in report or "wait in" in report, report
+
+
+def _tell_pid() -> bool:
+    store.write(f"pid/{ME}", str(os.getpid()).encode())
+    return False
+
+
+if __name__ == "__main__":
+    check_place()
+    check_nothing_listens_elsewhere()
+    check_barriers()
+    check_a_timeout_names_the_missing()
+    check_crossing_barriers_raise_everywhere()
+    check_threads_that_wait_are_no_deadlock()
+    check_meetings()
+    check_an_interrupted_wait_ends_for_all()
+    check_the_watchdog(Path(os.environ["XLASHARD_TEST_FOLDER"]))
+    multihost.barrier("all is well")
+    print("all is well")

@@ -1,0 +1,69 @@
+"""Pods of real processes that wait for each other, watch each other and end together."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.supervision import PodRun, Rules, run_to_end
+
+HERE = Path(__file__).parent
+
+
+def run_pod(script: str, processes: int, *args: str, folder: Path | None = None) -> PodRun:
+    """Runs a script in a pod of one device in each process."""
+    variables = {"PYTHONPATH": str(ROOT)}
+    if folder is not None:
+        variables["XLASHARD_TEST_FOLDER"] = str(folder)
+    plan = LaunchPlan(
+        [sys.executable, str(HERE / script), *args],
+        PodSize(processes, 1),
+        environment={**os.environ, **variables},
+        one_stream=True,
+    )
+    return run_to_end(Launch(plan), Rules(timeout=200, grace=15))
+
+
+@pytest.mark.slow
+def test_waiting_and_watching(tmp_path: Path) -> None:
+    done = run_pod("pod_liveness.py", 3, folder=tmp_path)
+    assert done.verdict.well, done.report()
+    assert all("all is well" in output for output in done.outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
+def test_a_killed_process_ends_all_others(victim: int) -> None:
+    done = run_pod("pod_ending.py", 3, "killed", str(victim))
+    codes = list(done.verdict.codes)
+    assert codes.pop(victim) == -9, done.report()
+    # By themselves: within the 15 s in which the launcher lets them, and JAX's 20 s of heartbeats.
+    assert codes == [75, 75] and not done.verdict.ended, done.report()
+    who = "process 0 of 3, the coordinator, is gone" if victim == 0 else "process 1 of 3 is gone"
+    for process, output in enumerate(done.outputs):
+        if process != victim:
+            assert f"xlashard: {who}: the connection closed before the end" in output, output
+            assert f"Process {process} ends" in output and "--resume" in output
+            assert "not reached" not in output
+
+
+@pytest.mark.slow
+def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
+    done = run_pod("pod_ending.py", 3, "raised", "1")
+    assert list(done.verdict.codes) == [1, 1, 1] and not done.verdict.ended, done.report()
+    for process in (0, 2):
+        assert (
+            "DeadlockError: barrier 'end of the epoch' can't come about: process 1 has ended "
+            "(ValueError: no such file) and did not come to barrier 'end of the epoch'"
+        ) in done.outputs[process]
+
+
+@pytest.mark.slow
+def test_a_watchdog_that_is_to_end_its_process_does() -> None:
+    done = run_pod("pod_ending.py", 2, "crash", "1")
+    assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()
+    assert any("xlashard: the watchdog ends process" in output for output in done.outputs)
+    assert all("process 1 is stuck in pod_ending.py" in output for output in done.outputs)

@@ -1,0 +1,140 @@
+"""The watchdog of one process, and what is made of the stacks of several."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+from xlashard.multihost import STUCK_EXIT_CODE, Watchdog
+from xlashard.multihost.stuck import StuckReport
+from xlashard.processes.asking import Answer, Progress
+from xlashard.processes.stacks import Frame, ThreadStack, own_stacks
+
+
+class _Said(logging.Handler):
+    """Notes what the watchdog says, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.said = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.said.set()
+
+
+@pytest.fixture
+def said() -> Iterator[_Said]:
+    handler = _Said()
+    logger = logging.getLogger("xlashard.watchdog")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_it_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> None:
+    held = threading.Event()
+    waiting = threading.Thread(target=held.wait, name="loader", daemon=True)
+    waiting.start()
+    with Watchdog(timeout=0.2, folder=tmp_path) as watchdog:
+        watchdog.step(41)
+        assert said.said.wait(20)
+        said.said.clear()
+        # It goes on, and says that too.
+        watchdog.step()
+        assert said.said.wait(20)
+    held.set()
+    report, again = said.lines[:2]
+    assert "process 0 of 1: no step for 0 s, since step 41" in report
+    assert "thread 'MainThread'" in report and "assert said.said.wait(20)" in report
+    assert "thread 'loader'" in report and "xlashard-watchdog" not in report
+    assert report in (tmp_path / "watchdog-0-1.txt").read_text()
+    assert "steps come again" in again
+
+
+def test_a_pause_and_the_end_of_the_block_are_no_trouble(said: _Said) -> None:
+    with Watchdog(timeout=0.1) as watchdog, watchdog.paused("a"), watchdog.paused("b"):
+        assert not said.said.wait(0.5)
+    assert not said.said.wait(0.3)
+
+
+def test_it_ends_its_process_if_asked_to() -> None:
+    script = (
+        "import threading; from xlashard import multihost\n"
+        "with multihost.Watchdog(timeout=0.2, crash=True): threading.Event().wait(60)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == STUCK_EXIT_CODE
+    assert "xlashard: the watchdog ends process 0 of 1" in done.stderr
+    assert "threading.Event().wait(60)" in done.stderr or "<string>" in done.stderr
+
+
+def answer(step: int | None, *places: tuple[str, str], paused: str = "", on_device: bool = False):
+    frames = tuple(Frame(f"/a/{file}", 7, "f", "call()", kind) for file, kind in places)
+    progress = None if step is None else Progress(step, 3.0, paused)
+    return Answer(progress, (ThreadStack("MainThread", True, on_device, frames),))
+
+
+WAITING = answer(42, ("api.py", "runtime"), ("train.py", "user"))
+CALLING = answer(42, ("train.py", "user"), on_device=True)
+LOADING = answer(42, ("queue.py", "library"), ("data.py", "user"), ("train.py", "user"))
+BEHIND = answer(41, ("api.py", "runtime"), ("other.py", "user"))
+BUSY = answer(42, ("save.py", "user"), paused="a checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("answers", "culprits", "words"),
+    [
+        (
+            {0: WAITING, 1: LOADING, 2: CALLING},
+            (1,),
+            "process 1 is stuck in data.py:7 in f: call()",
+        ),
+        ({0: WAITING, 1: WAITING}, (2,), "process 2 does not answer"),
+        (
+            {0: WAITING, 1: BEHIND, 2: WAITING},
+            (1,),
+            "stuck at step 41, behind the others at step 42",
+        ),
+        ({0: WAITING, 1: BUSY, 2: WAITING}, (1,), "process 1 is busy with a checkpoint: save.py:7"),
+        ({0: WAITING, 1: WAITING, 2: WAITING}, (), "none of them is behind the others"),
+        ({0: LOADING, 1: LOADING, 2: LOADING}, (), "processes 1, 2 wait in data.py:7 in f"),
+    ],
+)
+def test_who_the_others_wait_for(
+    answers: dict[int, Answer], culprits: tuple[int, ...], words: str
+) -> None:
+    report = StuckReport(3, answers, {0: "barrier 'epoch' (train.py:7)"})
+    assert report.culprits == culprits
+    assert words in str(report)
+    assert ("(barrier 'epoch' (train.py:7))" in str(report)) == (0 not in culprits)
+    # Stacks stand there once, those of the culprits first.
+    stacks = str(report).partition("\n\n")[2]
+    shown = [process for process in culprits if process in answers]
+    assert all(stacks.startswith(f"process {process}, thread") for process in shown)
+
+
+def test_equal_stacks_are_shown_once() -> None:
+    text = str(StuckReport(8, dict.fromkeys(range(8), WAITING), {}))
+    assert text.count("thread 'MainThread'") == 1
+    assert "processes 0, 1, 2, 3, 4, 5, 6, 7, thread 'MainThread'" in text
+
+
+def test_answers_go_through_the_store_unchanged() -> None:
+    sent = Answer(Progress(3, 1.5, "compiling"), own_stacks())
+    assert Answer.from_bytes(sent.to_bytes()) == sent
+    assert Answer.from_bytes(LOADING.to_bytes()) == LOADING
+    assert answer(None).main is not None and answer(None).main.user_frame is None
