@@ -4,6 +4,7 @@ It stops with an error where something is not as it should be.
 """
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,14 @@ from jax.experimental import multihost_utils
 
 from tests.processes import expect
 from xlashard import Array, Mesh, NamedSharding, P, device_put, make_array_from_callback
+from xlashard._jax import coordination
 from xlashard.errors import ArgumentError, PlacementError, ProcessesError, UnequalError
-from xlashard.multihost import assert_equal, broadcast_one_to_all, process_allgather
+from xlashard.multihost import (
+    assert_equal,
+    broadcast_one_to_all,
+    host_local_array_to_global_array,
+    process_allgather,
+)
 from xlashard.multihost.gather import STORED_BYTES
 
 jax.distributed.initialize()
@@ -222,6 +229,22 @@ def check_copies_that_differ() -> None:
         assert error.processes == (LAST,) and error.paths == ("in_tree['x']",)
 
 
+def check_without_a_store() -> None:
+    """As between TPU hosts that nobody has connected: by the devices alone."""
+    with mock.patch.object(coordination, "client", lambda: None):
+        assert process_allgather(np.int64(ME)).tolist() == list(range(N))
+        assert broadcast_one_to_all({"a": of(ME, np.float64)}, ME == LAST)["a"][0, 0] == LAST
+        assert_equal({"a": 1, "b": np.nan})
+        pattern = rf"^m: in_tree\['b'\] differs in process {LAST}$"
+        expect(UnequalError, pattern, lambda: assert_equal({"a": 1, "b": on_the_last(2, 3)}, "m"))
+        expect(UnequalError, "dtypes and shapes", lambda: assert_equal(on_the_last([1], [1, 2])))
+        expect(
+            ProcessesError,
+            r"no store to meet in: call xlashard.multihost.initialize\(\) first",
+            lambda: host_local_array_to_global_array(np.ones(2), MESH, P(), check="always"),
+        )
+
+
 for check in (
     check_gathering,
     check_kinds_of_leaves,
@@ -231,6 +254,7 @@ for check in (
     check_one_that_does_not_come,
     check_comparing,
     check_copies_that_differ,
+    check_without_a_store,
 ):
     check()
     multihost_utils.sync_global_devices(check.__name__)

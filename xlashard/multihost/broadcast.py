@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import PlacementError, ProcessesError
-from xlashard.multihost.calls import Call, Came, digest_of, types_of
+from xlashard.multihost.calls import Call, Came, can_meet, digest_of, types_of
 from xlashard.multihost.gather import STORED_BYTES
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.packing import broadcast_by_devices, packed, size_of, unpacked
@@ -74,8 +74,10 @@ def _broadcast(
     if jax.process_count() == 1:
         _check_one_source([0] if gives else [])
         return [np.array(value) for value in own]
-    is_small = size_of(own) <= STORED_BYTES
     block = packed(own)
+    if not can_meet():
+        return unpacked(broadcast_by_devices(block, is_source=gives), own)
+    is_small = size_of(own) <= STORED_BYTES
     data = block.tobytes() if is_small and gives else b""
     types = types_of(leaves)
     came = call.come(Came(digest_of(types), _SOURCE if gives else "", data))

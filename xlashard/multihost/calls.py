@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax import coordination
 from xlashard.errors import ProcessesError, XlashardError
 from xlashard.multihost.leaves import Leaf
 from xlashard.processes import (
@@ -32,6 +33,11 @@ SERIES = "multihost"
 
 # For how long others are waited for, to be told that this process can't go on.
 _REFUSAL_SECONDS = 30.0
+
+
+def can_meet() -> bool:
+    """Whether there is a store to meet in: TPU hosts may work together without one."""
+    return coordination.client() is not None
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Call:
         try:
             yield
         except XlashardError as error:
-            if jax.process_count() > 1:
+            if can_meet() and jax.process_count() > 1:
                 try:
                     self._refuse(str(error))
                 except ProcessesError as others:

@@ -14,10 +14,11 @@ from xlashard.array import Array
 from xlashard.array.host import distinct_here, reading_allowed
 from xlashard.array.text import index_text
 from xlashard.errors import UnequalError
-from xlashard.multihost.calls import Call, Came
+from xlashard.multihost.calls import Call, Came, can_meet
 from xlashard.multihost.leaves import Leaf, read_leaves
+from xlashard.multihost.packing import gathered_by_devices
 from xlashard.multihost.pieces import Held, unlike_pieces
-from xlashard.processes import Difference, Named, digest, named_processes
+from xlashard.processes import Difference, Named, digest, named_processes, odd_ones
 
 # Of so many differing leaves each is told.
 _TOLD = 5
@@ -55,19 +56,39 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
             copies = _copies(leaves)
         if jax.process_count() == 1:
             return
-        said = json.dumps([named.listed() for named in mine])
-        came = call.come(Came(hashlib.sha256(said.encode()).hexdigest(), json.dumps(copies)))
-        found: Sequence[Difference] = ()
-        if len({they.digest for they in came.values()}) > 1:
-            found = call.differences(mine)
-        elif any(they.note != "{}" for they in came.values()):
-            found = _unlike_copies({p: json.loads(c.note) for p, c in came.items()}, leaves)
+        found = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
         if found:
             raise UnequalError(
                 _text(fail_message, found),
                 processes=tuple(sorted({p for d in found for p in d.processes})),
                 paths=tuple(d.path for d in found),
             )
+
+
+def _differences(
+    call: Call, mine: Sequence[Named], copies: Held, leaves: Sequence[Leaf]
+) -> Sequence[Difference]:
+    said = json.dumps([named.listed() for named in mine])
+    came = call.come(Came(hashlib.sha256(said.encode()).hexdigest(), json.dumps(copies)))
+    if len({they.digest for they in came.values()}) > 1:
+        return call.differences(mine)
+    if any(they.note != "{}" for they in came.values()):
+        return _unlike_copies({p: json.loads(c.note) for p, c in came.items()}, leaves)
+    return ()
+
+
+def _by_devices(mine: Sequence[Named]) -> Sequence[Difference]:
+    """Where there is no store, digests go by the devices: first of the types, then of values."""
+    types = json.dumps([named.listed()[:3] for named in mine])
+    rows = gathered_by_devices(np.frombuffer(hashlib.sha256(types.encode()).digest(), np.uint8))
+    odd = odd_ones({process: bytes(row) for process, row in enumerate(rows)})
+    if odd:
+        return (Difference("in_tree", odd, "its leaves or their dtypes and shapes"),)
+    sums = b"".join(digest(named.value) for named in mine)
+    table = gathered_by_devices(np.frombuffer(sums, np.uint8))
+    columns = np.split(table, len(mine), axis=1) if mine else []
+    odds = [odd_ones({p: bytes(sum_) for p, sum_ in enumerate(column)}) for column in columns]
+    return [Difference(named.path, odd, "") for named, odd in zip(mine, odds, strict=True) if odd]
 
 
 def _named(leaf: Leaf) -> Named:

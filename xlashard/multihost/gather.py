@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import PlacementError
-from xlashard.multihost.calls import Call, Came, digest_of, types_of
+from xlashard.multihost.calls import Call, Came, can_meet, digest_of, types_of
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.packing import gathered_by_devices, packed, size_of, unpacked
 
@@ -77,6 +77,8 @@ def _gathered(call: Call, leaves: Sequence[Leaf], own: Sequence[np.ndarray]) -> 
     if count == 1:
         return [np.array(value)[None] for value in own]
     block = packed(own)
+    if not can_meet():
+        return unpacked(gathered_by_devices(block), own)
     is_small = size_of(own) * count <= STORED_BYTES
     types = types_of(leaves)
     came = call.come(Came(digest_of(types), data=block.tobytes() if is_small else b""))

@@ -9,8 +9,14 @@ import jax
 import numpy as np
 
 from xlashard._jax.transfer import Tracer
-from xlashard.errors import ArgumentError, GeometryError, PlacementError, UnequalError
-from xlashard.multihost.calls import Call, Came, digest_of
+from xlashard.errors import (
+    ArgumentError,
+    GeometryError,
+    PlacementError,
+    ProcessesError,
+    UnequalError,
+)
+from xlashard.multihost.calls import Call, Came, can_meet, digest_of
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.multihost.leaves import Leaf, read_named
 from xlashard.multihost.pieces import Held, unlike_pieces
@@ -79,6 +85,12 @@ def compare_parts(
         ProcessesError: Other types, or processes that did not come.
         UnequalError: Processes give different values for the same part of an array.
     """
+    if not can_meet():
+        raise ProcessesError(
+            f"{call.name}(..., check=...) compares values between processes, which have no store "
+            "to meet in: call xlashard.multihost.initialize() first, or leave check out",
+            processes=host.processes,
+        )
     local = [((path, x), spec) for (path, x), spec in named if _is_local(x)]
     if once and not seen.add((host.whole, tuple(_key(*x, spec) for x, spec in local))):
         return
