@@ -137,11 +137,13 @@ class Crew:
             show_stacks(self._launch, around.late)
             end = time.monotonic() + AFTER_ABORT
             while self._launch.running & set(around.late) and time.monotonic() < end:
-                self._note(self._launch.events(end - time.monotonic()), around)
-        # What the others say now is about the end of their peers.
-        rest = self._launch.rest()
-        self._note([event for event in rest if event.process in around.late], around)
+                self._note_late(self._launch.events(end - time.monotonic()), around)
+        self._note_late(self._launch.rest(), around)
         self.close()
+
+    def _note_late(self, events: list[Event], around: Round) -> None:
+        # What the others say now is about the end of their peers.
+        self._note([event for event in events if event.process in around.late], around)
 
     def close(self) -> None:
         """Ends the workers."""

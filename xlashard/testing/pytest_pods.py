@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xlashard.errors import LaunchError, PodError
 from xlashard.testing.crew import Crew
 from xlashard.testing.functions import FunctionName
 from xlashard.testing.launcher import PodSize
@@ -134,6 +135,8 @@ class Pool:
         """Runs a test, and raises what pytest is to know of it."""
         asked = Asked.by(item)
         crew = self._crew(item, asked)
+        if isinstance(crew, str):
+            pytest.fail(crew, pytrace=False)
         around = crew.ask(_request(item), Patience(asked.timeout))
         if asked.fresh:
             self._end(asked.size)
@@ -157,7 +160,8 @@ class Pool:
         if merged is not None and call.when == "call":
             put_into(report, merged)
 
-    def _crew(self, item: pytest.Function, asked: Asked) -> Crew:
+    def _crew(self, item: pytest.Function, asked: Asked) -> Crew | str:
+        """The processes for a test, or why there are none."""
         for size, crew in list(self._crews.items()):
             if not crew.usable or (asked.fresh and size == asked.size):
                 self._end(size)
@@ -165,7 +169,10 @@ class Pool:
         crew = self._crews.pop(asked.size, None)
         if crew is None:
             self._make_room(asked.processes)
-            crew = self._start(item, asked)
+            try:
+                crew = self._start(item, asked)
+            except (PodError, LaunchError) as error:
+                return str(error)
         self._crews[asked.size] = crew
         return crew
 

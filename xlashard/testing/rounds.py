@@ -6,7 +6,7 @@ from xlashard.errors import PodError
 from xlashard.testing.channel import Raised, Reply
 from xlashard.testing.launcher import Ended, PodSize
 from xlashard.testing.supervision import describe_code, numbered
-from xlashard.testing.text import last_lines, without_noise
+from xlashard.testing.text import last_lines, without_machinery, without_noise
 
 # Of the output of each process in an error.
 _LINES = 100
@@ -65,7 +65,7 @@ class Round:
 
     def output(self, process: int) -> str:
         """What a process wrote meanwhile, standard output and standard error in one."""
-        return without_noise(bytes(self.outputs.get(process, b"")))
+        return without_machinery(without_noise(bytes(self.outputs.get(process, b""))))
 
     def fate(self, process: int) -> str:
         """What kept a process from replying, in words; "" if it replied."""

@@ -8,6 +8,17 @@ from xlashard.errors import counted
 # Python's fault handler ends the stacks with a list of a dozen modules.
 _NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extension modules: ")
 
+# What stands below a test or a function in the stacks of a worker.
+_MACHINERY = re.compile(
+    r'  File "[^"]*/(?:_pytest/|pluggy/|xlashard/testing/(?:pytest_inside|worker|bootstrap)\.py)'
+    r'.*", line \d+ in .*\n'
+)
+
+
+def without_machinery(text: str) -> str:
+    """The stacks in an output without the frames of what calls tests and functions."""
+    return _MACHINERY.sub("", text)
+
 
 def is_noise(line: bytes) -> bool:
     """Whether a line says nothing that somebody wants to know."""

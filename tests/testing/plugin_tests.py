@@ -1,0 +1,175 @@
+"""Tests on pods with every outcome there is; `test_plugin.py` runs them, and sees what is told."""
+
+import logging
+import os
+import signal
+import sys
+import unittest
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.multihost_utils import process_allgather
+
+ON_TWO = pytest.mark.pod(processes=2, devices=2)
+
+
+@pytest.fixture
+def doubled(request):
+    print("set up in", jax.process_index())
+    yield 2 * request.param if hasattr(request, "param") else 2
+    print("torn down in", jax.process_index())
+
+
+@pytest.fixture
+def broken():
+    raise LookupError("no such thing")
+
+
+def test_in_no_pod():
+    assert jax.process_count() == 1
+
+
+@ON_TWO
+@pytest.mark.parametrize("number", [1, 2])
+def test_passes(number, doubled, tmp_path, capsys):
+    assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
+    assert process_allgather(np.array(number)).sum() == number * doubled
+    (tmp_path / str(jax.process_index())).touch()
+    process_allgather(np.array(number))
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+    print("to capsys")
+    assert capsys.readouterr().out == "to capsys\n"
+
+
+@ON_TWO
+class TestInAClass:
+    kept = 0
+
+    def setup_method(self):
+        self.kept = 3
+
+    @pytest.mark.parametrize("doubled", [5], indirect=True)
+    def test_passes(self, doubled, record_property):
+        record_property("doubled", doubled)
+        assert (self.kept, doubled) == (3, 10)
+
+    @pytest.mark.pod(processes=1, devices=3)
+    def test_has_a_pod_of_its_own(self):
+        assert (jax.process_count(), jax.device_count()) == (1, 3)
+
+
+@ON_TWO
+def test_state_stays():
+    sys.modules["left_behind"] = sys
+
+
+@ON_TWO
+def test_state_is_seen():
+    assert "left_behind" in sys.modules
+
+
+@pytest.mark.pod(processes=2, devices=2, fresh=True)
+def test_state_is_not_seen():
+    assert "left_behind" not in sys.modules
+
+
+@ON_TWO
+def test_fails_everywhere(doubled):
+    print("said by", jax.process_index())
+    logging.getLogger("some").warning("logged by %d", jax.process_index())
+    os.write(2, b"written to the descriptor\n")
+    found = {"shape": (2, doubled)}
+    assert found == {"shape": (2, 3)}
+
+
+@ON_TWO
+def test_after_it_the_processes_are_the_same():
+    assert sys.modules.setdefault("seen_by_a_later_one", sys)
+
+
+@ON_TWO
+def test_fails_in_one():
+    assert jax.process_index() == 0, "only the first is right"
+    process_allgather(np.array(1))
+
+
+@ON_TWO
+def test_after_it_they_are_others():
+    assert "seen_by_a_later_one" not in sys.modules
+
+
+@ON_TWO
+def test_dies():
+    if jax.process_index() == 1:
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+@pytest.mark.pod(processes=2, timeout=3)
+def test_takes_too_long():
+    def waits_for_ever():
+        signal.pause()
+
+    waits_for_ever()
+
+
+@ON_TWO
+def test_is_broken_in_setup(broken):
+    raise AssertionError("never reached")
+
+
+@ON_TWO
+def test_skips_itself():
+    pytest.skip("not on a pod")
+
+
+@ON_TWO
+@pytest.mark.skipif(True, reason="not at all")
+def test_is_skipped_before():
+    raise AssertionError("never reached")
+
+
+@ON_TWO
+@pytest.mark.xfail(raises=ZeroDivisionError, reason="known")
+def test_fails_as_expected():
+    raise ZeroDivisionError
+
+
+@ON_TWO
+@pytest.mark.xfail(reason="fixed", strict=True)
+def test_passes_unexpectedly():
+    pass
+
+
+@ON_TWO
+def test_asks_for_a_debugger():
+    breakpoint()
+
+
+@ON_TWO
+def test_skips_in_one():
+    if jax.process_index():
+        pytest.skip("not here")
+
+
+@pytest.mark.pod(proceses=2)
+def test_has_a_wrong_word():
+    raise AssertionError("never reached")
+
+
+@pytest.mark.pod(processes="2")
+def test_has_a_wrong_number():
+    raise AssertionError("never reached")
+
+
+@pytest.mark.pod(2)
+def test_has_a_wrong_place():
+    raise AssertionError("never reached")
+
+
+@ON_TWO
+class TestOfUnittest(unittest.TestCase):
+    def test_is_refused(self):
+        raise AssertionError("never reached")

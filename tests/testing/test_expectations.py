@@ -1,0 +1,157 @@
+"""Assertions about programs: what they count, and what they say when they fail."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit, with_sharding_constraint
+from xlashard.errors import ArgumentError, ExpectationError
+from xlashard.testing import (
+    assert_collectives,
+    assert_no_resharding,
+    assert_peak_bytes_at_most,
+)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+
+@pytest.fixture(scope="module")
+def x(mesh: Mesh) -> Array:
+    return device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("data", "model")))
+
+
+@pjit
+def total(x):
+    return x.sum(axis=1)
+
+
+def test_collectives_that_are_as_expected_pass(x: Array) -> None:
+    assert_collectives(total, (x,), all_reduce=1, others=0)
+    assert_collectives(total, (x,), total=1, all_gather_at_most=0, all_reduce_at_most=2)
+    # 16 sums of 4 bytes, to the other of two devices: a device sends half of them twice.
+    assert_collectives(total, (x,), all_reduce_bytes_at_most=64, total_bytes_at_most=64)
+    assert_collectives(total.lower(x).compile(), all_reduce=1)
+    assert_collectives(total.lower(x), all_reduce=1)
+    assert_collectives(lambda x: x.sum(axis=1), (x,), all_reduce=1)
+    assert_collectives(
+        total, [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)], total=1
+    )
+
+
+def test_collectives_can_be_counted_along_axes(x: Array) -> None:
+    assert_collectives(total, (x,), along="model", all_reduce=1)
+    assert_collectives(total, (x,), along="data", total=0)
+    with pytest.raises(ExpectationError, match="the collectives along model that were expected"):
+        assert_collectives(total, (x,), along="model", total=0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "told"),
+    [
+        ({"all_reduce": 0}, "all_reduce=0: there is 1"),
+        ({"all_reduce": 2}, "all_reduce=2: there is 1"),
+        ({"all_gather": 1}, "all_gather=1: there are 0"),
+        ({"others": 0}, "others=0: there is 1"),
+        ({"others_at_most": 0}, "others_at_most=0: there is 1"),
+        ({"total_at_most": 0}, "total_at_most=0: there is 1"),
+        ({"all_reduce_bytes_at_most": 63}, "all_reduce_bytes_at_most=63: a device sends 64 bytes"),
+    ],
+)
+def test_others_are_told_with_a_table(x: Array, expected: dict[str, int], told: str) -> None:
+    with pytest.raises(ExpectationError) as caught:
+        assert_collectives(total, (x,), **expected)
+    text = str(caught.value)
+    assert text.startswith(f"total does not have the collectives that were expected:\n  {told}")
+    assert "all-reduce  model  f32[16]" in text
+    assert "test_expectations.py:" in text and "reduce_sum" in text
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_without_collectives_there_is_no_table(x: Array) -> None:
+    with pytest.raises(ExpectationError, match="all_gather=1: there are 0\n\nIt has no collecti"):
+        assert_collectives(lambda x: x + 1, (x,), all_gather=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: assert_collectives(total, (x,)), "(?s)nothing to expect.*all_gather=2"),
+        (lambda x: assert_collectives(total, (x,), all_gathers=1), "did you mean all_gather?"),
+        (
+            lambda x: assert_collectives(total, (x,), zzz=1),
+            "it knows all_gather, .* _bytes_at_most",
+        ),
+        (lambda x: assert_collectives(total, (x,), all_gather=-1), "is -1; it must be a whole"),
+        (lambda x: assert_collectives(total, (x,), all_gather=1.0), "is 1.0; it must be"),
+        (
+            lambda x: assert_collectives(total, x, all_gather=1),
+            r"not Array: .*\(f, \(x,\), \.\.\.\)",
+        ),
+        (lambda x: assert_no_resharding(total, x), r"not Array: assert_no_resharding"),
+        (lambda x: assert_collectives(jax.jit(abs), (x,), total=0), "function of jax.jit"),
+        (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
+    ],
+)
+def test_wrong_words_are_answered(x: Array, call: Callable[[Array], None], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        call(x)
+
+
+def test_arguments_that_lie_right_are_not_resharded(mesh: Mesh, x: Array) -> None:
+    assert_no_resharding(total, (x,))
+    rows = NamedSharding(mesh, P("data"))
+    # What comes from the host has to come to the devices.
+    assert_no_resharding(pjit(lambda x: x * 2, in_shardings=rows), (np.ones((8, 8)),))
+
+
+def test_an_argument_that_is_moved_is_named(mesh: Mesh) -> None:
+    rows = NamedSharding(mesh, P("data"))
+    step = pjit(lambda state: state["w"] * 2, in_shardings=rows)
+    on_one = {"w": device_put(np.ones((8, 8), np.float32))}
+    with pytest.raises(ExpectationError) as caught:
+        assert_no_resharding(step, (on_one,))
+    text = str(caught.value)
+    assert "has to move state['w'] before it runs" in text
+    assert "P('data')" in text.partition("Moved before such a call")[2]
+
+
+def test_a_value_that_is_dealt_out_anew_is_named(mesh: Mesh, x: Array) -> None:
+    @pjit
+    def turn(x):
+        y = with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("model", "data")))
+        return y.sum()
+
+    with pytest.raises(
+        ExpectationError, match="turn deals values out anew while it runs"
+    ) as caught:
+        assert_no_resharding(turn, (x,))
+    assert "test_expectations.py:" in str(caught.value)
+    assert "all-reduce" not in str(caught.value)
+    assert_no_resharding(turn, (x,), inside=False)
+
+
+def test_memory_that_is_enough_passes(x: Array) -> None:
+    # A tile of 16 × 32 floats, and 16 sums.
+    assert_peak_bytes_at_most(total, (x,), 16 * 32 * 4 + 1024)
+
+
+def test_donation_counts_once() -> None:
+    y = np.ones((256, 256), np.float32)
+    keep, donate = pjit(lambda y: y + 1), pjit(lambda y: y + 1, donate_argnums=0)
+    assert_peak_bytes_at_most(donate, (y,), y.nbytes + 1024)
+    with pytest.raises(ExpectationError):
+        assert_peak_bytes_at_most(keep, (y,), y.nbytes + 1024)
+
+
+def test_what_takes_most_memory_is_told(x: Array) -> None:
+    with pytest.raises(ExpectationError) as caught:
+        assert_peak_bytes_at_most(total, (x,), 1000)
+    text = str(caught.value)
+    assert "more than 1,000 (1000 B): 2.0 KiB arguments" in text
+    assert "P('data', 'model')" in text and "result" in text

@@ -1,0 +1,244 @@
+"""The pytest plugin, as people meet it: pytest in a process of its own, on tests of all kinds."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.testing.helpers import environment
+from xlashard.testing.channel import Raised, Reply
+from xlashard.testing.launcher import Ended, PodSize
+from xlashard.testing.rounds import Patience, Round, pod_error
+
+SAMPLE = Path(__file__).with_name("plugin_tests.py")
+
+
+class Told:
+    """What pytest printed.
+
+    Attributes:
+        text: All of it.
+        code: pytest's exit code.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        shutil.copy(SAMPLE, folder / "test_it.py")
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+        words = ["-p", "xlashard_pytest", "-p", "no:cacheprovider", "-rA", *options]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            cwd=folder,
+            env=environment(XLA_FLAGS="", COLUMNS="100"),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        self.text = done.stdout + done.stderr
+        self.code = done.returncode
+
+    def outcome(self, name: str) -> str:
+        """`PASSED`, `FAILED`, ..."""
+        found = re.search(
+            rf"^([A-Z]+) (?:\[1\] )?test_it.py::{re.escape(name)}(?: - |$)", self.text, re.M
+        )
+        return found[1] if found else ""
+
+    def summary(self, name: str) -> str:
+        """What stands behind it in the short summary."""
+        found = re.search(rf"^FAILED test_it.py::{re.escape(name)} - (.*)$", self.text, re.M)
+        return found[1] if found else ""
+
+    def section(self, name: str) -> str:
+        """What is told of a test that did not pass."""
+        _, _, rest = self.text.partition(f"_ {name} _")
+        return re.split(r"^_{3,} |^=====", rest.partition("\n")[2], maxsplit=1, flags=re.M)[0]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """All sample tests, run once."""
+    return Told(tmp_path_factory.mktemp("project"))
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_in_no_pod",
+        "test_passes[1]",
+        "test_passes[2]",
+        "TestInAClass::test_passes[5]",
+        "TestInAClass::test_has_a_pod_of_its_own",
+        "test_state_is_seen",
+        "test_state_is_not_seen",
+        "test_after_it_the_processes_are_the_same",
+        "test_after_it_they_are_others",
+    ],
+)
+def test_what_passes_in_all_processes_passes(told: Told, name: str) -> None:
+    assert told.outcome(name) == "PASSED", told.section(name) or told.text
+
+
+def test_a_failure_everywhere_is_told_once(told: Told) -> None:
+    section = told.section("test_fails_everywhere")
+    assert "----- processes 0, 1 of 2 -----" in section
+    assert (
+        section.count("E       AssertionError: assert {'shape': (2, 2)} == {'shape': (2, 3)}") == 1
+    )
+    assert told.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
+
+
+def test_output_and_logs_are_told_by_process(told: Told) -> None:
+    section = told.section("test_fails_everywhere")
+    for number in (0, 1):
+        _, _, own = section.partition(f"Captured stdout and stderr of process {number}")
+        lines = own.splitlines()[1:5]
+        assert lines == [
+            f"set up in {number}",
+            f"said by {number}",
+            "written to the descriptor",
+            f"torn down in {number}",
+        ]
+        assert f"logged by {number}" in own.partition(f"log call of process {number}")[2]
+
+
+def test_a_failure_in_one_is_told_with_where_the_others_are(told: Told) -> None:
+    section = told.section("test_fails_in_one")
+    assert "----- process 1 of 2 -----" in section
+    assert "AssertionError: only the first is right" in section
+    assert "----- process 0 of 2 -----\nstill ran 5 s after another process had failed" in section
+    assert "in _handle_array_process_allgather" in section
+    assert "in test_fails_in_one" in section
+    assert "_pytest/" not in section
+
+
+def test_a_death_is_told_with_its_signal_and_the_last_words(told: Told) -> None:
+    section = told.section("test_dies")
+    assert "process 1 of 2 -----\nended, before the others: killed by SIGKILL" in section
+    assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
+
+
+def test_a_timeout_is_told_with_all_stacks(told: Told) -> None:
+    section = told.section("test_takes_too_long")
+    assert "still ran when 3 s were over" in section
+    assert section.count("in waits_for_ever") == 2
+
+
+def test_a_broken_fixture_is_told_with_its_phase(told: Told) -> None:
+    section = told.section("test_is_broken_in_setup")
+    assert "processes 0, 1 of 2, in setup" in section
+    assert "LookupError: no such thing" in section
+
+
+def test_skips_and_expected_failures_are_those_of_pytest(told: Told) -> None:
+    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not on a pod", told.text)
+    assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not at all", told.text)
+    assert told.outcome("test_fails_as_expected") == "XFAIL"
+    assert "[XPASS(strict)] fixed" in told.section("test_passes_unexpectedly")
+
+
+def test_a_skip_in_one_process_is_a_failure(told: Told) -> None:
+    assert told.outcome("test_skips_in_one") == "FAILED"
+    assert "process 1 skipped the test (not here) and the others did not" in told.section(
+        "test_skips_in_one"
+    )
+
+
+def test_a_debugger_is_refused(told: Told) -> None:
+    section = told.section("test_asks_for_a_debugger")
+    assert ">       breakpoint()" in section
+    assert "a debugger needs a terminal" in section
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("test_has_a_wrong_word", "takes no 'proceses'; it knows processes, devices, timeout"),
+        ("test_has_a_wrong_number", "processes is '2', not a whole number of 1 or more"),
+        ("test_has_a_wrong_place", "takes its arguments by name"),
+        ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
+    ],
+)
+def test_what_can_not_be_followed_is_told_before(told: Told, name: str, text: str) -> None:
+    assert told.outcome(name) == "ERROR"
+    section = told.section(f"ERROR at setup of {name.replace('::', '.')}")
+    assert text in section
+    assert "Traceback" not in section and "During handling" not in section
+
+
+def test_counts_are_right(told: Told) -> None:
+    assert "8 failed, 10 passed, 2 skipped, 1 xfailed, 4 errors" in told.text
+    assert told.code == 1
+    assert "never reached" not in told.text.replace('AssertionError("never reached")', "")
+
+
+def test_live_output_has_the_process(tmp_path: Path) -> None:
+    told = Told(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
+    assert "[0] said by 0\n" in told.text and "[1] said by 1\n" in told.text
+    assert told.outcome("test_fails_everywhere") == "FAILED"
+    assert not told.outcome("test_fails_in_one")
+    assert "Captured stdout" not in told.text
+
+
+def test_xdist_tells_the_same(tmp_path: Path) -> None:
+    told = Told(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
+    assert told.outcome("test_passes[1]") == "PASSED"
+    assert "----- processes 0, 1 of 2 -----" in told.section("test_fails_everywhere")
+    assert told.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
+    assert "Captured stdout and stderr of process 1" in told.section("test_fails_everywhere")
+    assert "SKIPPED [1] test_it.py" in told.text
+
+
+def test_debugging_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    told = Told(tmp_path, "--pdb")
+    assert told.code == pytest.ExitCode.USAGE_ERROR
+    assert "--pdb needs a terminal, and the processes of a pod have none" in told.text
+    assert '-m "not pod"' in told.text
+    assert Told(tmp_path, "--pdb", "-m", "not pod").code == pytest.ExitCode.OK
+
+
+def test_pytest_starts_without_jax() -> None:
+    check = "import sys, xlashard_pytest; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert not {"jax", "numpy", "xlashard"} & set(done.stdout.split())
+
+
+def around(**facts: object) -> Round:
+    """What came of a request to two processes."""
+    return Round(PodSize(2, 1), Patience(9, 4), **facts)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_fate_of_who_does_not_reply_is_told() -> None:
+    ended = around(replies={0: Reply(True, 3)}, ended=[Ended(1, -11)])
+    assert ended.fate(0) == ""
+    assert ended.fate(1) == "ended, before the others: killed by SIGSEGV"
+    assert around(late=(1,), timed_out=True).fate(1) == "still ran when 9 s were over"
+    paused = around(late=(0, 1), paused=(1,), timed_out=True)
+    assert paused.fate(1) == "was stopped by a signal (SIGSTOP) when 9 s were over"
+    assert around(late=(1,)).fate(1) == "still ran 4 s after another process had failed"
+
+
+def test_processes_are_in_step_when_they_fail_at_the_same_place() -> None:
+    same = {n: Reply(False, Raised("text", None), "a.py:3") for n in (0, 1)}
+    assert around(replies=same).in_step
+    assert not around(replies={**same, 1: Reply(False, Raised("text", None), "a.py:4")}).in_step
+    assert not around(replies={**same, 1: Reply(True, None)}).in_step
+    assert not around(replies={0: Reply(True, None)}).in_step
+
+
+def test_an_error_tells_equal_failures_once_and_outputs_by_process() -> None:
+    replies = {n: Reply(False, Raised("ValueError: no", ValueError("no"))) for n in (1, 0)}
+    error = pod_error("it failed", around(replies=replies, outputs={1: b"one\n"}, heard=[1, 0]))
+    assert str(error) == (
+        "it failed\n--- processes 0, 1 of 2 ---\nValueError: no\n--- output of process 1 ---\none"
+    )
+    assert isinstance(error.errors[0], ValueError)
+    assert error.outputs == {0: "", 1: "one\n"}

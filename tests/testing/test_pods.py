@@ -1,0 +1,166 @@
+"""`pod`: functions and scripts in real processes, and how their failures are told."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.testing import pod_functions as functions
+from tests.testing.helpers import environment
+from xlashard.errors import ArgumentError, PodError
+from xlashard.testing import Pod, pod
+from xlashard.testing.functions import name_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes"),
+]
+
+SCRIPT = Path(__file__).with_name("pod_script.py")
+# The last bytes of 127.0.0.1, alone and within an address of IPv6, as the kernel writes them.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pod]:
+    with pod(processes=2, devices_per_process=2, grace=1) as pair:
+        yield pair
+
+
+def test_results_come_by_process(pair: Pod) -> None:
+    assert pair.run(functions.place) == [(0, 2, 4), (1, 2, 4)]
+    assert pair.run(functions.gathered, 3) == [6, 6]
+    assert pair.run(functools.partial(functions.gathered, times=2), 5) == [20, 20]
+    assert pair.run(jax.process_index) == [0, 1]
+
+
+def test_processes_stay_between_calls(pair: Pod) -> None:
+    pair.run(functions.keep, "something")
+    assert pair.run(functions.keep, None) == ["something"] * 2
+
+
+def test_a_failure_tells_where_every_process_is(pair: Pod) -> None:
+    pair.run(functions.keep, "before the failure")
+    with pytest.raises(PodError) as caught:
+        pair.run(functions.fail_in, 1)
+    error = caught.value
+    text = str(error)
+    assert text.startswith("fail_in failed in a pod of 2 × 2 devices\n--- process 1 of 2 ---")
+    assert 'raise KeyError("a key")' in text and "KeyError: 'a key'" in text
+    assert "--- process 0 of 2 ---\nstill ran 1 s after another process had failed" in text
+    assert "in fail_in" in error.outputs[0].partition("Current thread")[2]
+    assert "worker.py" not in text
+    assert list(error.tracebacks) == [1]
+    assert isinstance(error.__cause__, KeyError) and error.errors == {1: error.__cause__}
+    # Nobody knows in what they were, so the next call has others.
+    assert pair.run(functions.keep, None) == [None, None]
+
+
+def test_a_failure_that_is_everywhere_the_same_keeps_the_processes(pair: Pod) -> None:
+    pair.run(functions.keep, "before the failure")
+    with pytest.raises(
+        PodError, match="(?s)processes 0, 1 of 2 ---.*Unreadable: 1 and 2"
+    ) as caught:
+        pair.run(functions.fail_unreadably)
+    assert not caught.value.errors
+    with pytest.raises(PodError, match=r"SystemExit: 3"):
+        pair.run(functions.leave)
+    assert pair.run(functions.keep, None) == ["before the failure"] * 2
+
+
+def test_results_that_can_not_be_sent_are_named(pair: Pod) -> None:
+    with pytest.raises(PodError, match=r"returned builtins.function, which can't be sent"):
+        pair.run(functions.give_a_function)
+    with pytest.raises(PodError, match=r"returned .*Array, .*addressable_data\(0\)"):
+        pair.run(functions.give_a_global_array)
+
+
+def test_nothing_listens_elsewhere(pair: Pod) -> None:
+    coordinator, other = pair.run(functions.listening)
+    assert coordinator and other
+    assert {*coordinator, *other} <= LOOPBACK
+
+
+def test_a_death_and_a_stop_are_told() -> None:
+    with pod(processes=2, grace=30, timeout=8) as pair:
+        with pytest.raises(
+            PodError, match="process 1 of 2 ---\nended, before the others: killed b"
+        ):
+            pair.run(functions.die)
+        with pytest.raises(PodError) as caught:
+            pair.run(functions.stop)
+    assert "process 1 of 2 ---\nwas stopped by a signal (SIGSTOP) when 8 s were over" in str(
+        caught.value
+    )
+    assert "process 0 of 2 ---\nstill ran when 8 s were over" in str(caught.value)
+    assert all("in stop" in output for output in caught.value.outputs.values())
+
+
+def test_scripts_find_their_place() -> None:
+    done = pod(processes=2, devices_per_process=3).run_script(SCRIPT)
+    assert [output.splitlines()[-1] for output in done.outputs] == [
+        "process 0 of 2 has 3",
+        "process 1 of 2 has 3",
+    ]
+    assert done.verdict.well
+
+
+def test_scripts_that_fail_are_told() -> None:
+    with pytest.raises(PodError) as caught:
+        pod(processes=2).run_script(SCRIPT, "fail")
+    assert "pod_script.py failed in a pod of 2 × 1 devices: process" in str(caught.value)
+    assert "process 1 gives up" in caught.value.outputs[1]
+    done = pod(processes=2).run_script(SCRIPT, "fail", check=False)
+    assert done.verdict.codes == (1, 1)
+
+
+PROGRAM = """
+import jax
+from xlashard.testing import pod
+
+def double(x):
+    return 2 * x + jax.process_index()
+
+if __name__ == "__main__":
+    print(pod(processes=2).run(double, 4))
+"""
+
+
+def test_functions_of_the_main_program_are_found(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[8, 9]\n", done.stderr
+
+
+def a_function() -> None:
+    """At the top of a module that pytest imports by its path."""
+
+
+def test_functions_that_have_no_name_are_refused() -> None:
+    number = 3
+
+    def inner() -> int:
+        return number
+
+    assert name_of(a_function).file == __file__
+    with pytest.raises(ArgumentError, match=r"inner, defined in a function \(in .*test_pods.py, "):
+        name_of(inner)
+    with pytest.raises(ArgumentError, match=r"\(number\) as arguments: pod.run\(work, number\)"):
+        name_of(inner)
+    with pytest.raises(ArgumentError, match=r"a lambda \(in .*pass that: pod.run\(work\)"):
+        name_of(lambda: 3)
+
+
+def test_it_shows_its_size() -> None:
+    assert repr(pod(3, 2)) == "pod(processes=3, devices_per_process=2)"
