@@ -13,6 +13,7 @@ from tests.train.checkpoint.pod_states import COLUMNS, about, check, state, valu
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.supervision import Rules, run_to_end
 from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.checkpoint.files import files_in, writer_of
 
 HERE = Path(__file__).parent
 
@@ -42,6 +43,11 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
     for name, x in values(5).items():
         assert np.asarray(restored.state[name]).tobytes() == x.tobytes()
     assert restored.about.processes == 2
+    # Each process has written, and so digested, its part.
+    names = files_in(tmp_path / "run" / "00000005")
+    for process in range(2):
+        its = sum(names[name] for name in names if writer_of(name) == process)
+        assert its > 0.4 * values(5)["w"].nbytes
     assert restored.about.changes(about(5)) == ["the number of processes, 2, is 1 now"]
 
 

@@ -120,10 +120,14 @@ class Checkpoints:
         Raises:
             CheckpointError: It could not be written.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-            self._held = pending.step
+        pending = self._pending
+        if pending is None:
+            return
+        pending.join()  # If that is interrupted, it is still under way.
+        self._pending = None
+        if pending.error is not None:
+            raise pending.error
+        self._held = pending.step
 
     def restore(self, like: Any, step: int | None = None, *, settings: str = "") -> Restored:
         """Reads a checkpoint, on any mesh and with any number of processes.
@@ -147,12 +151,17 @@ class Checkpoints:
 
 
 class _Pending:
-    """A save under way in a thread of its own."""
+    """A save under way in a thread of its own.
+
+    Attributes:
+        step: The step that is saved.
+        error: What went wrong, once it is over.
+    """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
         self.step = step
+        self.error: BaseException | None = None
         self._work = work
-        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}")
         self._thread.start()
 
@@ -160,10 +169,8 @@ class _Pending:
         try:
             self._work()
         except BaseException as error:
-            self._error = error
+            self.error = error
 
-    def result(self) -> None:
-        """Waits for its end; raises what went wrong."""
+    def join(self) -> None:
+        """Waits for its end."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error

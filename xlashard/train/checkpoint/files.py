@@ -25,6 +25,7 @@ from pathlib import Path
 from xlashard.train.errors import CheckpointError
 
 SAVING, _DELETING = ".saving-", ".deleting-"
+_PROCESS = re.compile(r"(?:^|/)(?:ocdbt\.)?process_(\d+)(?:/|$)")
 _STEP = re.compile(r"\d{8,}")
 # Reading and hashing let other threads run; more of them than this is more than disks give.
 _THREADS = 4
@@ -117,6 +118,15 @@ def files_in(folder: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("*"))
         if not path.is_dir()
     }
+
+
+def writer_of(name: str) -> int:
+    """The process that wrote a file of a step, as orbax names what each writes; else the first.
+
+    What nobody claims because it is named otherwise, the first process reads for its digest.
+    """
+    found = _PROCESS.search(name)
+    return int(found[1]) if found else 0
 
 
 def digests(folder: Path, names: Iterable[str], *, durable: bool = False) -> dict[str, Digest]:

@@ -133,7 +133,7 @@ class Writer:
             return  # They say why.
         if jax.process_count() > 1:
             me = jax.process_index()
-            own = [name for name in files.files_in(room) if _owner(name) == me]
+            own = [name for name in files.files_in(room) if files.writer_of(name) == me]
             files.write_digests(room / _PARTS, str(me), files.digests(room, own, durable=True))
 
     def _write_rest(self, begun: Begun) -> None:
@@ -182,15 +182,3 @@ def _attempt(work: Callable[[], Any]) -> str:
     except Exception as error:
         return reason(error)
     return ""
-
-
-def _owner(name: str) -> int:
-    """The process that wrote a file, as orbax names the folders of each; else the first one.
-
-    Should orbax name them otherwise one day, the first process digests all files.
-    """
-    for part in name.split("/"):
-        head, _, number = part.rpartition("process_")
-        if head.endswith((".", "")) and number.isdigit():
-            return int(number) % jax.process_count()
-    return 0
