@@ -1,0 +1,109 @@
+"""One of the processes of a pod of eight devices: `python across_processes_programs.py FOLDER N`.
+
+It runs every Nth of the programs that other tests compare with JAX, and writes the pieces of their
+results that are on its devices: `tests.pjit.test_across_processes` puts them together.
+"""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+jax.distributed.initialize()
+
+import xlashard  # noqa: E402
+from tests.pjit.libraries import ALL_OF_XLASHARD, optax_programs  # noqa: E402
+from tests.pjit.named_programs import PROGRAMS, Library  # noqa: E402
+from tests.pjit.random_programs.environment import numbers, xlashard_sharded  # noqa: E402
+from tests.pjit.random_programs.generator import draw_program  # noqa: E402
+from tests.pjit.random_programs.running import make_mesh, read_header, run, under  # noqa: E402
+from tests.pjit.random_programs.text import program_text  # noqa: E402
+from xlashard import UNSPECIFIED, NamedSharding, P, device_put, pjit  # noqa: E402
+from xlashard.program.collectives import read_collectives  # noqa: E402
+
+OURS = Library(pjit, xlashard.with_sharding_constraint, NamedSharding)
+MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+# Over all devices, called as they are; others of JAX's functions around them are JAX's affair.
+RANDOM = 3
+
+
+def pieces(tree: Any) -> list[Any]:
+    """Per leaf its path, shape and dtype, and what this process has of it."""
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        x = (
+            jax.random.key_data(leaf)
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+            else leaf
+        )
+        shards = [
+            (
+                [s.indices(n)[:2] for s, n in zip(shard.index, x.shape, strict=True)],
+                np.asarray(shard.data),
+            )
+            for shard in x.addressable_shards
+        ]
+        found.append((jax.tree_util.keystr(path), x.shape, x.dtype.name, shards))
+    return found
+
+
+def named(name: str) -> tuple[Any, bool]:
+    """The results of a program by its name, and whether its devices add anything up together."""
+    program = PROGRAMS[name]
+
+    def places(specs: Any) -> Any:
+        return jax.tree.map(
+            lambda spec: NamedSharding(MESH, spec) if isinstance(spec, P) else spec,
+            specs,
+            is_leaf=lambda x: isinstance(x, P) or x is UNSPECIFIED,
+        )
+
+    f = pjit(
+        program.make(OURS, MESH),
+        in_shardings=places(program.in_specs),
+        out_shardings=places(program.out_specs),
+    )
+    leaves, treedef = jax.tree.flatten(program.shapes)
+    values = [numbers(s.shape, s.dtype.name, start) for start, s in enumerate(leaves)]
+    values = [abs(v) if v.dtype == np.int32 else v for v in values]
+    given = device_put(treedef.unflatten(values), places(program.in_specs))
+    compiled = f.lower(*given).compile()
+    reduces = any(
+        c.kind in ("all-reduce", "reduce-scatter") for c in read_collectives(compiled.as_text())
+    )
+    return compiled(*given), reduces
+
+
+def drawn() -> list[str]:
+    """The first random programs over all devices that are called as they are."""
+    found = []
+    for seed in range(100):
+        text = program_text(draw_program(seed))
+        header = read_header(text)
+        count = int(np.prod(list(header.axes.values())))
+        if count == len(jax.devices()) and header.call in ("call", "lower"):
+            found.append(text)
+    return found[:RANDOM]
+
+
+def write_all(folder: Path, step: int) -> None:
+    out: dict[str, Any] = {}
+    for name in list(PROGRAMS)[::step]:
+        result, reduces = named(name)
+        out[name] = pieces(result), reduces
+    for number, text in list(enumerate(drawn()))[::step]:
+        header = read_header(text)
+        mesh = make_mesh(header)
+        with under(header.partitioner):
+            ours = xlashard_sharded(mesh, header.manner == "named")
+            out[f"random {number}"] = pieces(run(text, ours, mesh)), True
+    trained = optax_programs.schedule_and_multi_steps(ALL_OF_XLASHARD, MESH)
+    out["optax"] = pieces(trained.state), True
+    place = folder / f"{jax.process_count()}-{jax.process_index()}.pickle"
+    place.write_bytes(pickle.dumps(out))
+
+
+write_all(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,79 @@
+"""Programs give the same whether their eight devices belong to one process or to several."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.processes import run_many
+
+SCRIPT = Path(__file__).with_name("across_processes_programs.py")
+
+STEPS = {1: 1, 2: 1, 8: 3}
+"""Every which program is run by so many processes: each of them compiles all that it runs."""
+
+# Partial sums of eight devices may come in another order over the network than within a process,
+# and each of the few sums on the way then rounds otherwise; as of now they come in the same. What
+# adds nothing up must be the same to the bit.
+ROUNDING = 64 * np.finfo(np.float32).eps
+
+type Results = dict[str, tuple[dict[str, np.ndarray], bool]]
+"""By program its results by their paths, and whether its devices add anything up together."""
+
+
+def put_together(folder: Path, processes: int) -> Results:
+    """The results of all processes; every copy of a piece must be the same to the bit."""
+    parts = [
+        pickle.loads((folder / f"{processes}-{process}.pickle").read_bytes())
+        for process in range(processes)
+    ]
+    out: Results = {}
+    for program, (_, reduces) in parts[0].items():
+        arrays: dict[str, np.ndarray] = {}
+        for part in parts:
+            assert part.keys() == parts[0].keys()
+            for path, shape, dtype, shards in part[program][0]:
+                _fill(arrays, f"{program}: result{path}", shape, dtype, shards)
+        out[program] = arrays, reduces
+    return out
+
+
+def _fill(arrays: dict[str, Any], path: str, shape: Any, dtype: str, shards: Any) -> None:
+    whole = arrays.setdefault(path, np.ma.masked_all(shape, shards[0][1].dtype))
+    assert whole.dtype.name == dtype and whole.shape == shape, path
+    for bounds, piece in shards:
+        index = tuple(slice(*ends) for ends in bounds)
+        there = whole[index]
+        known = ~np.ma.getmaskarray(there)
+        assert np.asarray(there)[known].tobytes() == piece[known].tobytes(), (
+            f"{path}: copies differ"
+        )
+        whole[index] = piece
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
+def test_the_same_in_one_process_in_two_and_in_eight(tmp_path: Path) -> None:
+    for processes, step in STEPS.items():
+        run_many(SCRIPT, processes, 8 // processes, str(tmp_path), str(step), timeout=400)
+    (alone, *others) = (put_together(tmp_path, processes) for processes in STEPS)
+    assert sum(not reduces for _, reduces in alone.values()) >= 8
+    assert len(others[0]) == len(alone) and 3 * len(others[1]) >= len(alone)
+    for several in others:
+        for program, (got, _) in several.items():
+            results, reduces = alone[program]
+            assert got.keys() == results.keys()
+            for path, right in results.items():
+                assert not np.ma.getmaskarray(got[path]).any(), f"{path}: a piece is missing"
+                _compare(path, np.asarray(got[path]), np.asarray(right), exact=not reduces)
+
+
+def _compare(path: str, got: np.ndarray, right: np.ndarray, *, exact: bool) -> None:
+    if exact or not np.issubdtype(right.dtype, np.inexact):
+        assert got.tobytes() == right.tobytes(), f"{path}: not the same to the bit"
+        return
+    scale = max(1.0, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
+    np.testing.assert_allclose(got, right, rtol=0, atol=ROUNDING * scale, err_msg=path)
