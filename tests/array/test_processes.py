@@ -29,6 +29,7 @@ def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
-def test_values_that_must_be_the_same_everywhere() -> None:
-    for output in run_many(Path(__file__).with_name("across_processes_putting.py"), 2, 2):
+@pytest.mark.parametrize("subject", ["putting", "elsewhere"])
+def test_arrays_across_a_pod(subject: str) -> None:
+    for output in run_many(Path(__file__).with_name(f"across_processes_{subject}.py"), 2, 2):
         assert "all agree" in output, output
