@@ -20,7 +20,7 @@ import numpy as np
 import xlashard
 from benchmarks._measure import ExtraGoal, Report, interleave, read_options
 from xlashard.train.command import start_devices
-from xlashard.train.data import put_batch, read_corpus, training_windows
+from xlashard.train.data import plan_batch, read_corpus, training_starts
 from xlashard.train.layout import Axes, Layout, build_mesh
 from xlashard.train.programs import batch_sharding
 from xlashard.train.settings import Settings, load_settings
@@ -84,10 +84,12 @@ class Job:
         """The first batch, on the devices."""
         training, length = self.settings.training, self.settings.model.length
         text = read_corpus(self.settings.data, length).train
-        windows = training_windows(text, 0, training.batch, length, 0)
+        starts = training_starts(len(text), 0, training.batch, length, 0)
         sharding = batch_sharding(self.layout)
         if self.side is OURS:
-            return put_batch(windows, training.accumulate, sharding)
+            plan = plan_batch(sharding, training.batch, training.accumulate, length)
+            return plan.put(text, starts)
+        windows = text.windows(starts, length + 1)
         return jax.device_put(windows.reshape(training.accumulate, -1, length + 1), plain(sharding))
 
     def first_step(self) -> None:

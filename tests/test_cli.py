@@ -54,7 +54,12 @@ def test_train_leaves_its_results(tmp_path: Path, config: str) -> None:
     assert "step 3/3 · loss" in done.stdout
     assert "\x1b" not in done.stdout
     folder = tmp_path / "runs" / config
-    assert {x.name for x in folder.iterdir()} == {"config.toml", "loss.png", "metrics.jsonl"}
+    assert {x.name for x in folder.iterdir()} == {
+        "checkpoints",
+        "config.toml",
+        "loss.png",
+        "metrics.jsonl",
+    }
     assert "steps = 3" in (folder / "config.toml").read_text()
 
 
@@ -74,7 +79,7 @@ def test_train_reads_other_text_and_writes_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     words = command(
         *("train", "--config", TINY, "--steps", "100000", "--set", *SMALL),
         *("training.log_every=1", "training.eval_every=0"),
@@ -91,7 +96,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
             break
     shown += process.stdout.read()
     assert process.wait(timeout=60) == 130
-    assert "what was measured is kept" in shown
+    assert "SIGINT: stopping ..." in shown
+    assert "xlashard train --resume runs/tiny" in shown
     assert "Traceback" not in shown
     folder = tmp_path / "runs" / "tiny"
     lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -117,7 +123,16 @@ def test_help_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
     assert "train" in out
     out, _, code = stdout_and_code(capsys, "train", "--help")
     assert code == 0
-    for option in ("--config", "--data", "--set", "--name", "--steps", "--runs", "--keys"):
+    for option in (
+        "--config",
+        "--resume",
+        "--data",
+        "--set",
+        "--name",
+        "--steps",
+        "--runs",
+        "--keys",
+    ):
         assert option in out
 
 
@@ -144,6 +159,9 @@ def test_keys_are_printed_with_type_and_default(capsys: pytest.CaptureFixture[st
         (["--config", TINY, "--steps", "0"], ["training.steps must be at least 1"]),
         (["--config", TINY, "--set", "mesh.data=3"], ["takes 12 devices", "emulate = 12"]),
         (["--config", TINY, "--data", "nowhere.txt"], ["there is no file or folder nowhere.txt"]),
+        (["--config", TINY, "--resume", "runs/tiny"], ["--resume RUN --set KEY=VALUE"]),
+        (["--resume", "nowhere"], ["nowhere is not the folder of a run: there is no such folder"]),
+        (["--resume", "--runs", "nowhere"], ["there is no run in nowhere", "--config configs"]),
     ],
 )
 def test_wrong_words_are_answered_without_a_traceback(

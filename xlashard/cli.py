@@ -54,10 +54,19 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Trains a byte-level transformer as a TOML file says, and leaves settings, measurements "
-        "and a loss curve in RUNS/NAME. Ctrl-C stops it and keeps what was measured."
+        "and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a checkpoint, from "
+        "which --resume goes on."
     )
     parser.add_argument(
         "--config", metavar="FILE", help="the settings file, such as configs/tiny.toml"
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="go on with a run from its last checkpoint, in its folder and with its settings; "
+        "without RUN: with the last one in RUNS",
     )
     parser.add_argument(
         "--data",

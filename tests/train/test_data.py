@@ -8,18 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train.examples import MESHES, devices, settings
-from xlashard.train.data import (
-    held_out_windows,
-    put_batch,
-    read_corpus,
-    training_windows,
-)
+from xlashard.train.data import held_out_starts, plan_batch, read_corpus, training_starts
 from xlashard.train.errors import DataError
 from xlashard.train.layout import Layout, build_mesh
 from xlashard.train.programs import batch_sharding
 from xlashard.train.settings import DataSettings
+from xlashard.train.text import Text
 
-TEXT = np.arange(251, dtype=np.uint8)
+TEXT = Text.joined([np.arange(251, dtype=np.uint8)])
+
+
+def training_windows(text: Text, step: int, count: int, length: int, seed: int) -> np.ndarray:
+    return text.windows(training_starts(len(text), step, count, length, seed), length + 1)
+
+
+def held_out_windows(text: Text, batch: int, count: int, length: int) -> np.ndarray:
+    return text.windows(held_out_starts(len(text), batch, count, length), length + 1)
 
 
 def refusal(*paths: Path | str, fraction: float = 0.5, length: int = 4) -> str:
@@ -103,12 +107,12 @@ def test_too_little_text_is_told_with_numbers(tmp_path: Path, size: int) -> None
 
 @given(st.integers(1, 400), st.floats(0.01, 0.99), st.integers(2, 20))
 def test_text_is_enough_or_refused(size: int, fraction: float, length: int) -> None:
-    text = np.ones(size, np.uint8)
+    text = Text.joined([np.ones(size, np.uint8)])
     cut = size - int(size * fraction)
     if min(cut, size - cut) <= length:
         return
-    assert training_windows(text[:cut], 0, 3, length, 0).shape == (3, length + 1)
-    assert held_out_windows(text[cut:], 5, 3, length).shape == (3, length + 1)
+    assert training_windows(text.part(0, cut), 0, 3, length, 0).all()
+    assert held_out_windows(text.part(cut, size), 5, 3, length).all()
 
 
 def test_windows_are_pieces_of_the_text() -> None:
@@ -126,7 +130,7 @@ def test_windows_depend_on_step_and_seed_alone() -> None:
 
 
 def test_every_place_of_the_text_can_be_drawn() -> None:
-    text = np.arange(12, dtype=np.uint8)
+    text = Text.joined([np.arange(12, dtype=np.uint8)])
     starts = {w[0] for step in range(60) for w in training_windows(text, step, 4, 4, 0)}
     assert starts == set(range(8))
 
@@ -144,9 +148,9 @@ def test_a_batch_arrives_whole(name: str, parts: int) -> None:
     run = settings(**MESHES[name])
     count = run.devices.emulate
     layout = Layout(build_mesh(run.mesh, devices(count)), run.sharding.rules)
-    windows = training_windows(TEXT, 0, 8 * parts, 4, 0)
+    starts = training_starts(len(TEXT), 0, 8 * parts, 4, 0)
     sharding = batch_sharding(layout)
-    batch = put_batch(windows, parts, sharding)
+    batch = plan_batch(sharding, 8 * parts, parts, 4).put(TEXT, starts)
     assert isinstance(batch, jax.Array)
     assert batch.sharding == sharding
-    np.testing.assert_array_equal(np.asarray(batch), windows.reshape(parts, 8, 5))
+    np.testing.assert_array_equal(np.asarray(batch), TEXT.windows(starts, 5).reshape(parts, 8, 5))

@@ -26,8 +26,8 @@ class Recorder:
     def show(self, thing: Any) -> None:
         self.shown.append(thing)
 
-    def begin(self, steps: int) -> None:
-        self.total = steps
+    def begin(self, steps: int, done: int = 0) -> None:
+        self.total, self.done = steps, done
 
     def step(self, done: int, loss: float, pace: Pace) -> None:
         self.steps.append((done, loss))
@@ -55,7 +55,7 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
 def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     screen = Recorder()
     outcome = run(screen, tmp_path, settings())
-    assert (outcome.steps, outcome.interrupted) == (4, False)
+    assert (outcome.steps, outcome.stopped, outcome.checkpoint) == (4, "", 4)
     assert [done for done, _ in screen.steps] == [1, 2, 3, 4]
     assert screen.total == 4
     assert screen.ended >= 1
@@ -71,6 +71,7 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     assert third["tokens_per_second"] > 0
     assert {"learning_rate", "gradient_norm"} <= set(third)
     assert {path.name for path in outcome.folder.iterdir()} == {
+        "checkpoints",
         "config.toml",
         "loss.png",
         "metrics.jsonl",
@@ -105,14 +106,17 @@ def interrupt() -> None:
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
     outcome = run(screen, tmp_path, settings("training.steps=50", "training.eval_every=0"))
-    assert outcome.interrupted
-    # The step that was under way is measured, too.
-    assert outcome.steps == 3
+    assert outcome.stopped == "SIGINT"
+    # The step that was under way is measured, too; another thread hears the signal meanwhile.
+    steps = outcome.steps
+    assert 3 <= steps < 50
+    assert outcome.checkpoint == steps
     assert outcome.held_out is None
-    assert [r["step"] for r in records(outcome) if r["kind"] == "train"] == [1, 2, 3]
-    assert records(outcome)[-1] == {"kind": "end", "interrupted": True, "steps": 3}
+    assert [r["step"] for r in records(outcome) if r["kind"] == "train"] == [*range(1, steps + 1)]
+    assert records(outcome)[-1] == {"kind": "end", "interrupted": True, "steps": steps}
     assert (outcome.folder / "loss.png").exists()
-    assert "Stopped after step 3" in screen.text
+    assert f"Stopped by SIGINT after step {steps}" in screen.text
+    assert f"xlashard train --resume {outcome.folder}" in screen.text
 
 
 @pytest.mark.slow
@@ -123,7 +127,7 @@ def test_two_interrupts_stop_at_once_and_keep_what_was_measured(tmp_path: Path) 
 
     screen = Recorder(at=2, action=twice)
     outcome = run(screen, tmp_path, settings("training.steps=50", "training.eval_every=0"))
-    assert (outcome.interrupted, outcome.steps) == (True, 2)
+    assert (outcome.stopped, outcome.steps, outcome.checkpoint) == ("SIGINT", 2, None)
     assert screen.ended >= 1
     assert (outcome.folder / "loss.png").exists()
 

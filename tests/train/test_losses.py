@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.train.examples import MESHES, devices, settings
-from xlashard.train.data import put_batch, read_corpus, training_windows
+from xlashard.train.data import plan_batch, read_corpus, training_starts
 from xlashard.train.layout import Layout, build_mesh
-from xlashard.train.programs import build_programs
+from xlashard.train.programs import Programs, build_programs, initial_state
 from xlashard.train.settings import Settings
 from xlashard.train.step import make_recipe
+from xlashard.train.text import Text
 
 STEPS = 50
 CLOSE = 1e-4
@@ -21,16 +22,16 @@ RUN = f"training.steps={STEPS}"
 
 
 def losses(
-    run: Settings, state: Any, step: Callable[..., Any], place: Callable[[Any], Any]
+    run: Settings, state: Any, step: Callable[..., Any], place: Callable[[Text, np.ndarray], Any]
 ) -> np.ndarray:
     """The loss of every step."""
     corpus = read_corpus(run.data, run.model.length)
     found = []
     for number in range(run.training.steps):
-        windows = training_windows(
-            corpus.train, number, run.training.batch, run.model.length, run.run.seed
+        starts = training_starts(
+            len(corpus.train), number, run.training.batch, run.model.length, run.run.seed
         )
-        state, measured = step(state, place(windows))
+        state, measured = step(state, place(corpus.train, starts))
         found.append(measured["loss"])
     return np.asarray([float(x) for x in found])
 
@@ -42,16 +43,22 @@ def plain() -> np.ndarray:
     recipe = make_recipe(run)
     state = jax.jit(recipe.initial_state)(0)
     step = jax.jit(recipe.train_step, donate_argnums=0)
-    return losses(run, state, step, lambda windows: windows[None])
+    window = run.model.length + 1
+    return losses(run, state, step, lambda text, starts: text.windows(starts, window)[None])
 
 
 def spread_losses(run: Settings) -> np.ndarray:
     """Losses of the step over the mesh of the settings."""
     layout = Layout(build_mesh(run.mesh, devices(math.prod(run.mesh.values()))), run.sharding.rules)
     programs = build_programs(make_recipe(run), layout, run)
-    state = programs.initial_state(np.uint32(run.run.seed))
-    parts = run.training.accumulate
-    return losses(run, state, programs.train_step, lambda x: put_batch(x, parts, programs.batch))
+    state = initial_state(make_recipe(run), layout)(np.uint32(run.run.seed))
+    return losses(run, state, programs.train_step, planned(run, programs))
+
+
+def planned(run: Settings, programs: Programs) -> Callable[[Text, np.ndarray], Any]:
+    """How the job puts a batch."""
+    training, length = run.training, run.model.length
+    return plan_batch(programs.batch, training.batch, training.accumulate, length).put
 
 
 @pytest.mark.slow
@@ -68,12 +75,13 @@ def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
     run = settings(RUN)
     layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
     programs = build_programs(make_recipe(run), layout, run)
-    bound = programs.train_step.bind(programs.initial_state(np.uint32(run.run.seed)))
+    state = initial_state(make_recipe(run), layout)(np.uint32(run.run.seed))
+    bound = programs.train_step.bind(state)
 
     def step(state: None, batch: Any) -> tuple[None, Any]:
         return state, bound(batch)
 
-    spread = losses(run, None, step, lambda x: put_batch(x, 1, programs.batch))
+    spread = losses(run, None, step, planned(run, programs))
     np.testing.assert_allclose(spread, plain, rtol=CLOSE)
     assert int(bound.state["step"]) == STEPS
 

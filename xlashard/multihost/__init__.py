@@ -9,7 +9,7 @@ from xlashard.multihost.host_local import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
 )
-from xlashard.multihost.initialize import Pod, initialize
+from xlashard.multihost.initialize import Pod, initialize, leave
 from xlashard.multihost.programs import check_programs, checked_programs
 from xlashard.multihost.security import MutualTLS
 from xlashard.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
@@ -28,6 +28,7 @@ __all__ = [
     "global_array_to_host_local_array",
     "host_local_array_to_global_array",
     "initialize",
+    "leave",
     "process_allgather",
     "sync_global_devices",
 ]

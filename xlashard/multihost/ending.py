@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from types import TracebackType
+from typing import NoReturn
 
 from xlashard._jax import coordination
 from xlashard.processes import named_processes
@@ -25,6 +26,8 @@ _HEARD_FROM = 2.0
 _COLLECTIVE_BROKE = "Gloo"
 # Seconds that the others have to end before an error in process 0 takes the service from them.
 _ENDING = 3.0
+# Seconds for which process 0 lets others go first that leave because of an error.
+_LEAVING = 15.0
 # Seconds for what was printed to come out.
 _FLUSH = 0.5
 
@@ -85,6 +88,16 @@ class Ending:
     ) -> None:
         self._error = error
         self._hook(kind, error, traceback)
+
+    def leave(self, code: int, how: str) -> NoReturn:
+        """Ends this process at once. Process 0, which holds the store, lets the others go first."""
+        with contextlib.suppress(Exception):
+            own_note.end(how)
+            desk.close()
+        if self._lines is not None:
+            self._lines.goodbye(_LEAVING if coordination.process_index() == 0 else 0)
+        _flush()
+        os._exit(code)
 
     def _tell(self) -> None:
         if self._lines is not None and _COLLECTIVE_BROKE in str(self._error):

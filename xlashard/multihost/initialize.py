@@ -1,6 +1,9 @@
 """`initialize`: makes this process one of several that run the same program."""
 
+import os
+import sys
 from dataclasses import dataclass
+from typing import NoReturn
 
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Joining
@@ -38,6 +41,7 @@ class _Joined:
 
     def __init__(self) -> None:
         self.pod: Pod | None = None
+        self.ending: Ending | None = None
 
 
 _joined = _Joined()
@@ -97,13 +101,30 @@ def initialize(
             "jax.distributed",
         )
         _check_same(pod, request)
-        Ending(None)
+        _joined.ending = Ending(None)
     else:
         pod = _join(request)
     if pod.count > 1:
         _joined.pod = pod
         desk.open()
     return pod
+
+
+def leave(code: int, how: str) -> NoReturn:
+    """Ends this process at once, while others may wait for something that it will not do.
+
+    Python's and JAX's own way to end waits for the other processes and for all threads. Tell the
+    others before, so that they leave too: what they wait for does not come any more.
+
+    Args:
+        code: The exit code.
+        how: What ended it, for the others: ``"ValueError: no more data"``.
+    """
+    if _joined.ending is not None:
+        _joined.ending.leave(code, how)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _join(request: Request) -> Pod:
@@ -133,7 +154,7 @@ def _join(request: Request) -> Pod:
     own = next(iter(connections.values())).socket.getsockname()[0]
     coordination.collect_on_cpu(own.removeprefix("::ffff:"))
     coordination.join(joining)
-    Ending(Lines(connections, end_without))
+    _joined.ending = Ending(Lines(connections, end_without))
     return Pod(place.process_id, place.processes, place.coordinator, place.environment.title)
 
 

@@ -3,15 +3,20 @@
 import argparse
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from xlashard.errors import ProcessesError
+from xlashard.multihost import initialize, leave
 from xlashard.train.checks import check_settings
 from xlashard.train.console import make_console, make_screen
-from xlashard.train.errors import Diverged, RunError, SettingsError
+from xlashard.train.errors import DataError, RunError, SettingsError
+from xlashard.train.interrupt import exit_code
 from xlashard.train.job import run_job
+from xlashard.train.resume import Resumed, last_run, read_run
 from xlashard.train.schema import reference
 from xlashard.train.settings import Settings, load_settings
 from xlashard.train.toml import toml_value
@@ -24,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: The words, parsed.
 
     Returns:
-        The exit code: 0 done, 1 diverged, 2 wrong settings or data, 130 stopped by Ctrl-C.
+        The exit code: 0 done, 1 diverged or another process failed, 2 wrong settings or data, 130
+        stopped by Ctrl-C, 143 by SIGTERM.
     """
     # A terminal that lacks a letter shows another one; it does not end the run.
     for stream in (sys.stdout, sys.stderr):
@@ -34,15 +40,46 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{key} = {default}  # {kind}: {note}")
         return 0
     try:
-        settings = _settings(arguments)
+        settings, resumed = _asked(arguments)
         check_settings(settings)
-        devices = start_devices(settings.devices.emulate)
-        screen = make_screen(make_console(), settings.training.log_every)
-        outcome = run_job(settings, devices, screen, Path(arguments.runs))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1 if isinstance(error, Diverged) else 2
-    return 130 if outcome.interrupted else 0
+        return 2
+    return _train(settings, resumed, Path(arguments.runs))
+
+
+def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
+    """Trains; returns the exit code."""
+    try:
+        pod = initialize(heartbeat=settings.pod.heartbeat)
+    except ProcessesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
+        devices = start_devices(settings.devices.emulate, pod.count)
+        screen = make_screen(make_console(), settings.training.log_every)
+        outcome = run_job(settings, devices, screen, runs, resumed)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _end(2 if isinstance(error, SettingsError | DataError) else 1)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return _end(130)
+    except Exception:
+        # On a pod the interpreter's own way to end would wait for processes that have failed, too.
+        traceback.print_exc()
+        return _end(1)
+    code = exit_code(outcome.stopped) if outcome.stopped else 0
+    if outcome.abandoned:
+        leave(code, "it was stopped")  # A compilation can't be ended, and Python would wait for it.
+    return code
+
+
+def _end(code: int) -> int:
+    """Ends this process where it is one of several; returns the exit code where it is alone."""
+    if jax.process_count() > 1:
+        leave(code, "it has failed")
+    return code
 
 
 # Emulated devices share the processor's cores. On a busy machine one may wait for the others longer
@@ -50,35 +87,68 @@ def run(arguments: argparse.Namespace) -> int:
 _PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
-def start_devices(emulated: int) -> list[Any]:
+def start_devices(emulated: int, processes: int = 1) -> list[Any]:
     """Starts JAX with emulated CPU devices, or (at 0) with the real devices that it finds.
 
+    Args:
+        emulated: How many, over all processes; each has an equal part of them.
+        processes: How many processes there are.
+
     Raises:
-        SettingsError: JAX runs already, with other devices.
+        SettingsError: JAX runs already, with other devices, or they do not divide over the
+            processes.
     """
-    if emulated:
-        flags = os.environ.get("XLA_FLAGS", "")
-        if _PATIENCE not in flags:
-            os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1200".strip()
-        try:
-            jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", emulated)
-        except RuntimeError:
-            pass  # JAX runs already; below is seen with what.
-        found = jax.devices("cpu")
-        if len(found) < emulated:
-            raise SettingsError(
-                f"devices.emulate = {emulated}, but JAX runs already with {len(found)} CPU "
-                f"devices. Write, before the program starts:\n"
-                f"  XLA_FLAGS=--xla_force_host_platform_device_count={emulated}"
-            )
-        return found[:emulated]
-    return jax.devices()
+    if not emulated:
+        return jax.devices()
+    if emulated % processes:
+        raise SettingsError(
+            f"devices.emulate = {emulated} does not divide over {processes} processes. Start as "
+            f"many as divide it, or write, with a mesh of that size:\n"
+            f"  --set devices.emulate={max(round(emulated / processes), 1) * processes}"
+        )
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1200".strip()
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", emulated // processes)
+    except RuntimeError:
+        pass  # JAX runs already; below is seen with what.
+    found = jax.devices("cpu")
+    if processes > 1 and len(found) != emulated:
+        raise SettingsError(
+            f"devices.emulate = {emulated}, but the {processes} processes were started with "
+            f"{len(found)} CPU devices. Start them with {emulated // processes} each:\n"
+            f"  xlashard pod -n {processes} -d {emulated // processes} -- COMMAND"
+        )
+    if len(found) < emulated:
+        raise SettingsError(
+            f"devices.emulate = {emulated}, but JAX runs already with {len(found)} CPU "
+            f"devices. Write, before the program starts:\n"
+            f"  XLA_FLAGS=--xla_force_host_platform_device_count={emulated}"
+        )
+    return found[:emulated]
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
-    if not arguments.config:
-        raise SettingsError("which settings? Write, for example:\n  --config configs/tiny.toml")
+def _asked(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
+    """The settings of the run, and the run if it is one that goes on."""
+    words = _words(arguments)
+    if arguments.resume is None:
+        if not arguments.config:
+            raise SettingsError("which settings? Write, for example:\n  --config configs/tiny.toml")
+        return load_settings(arguments.config, words), None
+    if arguments.config:
+        raise SettingsError(
+            "a run that goes on has its own settings, so --resume takes no --config. To change "
+            "some of them write:\n  --resume RUN --set KEY=VALUE"
+        )
+    folder = Path(arguments.resume) if arguments.resume else last_run(Path(arguments.runs))
+    resumed = read_run(folder, words)
+    return resumed.settings, resumed
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """All changes of settings on the command line, as those of ``--set``."""
     words = list(arguments.set)
     if arguments.data:
         words.append(f"data.paths={toml_value(arguments.data)}")
@@ -86,4 +156,4 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         words.append(f"run.name={toml_value(arguments.name)}")
     if arguments.steps is not None:
         words.append(f"training.steps={arguments.steps}")
-    return load_settings(arguments.config, words)
+    return words

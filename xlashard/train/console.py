@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -20,8 +20,8 @@ class Screen(Protocol):
         """Shows a line of text, or anything that rich can print."""
         ...
 
-    def begin(self, steps: int) -> None:
-        """Training begins."""
+    def begin(self, steps: int, done: int = 0) -> None:
+        """Training begins, or goes on where some steps are done."""
         ...
 
     def step(self, done: int, loss: float, pace: "Pace") -> None:
@@ -91,7 +91,7 @@ class PlainScreen:
         """Prints it."""
         _print(self._console, thing)
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int, done: int = 0) -> None:
         """Remembers the number of steps."""
         self._steps = steps
 
@@ -116,7 +116,7 @@ class LiveScreen:
         """Prints it, above the bar."""
         _print(self._bar.console if self._bar else self._console, thing)
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int, done: int = 0) -> None:
         """Opens the bar."""
         self._bar = Progress(
             TextColumn("[bold]training"),
@@ -125,7 +125,7 @@ class LiveScreen:
             TextColumn("{task.fields[said]}"),
             console=self._console,
         )
-        self._bar.add_task("training", total=steps, said="")
+        self._bar.add_task("training", total=steps, completed=done, said="")
         self._bar.start()
 
     def step(self, done: int, loss: float, pace: Pace) -> None:
@@ -144,6 +144,11 @@ class LiveScreen:
 def make_screen(console: Console, every: int) -> Screen:
     """The screen that fits where the output goes."""
     return LiveScreen(console) if console.is_terminal else PlainScreen(console, every)
+
+
+def log_screen(file: IO[str], every: int) -> Screen:
+    """A screen that is a file."""
+    return PlainScreen(Console(file=file, highlight=False, width=_PLAIN_WIDTH), every)
 
 
 def make_console() -> Console:

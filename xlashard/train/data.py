@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ import numpy as np
 import xlashard
 from xlashard.train.errors import DataError
 from xlashard.train.settings import DataSettings
+from xlashard.train.text import Bytes, Text, in_file, in_memory
 
 _SUFFIXES = (".txt", ".md", ".rst")
 _ADVICE = "Write --data PATH [PATH ...] with text files or folders of them."
-
-type Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_BETWEEN = b"\n\n"
+_LOOKED_AT = 1 << 16
+"""Bytes at the beginning of a file that say whether it is text."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,23 @@ class Corpus:
         source: Where they come from, in words.
     """
 
-    train: Bytes
-    held_out: Bytes
+    train: Text
+    held_out: Text
     source: str
+
+    @property
+    def mark(self) -> str:
+        """Tells this text from another one, without reading all of it: its length, some windows."""
+        size = min(64, len(self.train), len(self.held_out))
+        sum_ = 0
+        for text in (self.train, self.held_out):
+            starts = np.linspace(0, len(text) - size, 16).astype(np.int64)
+            sum_ = zlib.crc32(text.windows(starts, size).tobytes(), sum_)
+        return f"{len(self.train)}+{len(self.held_out)} bytes, {sum_:08x}"
 
 
 def read_corpus(data: DataSettings, length: int) -> Corpus:
-    """Reads the text and keeps its end for evaluation.
+    """Finds the text and keeps its end for evaluation. Files are read later, where they are needed.
 
     Args:
         data: Paths and the part for evaluation.
@@ -52,10 +65,14 @@ def read_corpus(data: DataSettings, length: int) -> Corpus:
     """
     if data.paths:
         files = [file for path in data.paths for file in _files(Path(path))]
-        text = b"\n\n".join(_text(file) for file in files)
+        pieces = [piece for file in files for piece in (in_memory(_BETWEEN), _text(file))][1:]
         source = str(files[0]) if len(files) == 1 else f"{len(files)} files"
     else:
-        text, source = _python_prose(), "the language reference that ships with Python"
+        pieces, source = (
+            [in_memory(_python_prose())],
+            "the language reference that ships with Python",
+        )
+    text = Text.joined(pieces)
     cut = len(text) - int(len(text) * data.eval_fraction)
     window = length + 1
     if min(cut, len(text) - cut) < window:
@@ -66,69 +83,90 @@ def read_corpus(data: DataSettings, length: int) -> Corpus:
             f"{data.eval_fraction:g}, each part must hold model.length + 1 = {window} bytes, which "
             f"takes about {needed:,} in all. Give more text, or a smaller model.length."
         )
-    array = np.frombuffer(text, np.uint8)
-    return Corpus(train=array[:cut], held_out=array[cut:], source=source)
+    return Corpus(train=text.part(0, cut), held_out=text.part(cut, len(text)), source=source)
 
 
-def training_windows(text: Bytes, step: int, count: int, length: int, seed: int) -> np.ndarray:
-    """Windows of the text for one step, drawn evenly with replacement.
+def training_starts(size: int, step: int, count: int, length: int, seed: int) -> np.ndarray:
+    """Where the windows of one step begin, drawn evenly with replacement.
 
     A counter-based generator takes the step as its counter. So a step's windows depend on nothing
     that happened before, nor on how many devices or processes there are.
 
     Args:
-        text: The bytes to draw from.
+        size: Bytes of the text.
         step: Number of the step.
         count: Windows to draw.
-        length: Bytes of context.
+        length: Bytes of context; a window is one longer.
         seed: Seed of the run.
 
     Returns:
-        Bytes [count, length + 1], uint8.
+        Places in the text [count].
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
-    starts = generator.integers(0, len(text) - length, size=count)
-    return text[starts[:, None] + np.arange(length + 1)]
+    return generator.integers(0, size - length, size=count)
 
 
-def held_out_windows(text: Bytes, batch: int, count: int, length: int) -> np.ndarray:
-    """Windows at even distances over the whole text, the same at every evaluation.
+def held_out_starts(size: int, batch: int, count: int, length: int) -> np.ndarray:
+    """Where windows at even distances over the whole text begin, the same at every evaluation.
 
     Args:
-        text: The bytes to take them from.
+        size: Bytes of the text.
         batch: Which batch of windows, from 0.
         count: Windows of one batch.
-        length: Bytes of context.
+        length: Bytes of context; a window is one longer.
 
     Returns:
-        Bytes [count, length + 1], uint8.
+        Places in the text [count].
     """
-    last = len(text) - length - 1
+    last = size - length - 1
     # The golden ratio's multiples cover an interval evenly, however many are taken.
     places = np.arange(batch * count, (batch + 1) * count) * 0.6180339887498949 % 1.0
-    starts = (places * (last + 1)).astype(np.int64)
-    return text[starts[:, None] + np.arange(length + 1)]
+    return (places * (last + 1)).astype(np.int64)
 
 
-def put_batch(windows: np.ndarray, parts: int, sharding: Any) -> Any:
-    """Lays a batch over the mesh, each process giving only the rows of its own devices.
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a batch lies on the mesh, and what of it is this process's part.
+
+    Attributes:
+        shape: Of the whole batch: parts, sequences of a part, bytes of a window.
+        sharding: Of the whole batch.
+        rows: Which sequences of a part this process has on its devices.
+    """
+
+    shape: tuple[int, int, int]
+    sharding: Any
+    rows: np.ndarray
+
+    def put(self, text: Text, starts: np.ndarray) -> Any:
+        """Lays windows of a text over the mesh, each process reading those of its own devices.
+
+        Args:
+            text: The text.
+            starts: Where the windows of the whole batch begin [parts · sequences].
+
+        Returns:
+            An Array [parts, sequences, window], uint8.
+        """
+        parts, _, window = self.shape
+        own = starts.reshape(self.shape[:2])[:, self.rows]
+        local = text.windows(own.reshape(-1), window).reshape(parts, len(self.rows), window)
+        return xlashard.make_array_from_process_local_data(self.sharding, local, self.shape)
+
+
+def plan_batch(sharding: Any, count: int, parts: int, length: int) -> BatchPlan:
+    """Works out which sequences of a batch are this process's.
 
     Args:
-        windows: Bytes of the whole batch [count, length + 1].
+        sharding: Of a batch [parts, count / parts, length + 1].
+        count: Sequences of the whole batch.
         parts: Parts of the batch that are computed one after the other.
-        sharding: Of the result.
-
-    Returns:
-        An Array [parts, count / parts, length + 1], uint8.
+        length: Bytes of context; a window is one longer.
     """
-    whole = windows.reshape(parts, -1, windows.shape[-1])
-    indices = sharding.addressable_devices_indices_map(whole.shape).values()
-    spans = {index[1].indices(whole.shape[1])[:2] for index in indices}
-    rows = np.concatenate([np.arange(*span) for span in sorted(spans)])
-    local = whole if len(rows) == whole.shape[1] else whole[:, rows]
-    return xlashard.make_array_from_process_local_data(
-        sharding, np.ascontiguousarray(local), whole.shape
-    )
+    shape = (parts, count // parts, length + 1)
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    spans = sorted({index[1].indices(shape[1])[:2] for index in indices})
+    return BatchPlan(shape, sharding, np.concatenate([np.arange(*span) for span in spans]))
 
 
 def _python_prose() -> bytes:
@@ -163,14 +201,17 @@ def _similar(path: Path) -> str:
     return f" (did you mean {' or '.join(str(path.parent / x) for x in close)}?)" if close else ""
 
 
-def _text(path: Path) -> bytes:
+def _text(path: Path) -> Bytes:
+    """A file's bytes, of which only the first are read here."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            head = file.read(_LOOKED_AT)
+            size = file.seek(0, os.SEEK_END)
+        if not size or (size <= _LOOKED_AT and not head.strip()):
+            raise DataError(f"{path} is empty. {_ADVICE}")
+        zero = head.find(b"\0")
+        if zero >= 0:
+            raise DataError(f"{path} is no text: byte {zero:,} is zero. {_ADVICE}")
+        return in_file(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
-    if not text.strip():
-        raise DataError(f"{path} is empty. {_ADVICE}")
-    zero = text.find(b"\0")
-    if zero >= 0:
-        raise DataError(f"{path} is no text: byte {zero:,} is zero. {_ADVICE}")
-    return text

@@ -31,3 +31,7 @@ class CheckpointError(RunError):
         super().__init__(message)
         self.step = step
         self.file = file
+
+
+class PeerError(RunError):
+    """Another process of the run failed or is gone, so this one can't go on either."""

@@ -1,38 +1,80 @@
-"""Ctrl-C as a request that a loop grants between two steps."""
+"""Signals that ask a run to stop, heard at once, whatever the main thread is doing.
 
+Python runs a signal's handler in the main thread, and only when that comes back from compiling or
+from waiting for devices. But the system writes into a socket at the moment of the signal, and
+another thread reads that right away.
+"""
+
+import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what clusters send before they take a machine away."""
 
-@dataclass
-class Stop:
-    """Whether somebody asked to stop."""
+_PATIENCE = 10.0
+"""Seconds after a second signal in which the main thread may still write what it has."""
 
-    asked: bool = False
+
+def exit_code(name: str) -> int:
+    """The exit code of a program that a signal ended: 130 of SIGINT, 143 of SIGTERM."""
+    return 128 + signal.Signals[name]
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[Stop]:
-    """Turns the first Ctrl-C inside the block into ``Stop.asked``; a second one interrupts at once.
+def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
+    """Calls a function with the name of the first signal that comes inside the block.
 
-    Python delivers signals to the main thread only; elsewhere nothing is changed.
+    A second one raises KeyboardInterrupt in the main thread; if that does not leave the block in
+    10 s, the process ends. Python gives signals to the main thread only; elsewhere nothing is
+    changed.
+
+    Args:
+        ask: Is called in another thread.
     """
-    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
+    came = 0
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came += 1
+        if came > 1:
             raise KeyboardInterrupt
-        stop.asked = True
 
-    before = signal.signal(signal.SIGINT, ask)
+    ours, kernels = socket.socketpair()
+    kernels.setblocking(False)
+    left = threading.Event()
+    listener = threading.Thread(target=_listen, args=(ours, ask, left), name="signals", daemon=True)
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
+    listener.start()
     try:
-        yield stop
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            # None: it was not set by Python, and can't be set again by it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        left.set()
+        kernels.close()
+        listener.join()
+        ours.close()
+
+
+def _listen(ours: socket.socket, ask: Callable[[str], None], left: threading.Event) -> None:
+    came = 0
+    while numbers := ours.recv(64):
+        for number in numbers:
+            if number not in SIGNALS:
+                continue
+            came += 1
+            if came == 1:
+                ask(signal.Signals(number).name)
+            elif not left.wait(_PATIENCE):
+                os._exit(128 + number)

@@ -1,28 +1,38 @@
 """The main job: a transformer learns a text over a mesh of devices, and a person can watch it."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.panel import Panel
-from rich.text import Text
 
 from xlashard.pictures import TreePicture, read_tree
+from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checks import check_settings
-from xlashard.train.console import Pace, Screen
-from xlashard.train.data import Corpus, held_out_windows, put_batch, read_corpus, training_windows
-from xlashard.train.errors import Diverged
-from xlashard.train.folder import RunFolder
-from xlashard.train.generate import readable
-from xlashard.train.interrupt import Stop, stop_on_interrupt
+from xlashard.train.console import Screen, log_screen
+from xlashard.train.data import plan_batch, read_corpus
+from xlashard.train.errors import DataError, SettingsError
+from xlashard.train.folder import (
+    CHECKPOINTS,
+    NoRecords,
+    Records,
+    RunFolder,
+    is_finished,
+    measured_until,
+    new_folder,
+)
 from xlashard.train.layout import Layout, build_mesh
-from xlashard.train.programs import Programs, build_programs, parameter_count, write_text
+from xlashard.train.loop import Progress, Run, is_due, train
+from xlashard.train.pod import check_same_text, form_group, from_the_first, make_stop
+from xlashard.train.programs import batch_sharding, initial_state, parameter_count
+from xlashard.train.resume import Resumed, changes
 from xlashard.train.settings import Settings
-from xlashard.train.step import Recipe, make_recipe, state_shardings
+from xlashard.train.step import State, make_recipe, state_shardings
+from xlashard.train.stop import Group, Stop
+from xlashard.train.toml import to_toml
 from xlashard.wording import in_bytes
 
 _DRAWN = 4
@@ -35,11 +45,13 @@ class Outcome:
 
     Attributes:
         folder: Where its results are.
-        steps: Steps that were done and measured.
+        steps: Steps that are done and measured.
         loss: Training loss of the last of them, nats per byte; ``None`` where there is none.
         held_out: Loss on the held-out text at the end; ``None`` where the run was stopped.
         text: The text generated at the end.
-        interrupted: Somebody stopped the run.
+        stopped: The name of the signal that stopped the run; empty where it came to its end.
+        checkpoint: The step of the last checkpoint; ``None`` where there is none.
+        abandoned: A thread still compiles what is not needed any more.
     """
 
     folder: Path
@@ -47,78 +59,214 @@ class Outcome:
     loss: float | None
     held_out: float | None
     text: str
-    interrupted: bool
+    stopped: str
+    checkpoint: int | None
+    abandoned: bool
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped the run."""
+        return bool(self.stopped)
 
 
 def run_job(
-    settings: Settings, devices: Sequence[Any], screen: Screen, runs: Path = Path("runs")
+    settings: Settings,
+    devices: Sequence[Any],
+    screen: Screen,
+    runs: Path = Path("runs"),
+    resumed: Resumed | None = None,
 ) -> Outcome:
-    """Trains as the settings say.
+    """Trains as the settings say. With several processes all call it, for the same run.
 
     Args:
         settings: The whole run.
-        devices: The devices of the mesh.
-        screen: Where a person watches.
-        runs: The folder in which the run's own folder is made.
+        devices: The devices of the mesh, of all processes.
+        screen: Where a person watches. Only the first process shows itself there; the others write
+            ``log-NUMBER.txt`` in the run's folder.
+        runs: The folder in which the folder of a new run is made.
+        resumed: The run that goes on, instead of a new one; `settings` are its settings.
 
     Returns:
         What it came to; also after a Ctrl-C.
 
     Raises:
-        RunError: The settings or the data do not fit, or the loss is no longer finite.
+        RunError: The settings, the data or the checkpoint do not fit, the loss is no longer finite,
+            a checkpoint can't be written, or another process failed.
     """
     check_settings(settings)
     layout = Layout(build_mesh(settings.mesh, devices), settings.sharding.rules)
-    corpus = read_corpus(settings.data, settings.model.length)
-    recipe = make_recipe(settings)
-    measured = _Measured()
-    with RunFolder(runs, settings) as folder, stop_on_interrupt() as stop:
-        run = _Run(settings, layout, corpus, recipe, screen, folder, stop)
-        try:
-            _introduce(run)
-            _train(run, measured)
-        except KeyboardInterrupt:
-            stop.asked = True
-        finally:
-            screen.end()
-            folder.record("end", interrupted=stop.asked, steps=measured.steps)
-    outcome = Outcome(
-        folder.path, measured.steps, measured.loss, measured.held_out, measured.text, stop.asked
-    )
-    _conclude(outcome, screen)
-    return outcome
+    task = f"--resume {resumed.folder}" if resumed else "a new run"
+    group = form_group(settings, task)
+    stop = make_stop(group, screen.show if group.index == 0 else _say_nothing)
+    with stop.hearing():
+        if resumed and _is_finished(group, stop, resumed):
+            screen.show(
+                f"The run in {resumed.folder} is finished: {settings.training.steps} steps. For "
+                f"more of them write:\n  xlashard train --resume {resumed.folder} --steps N"
+            )
+            return _outcome(resumed.folder, Progress(steps=settings.training.steps), "")
+        return _run(settings, layout, _Place(group, stop, screen, runs, resumed))
 
 
 @dataclass(frozen=True)
-class _Run:
-    """What is fixed while a run is under way."""
+class _Place:
+    """Where a run is, among processes and among folders."""
 
-    settings: Settings
-    layout: Layout
-    corpus: Corpus
-    recipe: Recipe
-    screen: Screen
-    folder: RunFolder
+    group: Group
     stop: Stop
+    screen: Screen
+    runs: Path
+    resumed: Resumed | None
 
 
-@dataclass
-class _Measured:
-    """What is known so far."""
+def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
+    """A run, once its processes are together."""
+    group, stop, resumed = place.group, place.stop, place.resumed
+    corpus = read_corpus(settings.data, settings.model.length)
+    check_same_text(group, stop, corpus.mark)
+    recipe = make_recipe(settings)
+    progress, finished = Progress(), False
+    path = resumed.folder if resumed else _new_folder(settings, place)
+    with (
+        Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
+        _screen(place, path, settings) as screen,
+    ):
+        done = _checkpoint_to_resume(checkpoints, settings, resumed)
+        with _records(place, path, settings, done) as records:
+            kept = checkpoints if settings.checkpoint.keep else None
+            run = Run(settings, layout, corpus, recipe, screen, path, records, stop, kept)
+            try:
+                _introduce(run, group)
+                train(run, _first_state(run, checkpoints, resumed, progress), progress)
+                finished = not progress.stopped
+            except KeyboardInterrupt:
+                if group.count > 1:
+                    raise
+            finally:
+                screen.end()
+                records.record("end", interrupted=not finished, steps=progress.steps)
+        call = stop.call.said if stop.call else "SIGINT"
+        outcome = _outcome(path, progress, "" if finished else call)
+        _conclude(outcome, screen)
+        return outcome
 
-    steps: int = 0
-    loss: float | None = None
-    held_out: float | None = None
-    text: str = ""
+
+def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
+    return Outcome(
+        folder,
+        progress.steps,
+        progress.loss,
+        progress.held_out,
+        progress.text,
+        stopped,
+        progress.saved,
+        progress.abandoned,
+    )
 
 
-def _introduce(run: _Run) -> None:
+def _is_finished(group: Group, stop: Stop, resumed: Resumed) -> bool:
+    steps = resumed.settings.training.steps
+    found = from_the_first(group, stop, "finished", lambda: str(is_finished(resumed.folder, steps)))
+    return found == "True"
+
+
+def _new_folder(settings: Settings, place: _Place) -> Path:
+    name = settings.run.name
+    made = from_the_first(
+        place.group, place.stop, "folder", lambda: str(new_folder(place.runs, name))
+    )
+    return Path(made)
+
+
+def _checkpoint_to_resume(
+    checkpoints: Checkpoints, settings: Settings, resumed: Resumed | None
+) -> int:
+    """The step from which a run goes on; 0 for a new one.
+
+    Raises:
+        SettingsError: There is no checkpoint, or it is of a later step than the last one.
+    """
+    if resumed is None:
+        return 0
+    step, steps = checkpoints.latest(), settings.training.steps
+    if step is None:
+        raise SettingsError(
+            f"there is no checkpoint in {checkpoints.folder}: the run ended before its first one. "
+            f"Start it again from the beginning:\n"
+            f"  xlashard train --config {resumed.folder / 'config.toml'}"
+        )
+    if step > steps:
+        raise SettingsError(
+            f"the last checkpoint in {checkpoints.folder} is of step {step}, and training.steps = "
+            f"{steps} ends before that. Write --steps with {step} or more."
+        )
+    return step
+
+
+@contextmanager
+def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterator[Records]:
+    """Where the measurements go: of the first process, into the run's folder."""
+    if place.group.index:
+        yield NoRecords()
+        return
+    kept: list[dict[str, Any]] = []
+    if place.resumed:
+        again = is_due(settings.training.eval_every, done) and done < settings.training.steps
+        kept = measured_until(path, done, evaluated_again=again or done == settings.training.steps)
+    with RunFolder(path, settings, kept) as folder:
+        if place.resumed:
+            changed = {
+                key: [was, now]
+                for key, (was, now) in changes(place.resumed.before, settings).items()
+            }
+            folder.record("resume", steps=done, processes=place.group.count, changed=changed)
+        yield folder
+
+
+@contextmanager
+def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
+    """Where this process shows itself: the first one to the person, the others in a file."""
+    if place.group.index == 0:
+        yield place.screen
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / f"log-{place.group.index}.txt").open("a", encoding="utf-8") as file:
+        yield log_screen(file, settings.training.log_every)
+
+
+def _first_state(
+    run: Run, checkpoints: Checkpoints, resumed: Resumed | None, progress: Progress
+) -> State:
+    """The state to train from: drawn from the seed, or of a checkpoint."""
+    if resumed is None:
+        return initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
+    like = jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        jax.eval_shape(run.recipe.initial_state, 0),
+        state_shardings(run.recipe, run.layout),
+    )
+    restored = checkpoints.restore(like, settings=to_toml(run.settings))
+    about = restored.about
+    if about.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
+        raise DataError(
+            f"the text is not the one that the run has learned from: it was {about.data['text']}, "
+            f"and is {run.corpus.mark}. Bring it back, or say that it is to go on with this one: "
+            f"write --data PATH [PATH ...]"
+        )
+    progress.steps = progress.saved = about.step
+    run.screen.show(f"Going on after step {about.step} of {run.folder}")
+    return restored.state
+
+
+def _introduce(run: Run, group: Group) -> None:
     """Shows the mesh, the text, and how the parameters lie on the devices."""
     mesh, show = run.layout.mesh, run.screen.show
     axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
     device = mesh.devices.flat[0]
     made = "emulated " if run.settings.devices.emulate else ""
     show(f"Mesh        {axes}: {mesh.devices.size} {made}devices ({device.device_kind})")
+    if group.count > 1:
+        show(f"Processes   {group.count}, {_part(run)}")
     text = run.corpus
     show(
         f"Text        {len(text.train):,} bytes to learn from, {len(text.held_out):,} held out: "
@@ -133,102 +281,31 @@ def _introduce(run: _Run) -> None:
     show(parameters.biggest(_DRAWN, "The biggest parameters"))
 
 
+def _part(run: Run) -> str:
+    """What of the devices and of a batch this process has."""
+    training = run.settings.training
+    plan = plan_batch(
+        batch_sharding(run.layout), training.batch, training.accumulate, run.settings.model.length
+    )
+    rows, local = len(plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
+    return f"each with {local} devices, reading {rows} of the {training.batch} sequences of a batch"
+
+
 def _held(tree: TreePicture) -> str:
     return f"{in_bytes(tree.nbytes)}, {in_bytes(tree.device_bytes)} on each device"
 
 
-def _train(run: _Run, measured: _Measured) -> None:
-    """Compiles, trains, evaluates and writes; returns early where a stop is asked."""
-    settings, screen = run.settings, run.screen
-    screen.show("Compiling the training step ...")
-    programs = build_programs(run.recipe, run.layout, settings)
-    screen.show(f"Compiled in {programs.seconds:.1f} s")
-    run.folder.record("compile", seconds=round(programs.seconds, 3))
-    step = programs.train_step.bind(programs.initial_state(np.uint32(settings.run.seed)))
-    _steps(run, programs, step, measured)
-    if run.stop.asked:
-        return
-    parameters = step.state["parameters"]
-    measured.held_out = _evaluate(run, programs, parameters, measured.steps)
-    if settings.generation.bytes and not run.stop.asked:
-        written = write_text(parameters, run.layout, settings)
-        measured.text = readable(written)
-        run.folder.record("text", prompt=settings.generation.prompt, text=measured.text)
-        screen.show(_quoted(settings.generation.prompt, measured.text))
-
-
-def _steps(run: _Run, programs: Programs, step: Any, measured: _Measured) -> None:
-    """All steps. Each is measured while the next one runs, so that the devices never wait."""
-    settings, training = run.settings, run.settings.training
-    pace = Pace(training.batch * settings.model.length, training.steps)
-    waiting = None
-    run.screen.begin(training.steps)
-    for number in range(training.steps):
-        if run.stop.asked:
-            break
-        values = step(_training_batch(run, programs, number))
-        if waiting is not None:
-            _measure(run, waiting, pace, measured)
-        waiting = values
-        done = number + 1
-        if training.eval_every and done % training.eval_every == 0 and done < training.steps:
-            _measure(run, waiting, pace, measured)
-            waiting = None
-            _evaluate(run, programs, step.state["parameters"], done)
-    if waiting is not None:
-        _measure(run, waiting, pace, measured)
-    run.screen.end()
-
-
-def _training_batch(run: _Run, programs: Programs, step: int) -> Any:
-    training, length = run.settings.training, run.settings.model.length
-    windows = training_windows(
-        run.corpus.train, step, training.batch, length, run.settings.run.seed
-    )
-    return put_batch(windows, training.accumulate, programs.batch)
-
-
-def _measure(run: _Run, values: dict[str, Any], pace: Pace, measured: _Measured) -> None:
-    """Waits for a step's measurements, records and shows them."""
-    numbers = {name: float(value) for name, value in values.items()}
-    done, loss = measured.steps + 1, numbers["loss"]
-    if not math.isfinite(loss):
-        raise Diverged(
-            f"the loss of step {done} is {loss}. Lower optimizer.learning_rate (it is "
-            f"{run.settings.optimizer.learning_rate:g}), or raise optimizer.warmup. "
-            f"What was measured is in {run.folder.path}."
-        )
-    measured.steps, measured.loss = done, loss
-    pace.mark(done)
-    run.folder.record("train", step=done, **numbers, tokens_per_second=pace.rate)
-    run.screen.step(done, loss, pace)
-
-
-def _evaluate(run: _Run, programs: Programs, parameters: Any, step: int) -> float:
-    """Mean loss over evenly chosen windows of the held-out text."""
-    training, length = run.settings.training, run.settings.model.length
-    losses = []
-    for number in range(training.eval_batches):
-        windows = held_out_windows(run.corpus.held_out, number, training.batch, length)
-        batch = put_batch(windows, training.accumulate, programs.batch)
-        losses.append(programs.evaluate(parameters, batch))
-    loss = float(np.mean([float(x) for x in losses]))
-    run.folder.record("eval", step=step, loss=loss)
-    run.screen.show(f"evaluation after step {step}: loss {loss:.4f}")
-    return loss
-
-
-def _quoted(prompt: str, text: str) -> Any:
-    shown = Text(prompt, style="bold")
-    shown.append(text, style="not bold")
-    return Panel(shown, title="Written by the model", title_align="left")
-
-
 def _conclude(outcome: Outcome, screen: Screen) -> None:
     if outcome.interrupted:
-        screen.show(f"Stopped after step {outcome.steps}; what was measured is kept.")
+        screen.show(f"Stopped by {outcome.stopped} after step {outcome.steps}.")
+        if outcome.checkpoint is not None:
+            screen.show(f"Go on with:\n  xlashard train --resume {outcome.folder}")
     if outcome.loss is not None:
         screen.show(f"Final training loss {outcome.loss:.4f} nats per byte")
     if outcome.held_out is not None:
         screen.show(f"Final evaluation loss {outcome.held_out:.4f} nats per byte")
     screen.show(f"Results in {outcome.folder}")
+
+
+def _say_nothing(line: str) -> None:
+    """The first process says it for all."""

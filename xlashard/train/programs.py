@@ -21,7 +21,6 @@ class Programs:
     """What a run calls.
 
     Attributes:
-        initial_state: From a seed to the state.
         train_step: Compiled; from state and batch to state and measurements; gives up the state.
         evaluate: From parameters and batch to a loss.
         state: The shardings of the state.
@@ -29,7 +28,6 @@ class Programs:
         seconds: Time to trace, lower and compile the step.
     """
 
-    initial_state: Any
     train_step: Any
     evaluate: Any
     state: State
@@ -53,6 +51,11 @@ def pjit_step(recipe: Recipe, layout: Layout) -> Any:
     )
 
 
+def initial_state(recipe: Recipe, layout: Layout) -> Any:
+    """The program from a seed to the state before the first step."""
+    return xlashard.pjit(recipe.initial_state, out_shardings=state_shardings(recipe, layout))
+
+
 def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Programs:
     """Compiles the step and prepares the rest, which compiles when it is first called."""
     state, batch = state_shardings(recipe, layout), batch_sharding(layout)
@@ -65,7 +68,6 @@ def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Progra
     )
     step = lowered.compile()
     return Programs(
-        initial_state=xlashard.pjit(recipe.initial_state, out_shardings=state),
         train_step=step,
         evaluate=xlashard.pjit(
             functools.partial(recipe.evaluate, place=layout.place),

@@ -102,6 +102,25 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class CheckpointSettings:
+    """What a run leaves behind so that another one can go on from there."""
+
+    every: int = setting(
+        100, "steps between checkpoints; 0: only at a stop and at the end", _NOT_NEGATIVE
+    )
+    keep: int = setting(3, "newest checkpoints that are kept; 0: none is made", _NOT_NEGATIVE)
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What concerns runs of several processes."""
+
+    heartbeat: float = setting(
+        100.0, "seconds of silence after which a process is taken for dead", Bounds(at_least=1)
+    )
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The text."""
 
@@ -133,6 +152,8 @@ class Settings:
     model: ModelSettings = section(ModelSettings, "model")
     optimizer: OptimizerSettings = section(OptimizerSettings, "optimiser")
     training: TrainingSettings = section(TrainingSettings, "training")
+    checkpoint: CheckpointSettings = section(CheckpointSettings, "checkpoints")
+    pod: PodSettings = section(PodSettings, "processes")
     data: DataSettings = section(DataSettings, "data")
     generation: GenerationSettings = section(GenerationSettings, "generation")
 
