@@ -13,7 +13,7 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.train.checkpoint.files import SAVING
-from xlashard.train.checkpoint.together import Together
+from xlashard.train.checkpoint.together import AbsentError, Together
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent
@@ -118,7 +118,7 @@ class ArrayFiles:
     def _tell(self, error: Exception) -> None:
         """Tells of a failure those who wait for this process at orbax's next barrier."""
         self._failed = True
-        if not isinstance(error, OthersFailedError):
+        if not isinstance(error, OthersFailedError | AbsentError):
             self._together.hear("writing", reason(error))
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
@@ -156,5 +156,10 @@ def reason(error: BaseException) -> str:
     """The part of an error's text that is for people: its first line, without specifications."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    kind = type(error).__name__
     lines = str(error).strip().splitlines()
-    return lines[0].partition(" [tensorstore_spec=")[0] if lines else type(error).__name__
+    if not lines:
+        return kind
+    text = lines[0].partition(" [tensorstore_spec=")[0]
+    # Those of TensorStore are ValueErrors, and say themselves what kind they are.
+    return text if isinstance(error, ValueError | CheckpointError) else f"{kind}: {text}"

@@ -11,6 +11,10 @@ from xlashard.processes import Invitation, MissedError, meetings, named_processe
 from xlashard.train.errors import CheckpointError
 
 
+class AbsentError(CheckpointError):
+    """Processes that are waited for in vain: what is left to do with them is not worth trying."""
+
+
 @dataclass(frozen=True)
 class Heard:
     """What the processes told each other, the same in each.
@@ -55,7 +59,8 @@ class Together:
             word: What the first process has to say to all; others need not say it.
 
         Raises:
-            CheckpointError: Processes did not come, can't come, or came for something else.
+            AbsentError: Processes did not come, or can't.
+            CheckpointError: They came for something else.
         """
         everybody = tuple(range(jax.process_count()))
         series = f"checkpoints/{self.series}"
@@ -64,12 +69,12 @@ class Together:
             came = meetings.meet(invitation, json.dumps([what, problem, word]))
         except MissedError as missed:
             doing = f": {missed.doing}" if missed.doing else ""
-            raise CheckpointError(
+            raise AbsentError(
                 f"{what}: {named_processes(missed.processes)} did not come to it within "
                 f"{self.timeout:g} s{doing}"
             ) from None
         except DeadlockError as error:
-            raise CheckpointError(str(error)) from None
+            raise AbsentError(str(error)) from None
         said = {process: json.loads(word) for process, word in came.items()}
         _check_same({process: its for process, (its, _, _) in said.items()})
         problems = {process: problem for process, (_, problem, _) in said.items() if problem}

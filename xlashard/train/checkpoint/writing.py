@@ -13,7 +13,7 @@ from xlashard.train.checkpoint import files
 from xlashard.train.checkpoint.about import About
 from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
 from xlashard.train.checkpoint.manifest import Manifest
-from xlashard.train.checkpoint.together import Together
+from xlashard.train.checkpoint.together import AbsentError, Together
 from xlashard.train.checkpoint.tree import described
 from xlashard.train.errors import CheckpointError
 
@@ -177,6 +177,8 @@ def _attempt(work: Callable[[], Any]) -> str:
     """Does something; returns why it failed, or nothing."""
     try:
         work()
+    except AbsentError:
+        raise
     except CheckpointError as error:
         return str(error)
     except Exception as error:

@@ -1,0 +1,53 @@
+"""How words of several processes become one; the processes themselves are in test_pod.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from xlashard.processes import MissedError, meetings
+from xlashard.train.checkpoint.arrays import ArrayFiles, reason
+from xlashard.train.checkpoint.together import AbsentError, Together
+from xlashard.train.errors import CheckpointError
+
+
+def test_one_process_hears_itself() -> None:
+    together = Together("test", 1.0)
+    assert together.first
+    heard = together.hear("save step 1", "no room", "token")
+    assert (str(heard), dict(heard.problems), heard.first) == ("no room", {0: "no room"}, "token")
+    assert str(together.hear("save step 1")) == ""
+
+
+def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:
+    def meet(invitation: object, subject: str) -> dict[int, str]:
+        calls.append(subject)
+        raise MissedError((1, 2), "process 1 waits at barrier 'epoch' (train.py:3)")
+
+    return meet
+
+
+def test_those_who_are_absent_are_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(meetings, "meet", in_vain(calls))
+    text = r"save step 1: processes 1, 2 did not come to it within 5 s: process 1 waits at barrier"
+    with pytest.raises(AbsentError, match=text):
+        Together("test", 5.0).hear("save step 1")
+    arrays = ArrayFiles(5.0)
+    arrays._tell(AbsentError("gone"))
+    assert len(calls) == 1
+    with pytest.raises(AbsentError):
+        arrays._tell(ValueError("full"))
+    assert len(calls) == 2 and "full" in calls[1]
+
+
+def test_reasons_are_one_line_for_people() -> None:
+    assert reason(FileNotFoundError(2, "No such file", "a/b")) == "No such file: a/b"
+    assert reason(OSError(28, "No space left on device")) == "No space left on device"
+    spec = 'DATA_LOSS: a is short [tensorstore_spec={"driver": "zarr"}]\nmore'
+    assert reason(ValueError(spec)) == "DATA_LOSS: a is short"
+    assert reason(CheckpointError("first\nsecond")) == "first"
+    assert reason(AttributeError("no attribute x")) == "AttributeError: no attribute x"
+    assert reason(MemoryError()) == "MemoryError"
