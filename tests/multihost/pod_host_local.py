@@ -52,6 +52,8 @@ def check_all_specs() -> None:
             for spec in all_specs(AXES, ndim):
                 check_spec(mesh, spec, whole)
                 count += 1
+                if mesh.devices.tolist() == GRID.tolist():
+                    check_beside_jax(mesh, spec, whole)
     assert count == 8 * (1 + 16 + 49 + 106), count
 
 
@@ -72,6 +74,15 @@ def check_spec(mesh: Mesh, spec: P, whole: np.ndarray) -> None:
     assert pointers(back) == pointers(x), "nothing is copied"
     again = host_local_array_to_global_array(back, mesh, spec)
     assert pointers(again) == pointers(x), "nor on the way there"
+
+
+def check_beside_jax(mesh: Mesh, spec: P, whole: np.ndarray) -> None:
+    mine = host_local_part(whole, mesh, spec, ME)
+    x = host_local_array_to_global_array(mine, mesh, spec)
+    theirs = multihost_utils.host_local_array_to_global_array(mine, mesh, spec)
+    assert x.sharding.is_equivalent_to(theirs.sharding, x.ndim) and x.shape == theirs.shape
+    for ours, their in zip(x.addressable_shards, theirs.addressable_shards, strict=True):
+        assert ours.device == their.device and np.array_equal(ours.data, their.data)
 
 
 def pointers(x: Array) -> dict[Any, int]:
@@ -301,6 +312,23 @@ def convert(tree: Any, specs: Any, check: Any = "never") -> Any:
     return host_local_array_to_global_array(tree, MESH, specs, check=check)
 
 
+def check_meshes_of_some_processes() -> None:
+    some = list(range(PROCESSES))[1:3]
+    if PROCESSES == 1:
+        return
+    mesh = Mesh(np.array([d for d in DEVICES if d.process_index in some]), ("data",))
+    n = len(jax.local_devices())
+    if ME not in some:
+        text = (
+            rf"this process, {ME}; they belong to process(es)? \[?{some[0]}.*if jax.process_index"
+        )
+        expect(BoxError, text, lambda: host_local_array_to_global_array(np.ones(n), mesh, ROWS))
+        return
+    x = host_local_array_to_global_array(np.full(n, ME), mesh, ROWS, check="always")
+    assert x.shape == (n * len(some),)
+    assert global_array_to_host_local_array(x, mesh, ROWS).tolist() == [ME] * n
+
+
 def check_migration_guide() -> None:
     """The guide's own example: a mesh of 2x2x2 and a host-local input cut by all three axes."""
     n = 8 // PROCESSES
@@ -327,6 +355,7 @@ for check in (
     check_in_programs,
     check_mistakes,
     check_checks,
+    check_meshes_of_some_processes,
     check_migration_guide,
 ):
     check()

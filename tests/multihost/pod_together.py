@@ -15,9 +15,16 @@ from jax.experimental import multihost_utils
 from tests.processes import expect
 from xlashard import Array, Mesh, NamedSharding, P, device_put, make_array_from_callback
 from xlashard._jax import coordination
-from xlashard.errors import ArgumentError, PlacementError, ProcessesError, UnequalError
+from xlashard.errors import (
+    ArgumentError,
+    DeadlockError,
+    PlacementError,
+    ProcessesError,
+    UnequalError,
+)
 from xlashard.multihost import (
     assert_equal,
+    barrier,
     broadcast_one_to_all,
     host_local_array_to_global_array,
     process_allgather,
@@ -186,6 +193,17 @@ def check_one_that_does_not_come() -> None:
     assert process_allgather(ME).tolist() == list(range(N))
 
 
+def check_one_that_waits_elsewhere() -> None:
+    """Nobody waits for the timeout where it is certain that nobody comes."""
+    if N == 2:
+        expect(
+            DeadlockError,
+            r"process 0 waits at process_allgather\(.*process 1 waits at barrier 'elsewhere'",
+            lambda: barrier("elsewhere") if ME == LAST else process_allgather(ME),
+        )
+    assert process_allgather(ME).tolist() == list(range(N))
+
+
 def check_comparing() -> None:
     values = {"w": of(0, np.float32), "keys": jax.random.key(1), "n": np.nan, "g": whole_of()}
     assert_equal(values)
@@ -252,6 +270,7 @@ for check in (
     check_broadcasting,
     check_other_trees,
     check_one_that_does_not_come,
+    check_one_that_waits_elsewhere,
     check_comparing,
     check_copies_that_differ,
     check_without_a_store,
