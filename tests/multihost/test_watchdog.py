@@ -127,6 +127,12 @@ def test_who_the_others_wait_for(
     assert all(stacks.startswith(f"process {process}, thread") for process in shown)
 
 
+def test_one_that_has_just_made_a_step_is_not_stuck() -> None:
+    assert StuckReport(2, {0: WAITING, 1: LOADING}, {}, recent=2.0).moving == ()
+    report = StuckReport(2, {0: WAITING, 1: LOADING}, {}, recent=4.0)
+    assert report.moving == (0, 1) and "processes 0, 1 made a step just now" in str(report)
+
+
 def test_equal_stacks_are_shown_once() -> None:
     text = str(StuckReport(8, dict.fromkeys(range(8), WAITING), {}))
     assert text.count("thread 'MainThread'") == 1

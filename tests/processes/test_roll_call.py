@@ -125,6 +125,16 @@ def test_what_does_not_fit_is_told_to_both(process: int, count: int, text: str) 
     assert all(text in str(error) for error in errors), errors
 
 
+def test_certificates_are_for_all_or_none() -> None:
+    host, guest = calls(2)
+    errors = outcomes([host, replace(guest, me=replace(guest.me, secured=True))])
+    expected = (
+        "process 1 (pid 1001 on host1) was given certificates (tls=), and process 0 (pid 1000 on "
+        "host0) none: give them to all"
+    )
+    assert [str(error) for error in errors] == [expected] * 2
+
+
 def test_strangers_and_those_who_leave_again_are_no_processes(opened: list[Connection]) -> None:
     host, *guests = calls(3)
     with ThreadPoolExecutor(3) as pool:

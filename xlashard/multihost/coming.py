@@ -31,7 +31,8 @@ def come_together(place: Place, request: Request, bind: tuple[str, int]) -> dict
     Raises:
         ProcessesError: Some did not come, or don't fit.
     """
-    me = Caller(place.process_id, place.processes, socket.gethostname(), os.getpid())
+    secured = request.tls is not None
+    me = Caller(place.process_id, place.processes, socket.gethostname(), os.getpid(), secured)
     alone, everybody = (
         (place.environment.alone, _ALL)
         if request.timeout is None
@@ -45,8 +46,7 @@ def come_together(place: Place, request: Request, bind: tuple[str, int]) -> dict
     except ConflictError as error:
         raise ProcessesError(
             f"initialize() of process {place.process_id} of {place.processes}, found by "
-            f"{place.environment.title}: {error}; end what is left of an earlier run, and start "
-            "each process once with a number of its own",
+            f"{place.environment.title}: {error}",
             processes=(place.process_id,),
         ) from None
     except OSError as error:

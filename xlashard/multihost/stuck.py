@@ -20,11 +20,13 @@ class StuckReport:
         count: How many processes there are.
         answers: What each says that answered.
         notes: What each waits for that has said so, in words.
+        recent: For how many seconds after a step a process is not stuck.
     """
 
     count: int
     answers: Mapping[int, Answer]
     notes: Mapping[int, str]
+    recent: float = 0.0
 
     @property
     def silent(self) -> tuple[int, ...]:
@@ -36,6 +38,12 @@ class StuckReport:
         """Those that do something else than steps, and have said what."""
         said = {p: answer.progress for p, answer in self.answers.items()}
         return {p: progress.paused for p, progress in said.items() if progress and progress.paused}
+
+    @property
+    def moving(self) -> tuple[int, ...]:
+        """Those that have just made a step, or ended a pause: the others may only be waiting."""
+        said = {p: answer.progress for p, answer in self.answers.items()}
+        return tuple(p for p, progress in said.items() if progress and progress.idle < self.recent)
 
     @property
     def behind(self) -> tuple[int, ...]:
@@ -70,6 +78,8 @@ class StuckReport:
         for text, processes in _groups({p: self._waits(p) for p in others}):
             verb = "waits" if len(processes) == 1 else "wait"
             lines.append(f"{named_processes(processes)} {verb} {text}")
+        if self.moving:
+            lines.append(f"{named_processes(self.moving)} made a step just now")
         if not self.culprits:
             lines.append("none of them is behind the others: see where each of them waits")
         return lines

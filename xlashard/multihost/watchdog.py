@@ -42,8 +42,8 @@ class Watchdog:
     Args:
         timeout: How long there may be no step, in seconds: several times what the slowest takes.
         crash: Whether this process ends after a report, with exit code 70, so that whoever started
-            the pod can start it again. A report that finds a process busy with what it has paused
-            its watchdog for ends nothing.
+            the pod can start it again. A report that finds a process that has paused its watchdog,
+            or has just made a step, ends nothing.
         folder: Where reports are written too, as `watchdog-PROCESS-NUMBER.txt`.
 
     Raises:
@@ -164,11 +164,11 @@ class Watchdog:
             return self._report_of_another(question)
         notes = {process: read_note(process) for process in range(count)}
         waits = {p: str(note.wait_of_main) for p, note in notes.items() if note.wait_of_main}
-        report = StuckReport(count, question.answers, waits)
-        text = str(report)
-        question.publish(f"{'busy' if report.paused else 'stuck'}\n{text}")
+        report = StuckReport(count, question.answers, waits, recent=self._timeout / 2)
+        text, busy = str(report), bool(report.paused or report.moving)
+        question.publish(f"{'busy' if busy else 'stuck'}\n{text}")
         self._write(text)
-        return bool(report.paused)
+        return busy
 
     def _report_of_another(self, question: Question) -> bool:
         outcome = question.outcome(_ANSWER + _OUTCOME)

@@ -35,12 +35,14 @@ class Caller:
         count: How many it takes part with.
         host: The name of its machine.
         pid: Its number there.
+        secured: Whether it has certificates for the service.
     """
 
     process: int
     count: int
     host: str
     pid: int
+    secured: bool = False
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
@@ -235,12 +237,21 @@ class _Host:
         if caller.count != me.count:
             return (
                 f"process {caller.process} ({caller}) is to be one of {caller.count}, and process "
-                f"0 ({me}) one of {me.count}"
+                f"0 ({me}) one of {me.count}: start all for the same number"
+            )
+        if caller.secured != me.secured:
+            one, other = (caller, me) if caller.secured else (me, caller)
+            return (
+                f"process {one.process} ({one}) was given certificates (tls=), and process "
+                f"{other.process} ({other}) none: give them to all"
             )
         there = self._came.get(caller.process)
         other = there.caller if there else me if caller.process == me.process else None
         if other is not None:
-            return f"two processes are to be number {caller.process}: {other} and {caller}"
+            return (
+                f"two processes are to be number {caller.process}: {other} and {caller}; end what "
+                "is left of an earlier run, and give each a number of its own"
+            )
         if not 0 < caller.process < me.count:
             return f"a process ({caller}) is to be number {caller.process} of 0 … {me.count - 1}"
         return ""
@@ -327,7 +338,7 @@ class _Guest:
         host, port = self._call.coordinator
         return (
             f"at {host}:{port} something else than process 0's roll call answers: another program, "
-            "or a coordination service whose processes have all come"
+            "or a coordination service whose processes have all come; end it, or use another port"
         )
 
     def _await_service(self) -> None:
