@@ -30,7 +30,7 @@ jax.distributed.initialize()
 
 PROCESSES, ME = jax.process_count(), jax.process_index()
 DEVICES = np.array(jax.devices())
-AXES = ("x", "y", "z")
+AXES: tuple[str, ...] = ("x", "y", "z")
 GRID = DEVICES.reshape(2, 2, 2)
 
 

@@ -6,6 +6,7 @@ one to the other no byte moves if the shards lie as the spec says; only shape an
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -200,13 +201,18 @@ def _read_spec(spec: Any) -> PartitionSpec:
             f"its entry of pspecs is {spec!r} ({type(spec).__name__}): give a PartitionSpec such "
             "as P('data'), or None for replicated"
         )
+    return _in_one_writing(spec)
+
+
+@lru_cache(maxsize=1024)
+def _in_one_writing(spec: PartitionSpec) -> PartitionSpec:
+    """The spec as all that say the same are written, so that they lead to the same shardings."""
     normal = spec_of(spec)
     if not normal.is_constrained:
         raise ShardingError(
             f"its entry of pspecs is {spec}, which leaves a dimension open, but no program runs "
             "that could choose: write None there for whole, or the names of axes"
         )
-    # Equal specs in other words lead to the same cached shardings.
     return partition_spec(normal)
 
 

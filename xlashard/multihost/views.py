@@ -1,10 +1,13 @@
 """Concrete values as global arrays and as parts of them: the same shards, seen in two ways."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
+from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
 from xlashard.array.guards import Way, check_transfer, free_transfers, guarded, guards_in_force
@@ -19,31 +22,46 @@ from xlashard.array.routes import same_shards
 from xlashard.multihost.host_mesh import HostMesh
 from xlashard.sharding import PartitionSpec, from_jax
 
+# The distinct shapes of a few batches and states.
+_KEPT = 1024
+
 
 def lifted(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     """The global array of which a concrete value is this process's part."""
-    if is_key_array(x):
-        host.global_shape(spec, x.shape)
-        return keys_over(lifted(key_handle(x), host, spec).to_jax(), x)
-    shape = _shape_of(x)
-    there = host.global_shape(spec, shape)
-    if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
-        return np.zeros(there, x.dtype)
-    source = places(shape, host.local_sharding(spec))
-    return _viewed(_put(x, source), places(there, host.global_sharding(spec)))
+    return _converted(x, _lifting, host, spec)
 
 
 def lowered(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     """This process's part of a concrete value, which is global."""
-    if is_key_array(x):
-        host.local_shape(spec, x.shape)
-        return keys_over(lowered(key_handle(x), host, spec).to_jax(), x)
-    shape = _shape_of(x)
+    return _converted(x, _lowering, host, spec)
+
+
+type _Ends = Callable[[HostMesh, PartitionSpec, tuple[int, ...]], tuple[Places, Places]]
+"""Where a value of a shape is to lie, and what is made of that by looking at it otherwise."""
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_KEPT)
+def _lifting(host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]) -> tuple[Places, Places]:
+    there = host.global_shape(spec, shape)
+    return places(shape, host.local_sharding(spec)), places(there, host.global_sharding(spec))
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_KEPT)
+def _lowering(host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]) -> tuple[Places, Places]:
     here = host.local_shape(spec, shape)
+    return places(shape, host.global_sharding(spec)), places(here, host.local_sharding(spec))
+
+
+def _converted(x: Any, ends: _Ends, host: HostMesh, spec: PartitionSpec) -> Any:
+    if is_key_array(x):
+        ends(host, spec, x.shape)  # whose rank counts, and not that of the numbers
+        return keys_over(_converted(key_handle(x), ends, host, spec).to_jax(), x)
+    source, target = ends(host, spec, _shape_of(x))
     if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
-        return np.zeros(here, x.dtype)
-    source = places(shape, host.global_sharding(spec))
-    return _viewed(_put(x, source), places(here, host.local_sharding(spec)))
+        return np.zeros(target.shape, x.dtype)
+    return _viewed(_put(x, source), target)
 
 
 def _shape_of(x: Any) -> tuple[int, ...]:
