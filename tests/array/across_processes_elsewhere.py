@@ -189,7 +189,7 @@ def moving_everything() -> None:
         assert np.array_equal(
             jax.random.key_data(shard.data), jax.random.key_data(keys)[shard.index]
         )
-    scalar = make(SingleDeviceSharding(DEVICES[3]), np.float32(2.5).reshape(()))
+    scalar = make(SingleDeviceSharding(DEVICES[3]), np.array(2.5, np.float32))
     assert float(device_put(scalar, WHOLE)) == 2.5
     assert device_put(make(FIRST, V[:0]), SECOND).shape == (0, 4)
 

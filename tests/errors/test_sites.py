@@ -73,7 +73,7 @@ UNREACHED = {
     ("array/together.py", "_asked", "_missed"): PROCESSES,
     ("array/together.py", "_asked", "other arrays"): PROCESSES,
     ("array/together.py", "_compare", "_missed"): PROCESSES,
-    ("array/together.py", "_compare", "takes the same value"): PROCESSES,
+    ("array/together.py", "_compare", "_unequal"): PROCESSES,
     ("array/to_host.py", "to_host", "has none of the devices"): PROCESSES,
     ("array/to_host.py", "_local_box", "holds no piece"): PROCESSES,
     ("array/to_host.py", "_local_box", "no one block"): PROCESSES,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 jax.distributed.initialize()
@@ -34,11 +35,7 @@ def pieces(tree: Any) -> list[Any]:
     """Per leaf its path, shape and dtype, and what this process has of it."""
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        x = (
-            jax.random.key_data(leaf)
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
-            else leaf
-        )
+        x = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf
         shards = [
             (
                 [s.indices(n)[:2] for s, n in zip(shard.index, x.shape, strict=True)],

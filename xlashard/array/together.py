@@ -32,6 +32,7 @@ from xlashard.array.prefix import leaf_paths
 from xlashard.config import CheckName, read_flags
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError, counted
 from xlashard.processes import (
+    Difference,
     Invitation,
     MissedError,
     Named,
@@ -225,15 +226,15 @@ class _Compared:
         self._seen: dict[_Key, None] = {}
         self._lock = threading.Lock()
 
-    def is_new(self, key: _Key) -> bool:
-        """Whether this is the first time; remembers it."""
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._seen
+
+    def add(self, key: _Key) -> None:
+        """Remembers it; past a number the oldest are forgotten."""
         with self._lock:
-            if key in self._seen:
-                return False
             while len(self._seen) >= _PLACES_REMEMBERED:
                 del self._seen[next(iter(self._seen))]
             self._seen[key] = None
-            return True
 
 
 _compared = _Compared()
@@ -248,7 +249,8 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         if len(leaf.processes) > 1 and me in leaf.processes:
             by_group[leaf.processes].append(leaf)
     for group, its in sorted(by_group.items()):
-        if check == "once" and not _compared.is_new(_key(its)):
+        key = _key(its)
+        if check == "once" and key in _compared:
             continue
         named = [Named(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its]
         try:
@@ -256,19 +258,24 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         except MissedError as error:
             raise _missed(error, its, group) from None
         if found:
-            told = "; ".join(
-                f"{d.path} differs in {named_processes(d.processes)}{d.text and f': {d.text}'}"
-                for d in found[:_TOLD]
-            )
-            more = f"; and {counted(len(found) - _TOLD, 'more leaf', 'more leaves')}"
-            raise UnequalError(
-                f"device_put to devices of {len(group)} processes takes the same value in each, "
-                f"and {told}{more if len(found) > _TOLD else ''}: give all the same value (by one "
-                "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
-                "its own, write make_array_from_process_local_data(sharding, part)",
-                processes=sorted({p for d in found for p in d.processes}),
-                paths=[d.path for d in found],
-            )
+            raise _unequal(found, group)
+        _compared.add(key)
+
+
+def _unequal(found: Sequence[Difference], group: tuple[int, ...]) -> UnequalError:
+    told = "; ".join(
+        f"{d.path} differs in {named_processes(d.processes)}{d.text and f': {d.text}'}"
+        for d in found[:_TOLD]
+    )
+    more = f"; and {counted(len(found) - _TOLD, 'more leaf', 'more leaves')}"
+    return UnequalError(
+        f"device_put to devices of {len(group)} processes takes the same value in each, "
+        f"and {told}{more if len(found) > _TOLD else ''}: give all the same value (by one "
+        "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
+        "its own, write make_array_from_process_local_data(sharding, part)",
+        processes=sorted({p for d in found for p in d.processes}),
+        paths=[d.path for d in found],
+    )
 
 
 def _key(leaves: Sequence[_Leaf]) -> _Key:
