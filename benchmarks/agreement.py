@@ -1,0 +1,218 @@
+"""What it costs that processes compare a program before they run it for the first time.
+
+The benchmark starts pods of 2 and of 4 processes. In each, a program that is new to all is compared
+beside a bare meeting in the store that they share, which is what they need to hear of each other at
+all; whole first calls, with tracing and compiling, are timed with the comparison and without; and
+so are repeat calls, of which nothing more is asked. Where there are fewer cores than processes,
+their digests are taken one after the other.
+
+    python -m benchmarks.agreement [--rounds N] [--json PATH] [--strict]
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks._measure import (
+    ExtraGoal,
+    Goal,
+    Measurement,
+    Report,
+    TimeGoal,
+    interleave,
+    read_options,
+)
+from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost, pjit
+from xlashard._jax import compiling
+from xlashard._jax.lowering import uses_shardy
+from xlashard.processes import Invitation, meetings, store
+from xlashard.program.agreement import AGREEMENTS, Terms
+from xlashard.testing import pod
+
+ROOT = Path(__file__).resolve().parents[1]
+PODS = (2, 4)
+# Layers of the function, and what its module then has.
+SIZES = {2: "45 lines", 50: "900 lines", 300: "5,400 lines"}
+EXTRA = 5e-3
+MEETING, COMPARED, PLAIN = "a meeting alone", "compared", "not compared"
+DIGEST = "its digest alone"
+FIRST, REPEAT = "first call, with tracing and compiling", "repeat call"
+MARK = "FIGURES "
+
+type Samples = dict[str, list[float]]
+
+
+def layers(count: int) -> Callable[[Any], Any]:
+    """A function whose module grows with a number."""
+
+    def function(x: Any) -> Any:
+        for number in range(count):
+            x = jnp.tanh(x @ x) + jnp.sin(x) * number
+            x = jnp.where(x > 0, x, -x) / (1 + jnp.sum(x))
+        return x
+
+    return function
+
+
+class Member:
+    """One process of a pod."""
+
+    def __init__(self, rounds: int) -> None:
+        jax.distributed.initialize()
+        self.rounds = rounds
+        self.everybody = tuple(range(jax.process_count()))
+        self.rows = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+        whole = np.ones((16, 16), np.float32)
+        self.x = make_array_from_callback((16, 16), self.rows, lambda index: whole[index])
+        self.made = 0
+
+    def meet(self, series: str = "benchmark") -> None:
+        """Waits for the others."""
+        meetings.meet(Invitation(self.everybody, series, 600), "")
+
+    def in_step(self, candidates: Mapping[str, Callable[[], object]]) -> Samples:
+        """Times what all processes do together, each time after all have come."""
+        samples: Samples = {name: [] for name in candidates}
+        for number in range(-2, self.rounds):
+            gc.collect()
+            turn = number % len(candidates)
+            for name in [*candidates][turn:] + [*candidates][:turn]:
+                self.meet("before")
+                began = time.perf_counter()
+                candidates[name]()
+                if number >= 0:
+                    samples[name].append(time.perf_counter() - began)
+        return samples
+
+    def new_programs(self, count: int) -> Samples:
+        """A program of some layers that is new in every round."""
+        # Its compilation takes long, and is not what is measured.
+        lowered = pjit(layers(count)).lower(self.x)._program
+        plan = lowered.plan
+        request = compiling.CompileRequest(plan.devices, uses_shardy(), (False,), (True,))
+        terms = Terms(plan, lowered.body.module, request)
+
+        def another() -> Terms:
+            self.made += 1
+            return replace(terms, plan=replace(terms.plan, name=f"program_{self.made}"))
+
+        def told() -> None:
+            self.made += 1
+            key = f"benchmark/{jax.process_index()}/{self.made}"
+            store.write(key, b"one word")
+            assert store.read(key) == b"one word"
+
+        return self.in_step(
+            {
+                MEETING: self.meet,
+                COMPARED: lambda: AGREEMENTS.admit(another()),
+                DIGEST: lambda: another().digest,
+                "a write and a read": told,
+            }
+        )
+
+    def first_calls(self) -> Samples:
+        """Whole calls of functions that nobody has seen."""
+
+        def call() -> None:
+            jax.block_until_ready(pjit(lambda x: x * 2 + 1)(self.x)._handle)
+
+        def unchecked() -> None:
+            with multihost.checked_programs(False):
+                call()
+
+        return self.in_step({PLAIN: unchecked, COMPARED: call})
+
+    def repeat_calls(self) -> Samples:
+        """Calls of functions that each process has run, some compared and some not."""
+        compared, plain = (pjit(lambda x: x + 1) for _ in range(2))
+        compared(self.x)
+        with multihost.checked_programs(False):
+            plain(self.x)
+        calls = {PLAIN: lambda: plain(self.x), COMPARED: lambda: compared(self.x)}
+        measured = interleave(calls, rounds=max(self.rounds, 11), inner=200)
+        self.meet()
+        return {name: list(m.samples) for name, m in measured.items()}
+
+
+def work(rounds: int) -> None:
+    """What each process does; the first one tells the figures."""
+    member = Member(rounds)
+    figures: dict[str, Samples] = {f"new program of {n} layers": {} for n in SIZES}
+    for count in SIZES:
+        figures[f"new program of {count} layers"] = member.new_programs(count)
+    figures[FIRST] = member.first_calls()
+    figures[REPEAT] = member.repeat_calls()
+    if jax.process_index() == 0:
+        print(MARK + json.dumps(figures), flush=True)
+
+
+def measured_in(processes: int, rounds: int) -> dict[str, dict[str, Measurement]]:
+    """The figures of one pod."""
+    here = {"PYTHONPATH": str(ROOT)}
+    members = pod(processes=processes, devices_per_process=2, timeout=240, environment=here)
+    run = members.run_script(__file__, "--member", rounds)
+    line = next(x for x in run.outputs[0].splitlines() if x.startswith(MARK))
+    figures = json.loads(line.removeprefix(MARK))
+    return {
+        title: {name: Measurement(name, 1, tuple(s)) for name, s in samples.items()}
+        for title, samples in figures.items()
+    }
+
+
+def goals_of(title: str, meeting: float) -> dict[str, Goal | float]:
+    """What the comparison may take.
+
+    Args:
+        title: What was measured.
+        meeting: What processes need to hear of each other, in seconds.
+    """
+    if title == REPEAT:
+        return {COMPARED: 1.05}
+    if title == FIRST:
+        return {COMPARED: ExtraGoal(EXTRA + meeting)}
+    return {COMPARED: ExtraGoal(EXTRA), DIGEST: TimeGoal(EXTRA)}
+
+
+def report_pod(report: Report, processes: int, rounds: int) -> None:
+    """Measures one pod and prints its tables."""
+    measured = measured_in(processes, rounds)
+    new: Sequence[str] = [title for title in measured if title.startswith("new")]
+    meeting = measured[new[0]][MEETING].median
+    for title, found in measured.items():
+        size = next((s for n, s in SIZES.items() if title.endswith(f" {n} layers")), "")
+        report.add(
+            f"{processes} processes, {title}{f' ({size})' if size else ''}",
+            found,
+            baseline=MEETING if title in new else PLAIN,
+            goals=goals_of(title, meeting),
+        )
+
+
+def main() -> int:
+    """Runs the benchmark and returns the exit status."""
+    options = read_options("Comparing programs between processes", rounds=15)
+    report = Report("agreement")
+    for processes in PODS:
+        report_pod(report, processes, options.rounds)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--member"]:
+        work(int(sys.argv[2]))
+    else:
+        raise SystemExit(main())
