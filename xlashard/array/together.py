@@ -219,7 +219,7 @@ def _listed(types: dict[int, list[str]]) -> str:
 type _Key = tuple[Any, ...]
 
 
-class _Compared:
+class Compared:
     """What was compared before, by the line that called."""
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class _Compared:
             self._seen[key] = None
 
 
-_compared = _Compared()
+_compared = Compared()
 
 
 def _compare(own: Sequence[_Leaf], check: Check) -> None:

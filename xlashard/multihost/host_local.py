@@ -18,6 +18,7 @@ from xlashard.array.handles import wrap_result
 from xlashard.array.holder import check_alive
 from xlashard.array.moving import at_path
 from xlashard.array.prefix import broadcast_prefix, leaf_path
+from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,
     GeometryError,
@@ -29,7 +30,7 @@ from xlashard.multihost.calls import Call
 from xlashard.multihost.host_mesh import HostMesh, host_mesh
 from xlashard.multihost.leaves import named_leaves
 from xlashard.multihost.linear import TO_GLOBAL, bound, to_global_p, to_local_p
-from xlashard.multihost.parts import Check, compare_parts, read_check
+from xlashard.multihost.parts import compare_parts, read_check
 from xlashard.multihost.views import lifted, lowered
 from xlashard.sharding import Mesh, PartitionSpec, partition_spec, spec_of
 
@@ -41,7 +42,7 @@ def host_local_array_to_global_array(
     global_mesh: Mesh,
     pspecs: Any,
     *,
-    check: Check = "never",
+    check: CheckName = "never",
     timeout: float = 60.0,
 ) -> Any:
     """Makes global arrays of which each process gives the part that its devices hold.
@@ -63,9 +64,9 @@ def host_local_array_to_global_array(
         pspecs: A PartitionSpec, or None for replicated, for all of `local_inputs` or as a pytree
             prefix of it.
         check: Whether the processes compare what they give: the types of the global arrays, and
-            the values of parts that several of them have. `"once"` does so the first time for
-            these paths, shapes and specs. All processes of the mesh must call it then, and values
-            on devices are read.
+            the values of parts that several of them have. `"once"` does so at the first call from
+            a line of yours with these paths, shapes and specs. All processes of the mesh must
+            call it then, and values on devices are read.
         timeout: How long a check waits for the other processes, in seconds.
 
     Returns:

@@ -1,14 +1,16 @@
 """Whether the parts that processes give for global arrays fit together."""
 
 import json
-import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
+from xlashard._jax.context import calling_line
 from xlashard._jax.transfer import Tracer
+from xlashard.array.together import Compared
+from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,
     GeometryError,
@@ -24,45 +26,21 @@ from xlashard.processes import Named, digest
 from xlashard.sharding import PartitionSpec, spec_of
 from xlashard.wording import typed
 
-Check = Literal["never", "once", "always"]
-
-_REMEMBERED = 4096
+_compared = Compared()
 
 
-class Seen:
-    """What was checked once already, by this process; the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._keys: dict[Hashable, None] = {}
-        self._lock = threading.Lock()
-
-    def add(self, key: Hashable) -> bool:
-        """Whether it is new."""
-        with self._lock:
-            if key in self._keys:
-                return False
-            self._keys[key] = None
-            while len(self._keys) > _REMEMBERED:
-                del self._keys[next(iter(self._keys))]
-            return True
-
-
-seen = Seen()
-"""The types that `check="once"` has checked."""
-
-
-def read_check(check: str) -> Check:
-    """The word for how often to check.
+def read_check(check: Any) -> CheckName:
+    """Reads how often to check.
 
     Raises:
         ArgumentError: It is another one.
     """
-    if check not in get_args(Check):
+    if check not in get_args(CheckName.__value__):
         raise ArgumentError(
-            f"check must be 'never', 'once' (the first time for these paths, shapes and specs) or "
+            "check must be 'never', 'once' (at the first call from a line with these shapes) or "
             f"'always', not {check!r}"
         )
-    return check  # pyright: ignore[reportReturnType]
+    return check
 
 
 def compare_parts(
@@ -79,7 +57,7 @@ def compare_parts(
         host: The mesh.
         named: The leaves, each with its path and its spec. Those that are global already, or of
             which nothing is known yet, are left out.
-        once: Whether to do so only for types that were not checked before.
+        once: Whether to do so only at the first call from a line of the caller with these types.
 
     Raises:
         ProcessesError: Other types, or processes that did not come.
@@ -92,7 +70,8 @@ def compare_parts(
             processes=host.processes,
         )
     local = [((path, x), spec) for (path, x), spec in named if _is_local(x)]
-    if once and not seen.add((host.whole, tuple(_key(*x, spec) for x, spec in local))):
+    key = *calling_line(), host.whole, *(_key(*x, spec) for x, spec in local)
+    if once and key in _compared:
         return
     with call.refusing():
         leaves = read_named([x for x, _ in local], call.name)
@@ -107,6 +86,7 @@ def compare_parts(
     call.check_same_types(came, types)
     if len({they.note for they in came.values()}) > 1:
         _check_values(call, {p: json.loads(they.note) for p, they in came.items()}, pairs)
+    _compared.add(key)
 
 
 def _is_local(x: Any) -> bool:
