@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_many, run_two
+from tests.processes import run_many
 
 SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py")
 
@@ -14,7 +14,7 @@ SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.p
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_arrays_across_two_processes(script: str) -> None:
-    for output in run_two(Path(__file__).with_name(script)):
+    for output in run_many(Path(__file__).with_name(script), 2, 2):
         assert "both agree" in output, output
 
 

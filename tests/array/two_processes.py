@@ -1,4 +1,4 @@
-"""One of two processes with two devices each: `python two_processes.py PORT NUMBER`.
+"""One of two processes with two devices each, started by `run_many`.
 
 It stops with an error where something is not as it should be. Both must take the same steps, as
 programs that run across processes wait for each other.
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests.processes import expect, join_the_other
+from tests.processes import expect, join_the_others
 from xlashard import (
     Array,
     GSPMDSharding,
@@ -26,7 +26,7 @@ from xlashard import (
 from xlashard.array import retile
 from xlashard.errors import NotAddressableError, PlacementError
 
-join_the_other()
+join_the_others()
 
 ME = jax.process_index()
 DEVICES = jax.devices()

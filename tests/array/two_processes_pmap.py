@@ -1,4 +1,4 @@
-"""One of two processes with two devices each: `python two_processes_pmap.py PORT NUMBER`.
+"""One of two processes with two devices each, started by `run_many`.
 
 The makers that pmap programs use work on a process's own devices, pmap across all.
 """
@@ -6,7 +6,7 @@ The makers that pmap programs use work on a process's own devices, pmap across a
 import jax
 import numpy as np
 
-from tests.processes import expect, join_the_other
+from tests.processes import expect, join_the_others
 from xlashard import (
     Chunked,
     NoSharding,
@@ -22,7 +22,7 @@ from xlashard import (
 )
 from xlashard.errors import PlacementError
 
-join_the_other()
+join_the_others()
 
 ME = jax.process_index()
 HERE, DEVICES = jax.local_devices(), jax.devices()

@@ -1,4 +1,4 @@
-"""One of two processes with two devices each: `python two_processes_to_host.py PORT NUMBER`.
+"""One of two processes with two devices each, started by `run_many`.
 
 It reads arrays that span both by every policy of `to_host`, also where the other does not come.
 """
@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tests.processes import expect, join_the_other
+from tests.processes import expect, join_the_others
 from xlashard import Array, Mesh, NamedSharding, P, make_array_from_callback, pjit
 from xlashard.errors import NotAddressableError, ProcessesError
 
-join_the_other()
+join_the_others()
 
 ME = jax.process_index()
 DEVICES = jax.devices()

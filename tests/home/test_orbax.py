@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.array.cases import DEVICES, DTYPES, HALF, SHARDINGS, named, same, value
-from tests.processes import run_two
+from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,7 +293,7 @@ def test_another_device_count(count: int, tmp_path: Path) -> None:
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_two_processes_save_together(tmp_path: Path) -> None:
     script = Path(__file__).with_name("two_processes_save.py")
-    for output in run_two(script, str(tmp_path / "together")):
+    for output in run_many(script, 2, 2, str(tmp_path / "together")):
         assert "both agree" in output, output
     wanted = {"rows": device_put(V, named("x")), "whole": device_put(V, named())}
     with ocp.StandardCheckpointer() as checkpointer:

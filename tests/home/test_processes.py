@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_two
+from tests.processes import run_many
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_multihost_utils_in_two_processes() -> None:
-    for output in run_two(Path(__file__).with_name("two_processes.py")):
+    for output in run_many(Path(__file__).with_name("two_processes.py"), 2, 2):
         assert "both agree" in output, output

@@ -1,4 +1,4 @@
-"""One of two processes: `python two_processes.py PORT NUMBER` uses JAX's multihost_utils."""
+"""One of two processes that use JAX's multihost_utils, started by `run_many`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jax.experimental.multihost_utils import (
     sync_global_devices,
 )
 
-from tests.processes import expect, join_the_other
+from tests.processes import expect, join_the_others
 from xlashard import (
     Array,
     Mesh,
@@ -24,7 +24,7 @@ from xlashard import (
     make_array_from_callback,
 )
 
-join_the_other()
+join_the_others()
 
 ME = jax.process_index()
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))

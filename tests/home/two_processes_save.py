@@ -1,4 +1,4 @@
-"""One of two processes: `python two_processes_save.py PORT NUMBER FOLDER` saves and restores."""
+"""One of two processes, started by `run_many` with a folder in which it saves and restores."""
 
 import sys
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tests.processes import join_the_other
+from tests.processes import join_the_others
 from xlashard import (
     Array,
     Mesh,
@@ -16,7 +16,7 @@ from xlashard import (
     make_array_from_callback,
 )
 
-join_the_other()
+join_the_others()
 
 V = np.arange(128, dtype=np.float32).reshape(8, 16)
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("process", "device"))
@@ -30,13 +30,13 @@ tree = {
     "whole": make_array_from_callback(V.shape, NamedSharding(MESH, P()), lambda index: V[index]),
 }
 with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(sys.argv[3], tree)
+    checkpointer.save(sys.argv[1], tree)
     checkpointer.wait_until_finished()
     wanted = {
         "rows": jax.ShapeDtypeStruct(V.shape, V.dtype, sharding=COLUMNS),
         "whole": tree["whole"],
     }
-    restored = device_put(checkpointer.restore(sys.argv[3], wanted))
+    restored = device_put(checkpointer.restore(sys.argv[1], wanted))
 assert type(restored["rows"]) is Array and restored["rows"].sharding == COLUMNS
 for x in restored.values():
     for shard in x.addressable_shards:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.pjit.helpers import f32, make_mesh
 from tests.pjit.saved import cases
-from tests.processes import run_two
+from tests.processes import run_many
 from xlashard import (
     Compiled,
     NamedSharding,
@@ -350,7 +350,7 @@ print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
 @pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_one_process_saves_and_all_load(tmp_path):
     script = Path(cases.__file__).with_name("two_processes.py")
-    for output in run_two(script, str(tmp_path / "program")):
+    for output in run_many(script, 2, 2, str(tmp_path / "program")):
         assert "both ran it" in output, output
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,48 +15,12 @@ from xlashard.testing.supervision import Rules, run_to_end
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_two(script: Path, *args: str) -> list[str]:
-    """Runs a script in two processes, of two emulated devices each.
-
-    Args:
-        script: It is given a free port, the number of its process, and the arguments.
-        args: The arguments.
-
-    Returns:
-        What each printed, if both ended well.
-    """
-    port = str(_free_port())
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": str(ROOT),
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script), port, str(number), *args],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, output in zip(running, outputs, strict=True):
-        assert process.returncode == 0, output
-    return outputs
-
-
 def run_many(
     script: Path, processes: int, devices: int, *args: str, timeout: float = 240
 ) -> list[str]:
     """Runs a script in the processes of an emulated pod.
 
-    In it, `jax.distributed.initialize()` without arguments makes JAX one of them.
+    In it, `join_the_others` makes JAX one of them.
 
     Args:
         script: It is given the arguments; where it is, its environment says.
@@ -81,10 +43,9 @@ def run_many(
     return list(done.outputs)
 
 
-def join_the_other() -> None:
-    """Makes JAX of a script that `run_two` runs one of two, before it is asked for devices."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]))
+def join_the_others() -> None:
+    """Makes JAX of a script that `run_many` runs one of the pod, before it is asked for devices."""
+    jax.distributed.initialize()
 
 
 def expect[E: Exception](kind: type[E], text: str, use: Callable[[], Any]) -> E:
@@ -95,9 +56,3 @@ def expect[E: Exception](kind: type[E], text: str, use: Callable[[], Any]) -> E:
         assert re.search(text, str(error), re.S), error
         return error
     raise AssertionError(f"no {kind.__name__}")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

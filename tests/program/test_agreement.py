@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import run_many, run_two
+from tests.processes import run_many
 from tests.program import agreeing
 
 SCRIPT = Path(agreeing.__file__)
@@ -146,4 +146,4 @@ def test_most_processes_are_taken_for_right():
 @pytest.mark.slow
 def test_a_process_that_waits_elsewhere_or_ends_is_named():
     script = SCRIPT.with_name("branching.py")
-    assert "all found out" in run_two(script)[0]
+    assert "all found out" in run_many(script, 2, 2)[0]

@@ -119,6 +119,18 @@ def test_scripts_that_fail_are_told() -> None:
     assert done.verdict.codes == (1, 1)
 
 
+def test_an_exception_ends_its_process_though_others_wait_for_it() -> None:
+    script = SCRIPT.with_name("raising_script.py")
+    done = pod(processes=2, grace=1).run_script(script, check=False)
+    verdict = done.verdict
+    assert (verdict.timed_out, verdict.codes[1]) == ((), 1)
+    assert verdict.first is not None and verdict.first.process == 1
+    assert "ValueError: no more" in done.outputs[1]
+    # What the program does at its end is done, and JAX's client doesn't cry.
+    assert done.outputs[1].rstrip().endswith("at the end")
+    assert "fatal" not in done.outputs[1].lower()
+
+
 PROGRAM = """
 import jax
 from xlashard.testing import pod

@@ -1,6 +1,6 @@
 """A program over two processes, saved by one of them and loaded by both.
 
-python tests/pjit/saved/two_processes.py PORT NUMBER FILE
+Started by `run_many`, with the file.
 """
 
 import sys
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tests.processes import expect, join_the_other
+from tests.processes import expect, join_the_others
 from xlashard import Compiled, Mesh, NamedSharding, P, device_put, make_array_from_callback, pjit
 from xlashard.errors import SavedProgramError
 
@@ -21,7 +21,7 @@ def spread(count, sharding):
 
 
 def main(file: Path) -> None:
-    join_the_other()
+    join_the_others()
     mesh = Mesh(np.array(jax.devices()), ("x",))
     rows = NamedSharding(mesh, P("x"))
     x = spread(8, rows)
@@ -46,4 +46,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[3]))
+    main(Path(sys.argv[1]))
