@@ -215,7 +215,7 @@ def check_the_watchdog(folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _until_reported() -> float:
-        return 4.0
+        return 8.0
 
     expected = {
         sleep: "process 1 is stuck in pod_liveness.py:",
@@ -234,7 +234,7 @@ def check_the_watchdog(folder: Path) -> None:
             assert not [line for line in LOG if "stuck" in line or "no step" in line], LOG
             trouble()
             if ME == 0 and trouble is stop:
-                threading.Timer(5.0, os.kill, (pids[1], signal.SIGCONT)).start()
+                threading.Timer(8.0, os.kill, (pids[1], signal.SIGCONT)).start()
             float(step(x))
             watchdog.step()
         if ME == 1:

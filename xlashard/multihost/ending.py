@@ -54,12 +54,21 @@ def end_without(processes: tuple[int, ...]) -> None:
     os.write(2, text.encode())
     if going_on:
         return
-    flushing = threading.Thread(target=_flush, daemon=True)
-    flushing.start()
-    flushing.join(_FLUSH)
+    _flush_soon()
     if me == 0:
         time.sleep(_HEARD)
     os._exit(GONE_EXIT_CODE)
+
+
+def _flush_soon() -> None:
+    flushing = threading.Thread(target=_flush, daemon=True)
+    try:
+        flushing.start()
+    except RuntimeError:
+        # The program is at its end, where there are no new threads, and nobody else who prints.
+        _flush()
+    else:
+        flushing.join(_FLUSH)
 
 
 def _flush() -> None:

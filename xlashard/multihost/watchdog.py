@@ -24,7 +24,7 @@ STUCK_EXIT_CODE = 70
 # The watchdog looks this often in the time after which it reports.
 _LOOKS = 10
 # Seconds that the others have to answer, and the process that asks to say what they did.
-_ANSWER, _OUTCOME = 3.0, 6.0
+_ANSWER, _OUTCOME = 5.0, 6.0
 # Seconds that the others have to read a report before the process that made it ends.
 _READ = 1.0
 

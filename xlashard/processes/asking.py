@@ -143,7 +143,10 @@ class Desk:
             last, since = self._last, time.monotonic() - self._asked
         if since < recent:
             return Question(last, None)
-        number = int(store.read("stacks/last") or b"0") + 1
+        latest = int(store.read("stacks/last") or b"0")
+        if latest > last:
+            return Question(latest, None)  # asked a moment ago, and not answered here yet
+        number = latest + 1
         if not store.write(f"stacks/{number}/asked", b""):
             return Question(number, None)
         store.write("stacks/last", str(number).encode(), overwrite=True)
@@ -170,11 +173,15 @@ class Desk:
                     return
                 if called is None:
                     continue
-                with self._lock:
-                    self._last, self._asked = int(called), time.monotonic()
                 store.drop(_call(me))
+                # Another call may have come before that was dropped. After a long stop only the
+                # last questions still count.
+                latest = int(store.read("stacks/last") or called)
                 value = self.own_answer().to_bytes()
-                store.write(f"stacks/{int(called)}/answers/{me}", value)
+                for number in range(max(self._last, latest - 2) + 1, latest + 1):
+                    store.write(f"stacks/{number}/answers/{me}", value)
+                with self._lock:
+                    self._last, self._asked = latest, time.monotonic()
 
 
 def _call(process: int) -> str:
