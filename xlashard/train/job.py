@@ -1,7 +1,7 @@
 """The main job: a transformer learns a text over a mesh of devices, and a person can watch it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard.multihost import Watchdog
 from xlashard.pictures import TreePicture, read_tree
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checks import check_settings
@@ -134,10 +135,14 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
         done = _checkpoint_to_resume(checkpoints, settings, resumed)
         with _records(place, path, settings, done) as records:
             kept = checkpoints if settings.checkpoint.keep else None
-            run = Run(settings, layout, corpus, recipe, screen, path, records, stop, kept)
+            watchdog = _watchdog(settings, path)
+            run = Run(settings, layout, corpus, recipe, screen, path, records, stop, watchdog, kept)
             try:
                 _introduce(run, group)
-                train(run, _first_state(run, checkpoints, resumed, progress), progress)
+                with watchdog or nullcontext():
+                    with run.busy("starting"):
+                        state = _first_state(run, checkpoints, resumed, progress)
+                    train(run, state, progress)
                 finished = not progress.stopped
             except KeyboardInterrupt:
                 if group.count > 1:
@@ -149,6 +154,11 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
         outcome = _outcome(path, progress, "" if finished else call)
         _conclude(outcome, screen)
         return outcome
+
+
+def _watchdog(settings: Settings, path: Path) -> Watchdog | None:
+    timeout = settings.pod.watchdog
+    return Watchdog(timeout, folder=path) if timeout else None
 
 
 def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:

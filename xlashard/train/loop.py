@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from rich.panel import Panel
 from rich.text import Text
 
+from xlashard.multihost import Watchdog
 from xlashard.train.checkpoint import About, Checkpoints
 from xlashard.train.console import Pace, Screen
 from xlashard.train.data import BatchPlan, Corpus, held_out_starts, plan_batch, training_starts
@@ -38,7 +40,17 @@ class Run:
     folder: Path
     records: Records
     stop: Stop
+    watchdog: Watchdog | None
     checkpoints: Checkpoints | None
+
+    def gets_on(self) -> None:
+        """Tells the watchdog that a step, or a batch of an evaluation, is done."""
+        if self.watchdog:
+            self.watchdog.step()
+
+    def busy(self, reason: str) -> AbstractContextManager[object]:
+        """A stretch in which the watchdog expects no steps."""
+        return self.watchdog.paused(reason) if self.watchdog else nullcontext()
 
 
 @dataclass
@@ -93,9 +105,9 @@ def train(run: Run, state: State, progress: Progress) -> None:
         _stop(run, loop.state, progress)
         return
     if run.settings.generation.bytes:
-        _write(run, loop.state["parameters"], progress)
-    if run.checkpoints:
-        run.checkpoints.wait()
+        with run.busy("writing text"):
+            _write(run, loop.state["parameters"], progress)
+    _finish_saving(run)
 
 
 class _Loop:
@@ -167,6 +179,7 @@ class _Loop:
                 self._progress.stopped = True
                 return None
             losses.append(self._evaluation(parameters, batch))
+            run.gets_on()
         loss = float(np.mean([float(x) for x in losses]))
         step = self._progress.steps
         run.records.record("eval", step=step, loss=loss)
@@ -201,6 +214,7 @@ class _Loop:
             )
         progress.steps, progress.loss = done, loss
         progress.pace.mark(done)
+        run.gets_on()
         run.records.record("train", step=done, **numbers, tokens_per_second=progress.pace.rate)
         run.screen.step(done, loss, progress.pace)
 
@@ -220,7 +234,8 @@ def _save(run: Run, state: State, progress: Progress) -> None:
         settings=to_toml(run.settings),
         mesh=dict(run.layout.mesh.shape),
     )
-    run.checkpoints.save(state, about)
+    with run.busy(f"saving step {about.step}"):
+        run.checkpoints.save(state, about)
     progress.saved = progress.steps
 
 
@@ -228,8 +243,13 @@ def _stop(run: Run, state: State, progress: Progress) -> None:
     """Leaves a checkpoint of the step at which the run was stopped."""
     progress.stopped = True
     _save(run, state, progress)
+    _finish_saving(run)
+
+
+def _finish_saving(run: Run) -> None:
     if run.checkpoints:
-        run.checkpoints.wait()
+        with run.busy("saving"):
+            run.checkpoints.wait()
 
 
 def _write(run: Run, parameters: Any, progress: Progress) -> None:
@@ -252,6 +272,7 @@ def _in_thread[T](run: Run, progress: Progress, work: Callable[[], T]) -> T | No
             result.set_exception(error)
 
     threading.Thread(target=do, name="compiling", daemon=True).start()
-    made = run.stop.unless_stopped(result)
+    with run.busy("compiling"):
+        made = run.stop.unless_stopped(result)
     progress.abandoned = progress.abandoned or not result.done()
     return made

@@ -118,6 +118,9 @@ class PodSettings:
     heartbeat: float = setting(
         100.0, "seconds of silence after which a process is taken for dead", Bounds(at_least=1)
     )
+    watchdog: float = setting(
+        300.0, "seconds without a step after which all stacks are shown; 0: never", _NOT_NEGATIVE
+    )
 
 
 @dataclass(frozen=True)
