@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -118,13 +119,15 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
         assert loss == pytest.approx(expected[key], rel=CLOSE), key
     assert 8 <= max(at for _, at in losses(folder)) == step < 20
 
-    # Another number of processes: this one alone. And then as many devices, laid out otherwise.
-    middle = read_run(folder, ["training.steps=20"])
-    run_on = alone(middle.settings, tmp_path, middle)
-    assert (run_on.folder, run_on.stopped, run_on.steps) == (folder, "", 20)
-    assert losses(folder).keys() == expected.keys()
-    for key, loss in losses(folder).items():
-        assert loss == pytest.approx(expected[key], rel=CLOSE), key
+    # One process instead of two; and other devices, otherwise laid out.
+    for number, words in enumerate([[], ["devices.emulate=8", "mesh.data=4"]]):
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        middle = read_run(copy, words)
+        run_on = alone(middle.settings, tmp_path, middle)
+        assert (run_on.folder, run_on.stopped, run_on.steps) == (copy, "", 20)
+        assert losses(copy).keys() == expected.keys()
+        for key, loss in losses(copy).items():
+            assert loss == pytest.approx(expected[key], rel=CLOSE), key
 
 
 @pytest.mark.slow

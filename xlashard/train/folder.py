@@ -120,9 +120,9 @@ def new_folder(runs: Path, name: str) -> Path:
 
 
 def is_finished(path: Path, steps: int) -> bool:
-    """Whether the run of a folder has come to its end, which was so many steps."""
+    """Whether the run of a folder has come to its end, which is so many steps."""
     last = next(reversed([*_lines(path / METRICS)]), {})
-    return last.get("kind") == "end" and not last["interrupted"] and last["steps"] >= steps
+    return last.get("kind") == "end" and not last["interrupted"] and last["steps"] == steps
 
 
 def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:

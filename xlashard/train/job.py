@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,34 +126,40 @@ def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
     corpus = read_corpus(settings.data, settings.model.length)
     check_same_text(group, stop, corpus.mark)
     recipe = make_recipe(settings)
-    progress, finished = Progress(), False
     path = resumed.folder if resumed else _new_folder(settings, place)
+    watchdog = _watchdog(settings, path)
     with (
         Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
         _screen(place, path, settings) as screen,
+        watchdog or nullcontext(),
     ):
-        done = _checkpoint_to_resume(checkpoints, settings, resumed)
-        with _records(place, path, settings, done) as records:
-            kept = checkpoints if settings.checkpoint.keep else None
-            watchdog = _watchdog(settings, path)
-            run = Run(settings, layout, corpus, recipe, screen, path, records, stop, watchdog, kept)
-            try:
-                _introduce(run, group)
-                with watchdog or nullcontext():
-                    with run.busy("starting"):
-                        state = _first_state(run, checkpoints, resumed, progress)
-                    train(run, state, progress)
-                finished = not progress.stopped
-            except KeyboardInterrupt:
-                if group.count > 1:
-                    raise
-            finally:
-                screen.end()
-                records.record("end", interrupted=not finished, steps=progress.steps)
+        kept = checkpoints if settings.checkpoint.keep else None
+        run = Run(settings, layout, corpus, recipe, screen, path, NoRecords(), stop, watchdog, kept)
+        _introduce(run, group)
+        with run.busy("starting"):
+            state, progress = _first_state(run, checkpoints, resumed)
+        with _records(place, path, settings, progress.steps) as records:
+            finished = _train(replace(run, records=records), state, progress, group)
         call = stop.call.said if stop.call else "SIGINT"
         outcome = _outcome(path, progress, "" if finished else call)
         _conclude(outcome, screen)
         return outcome
+
+
+def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
+    """Trains; returns whether the run has come to its end."""
+    finished = False
+    try:
+        train(run, state, progress)
+        finished = not progress.stopped
+    except KeyboardInterrupt:
+        # The others wait for this process, and are told of it further out.
+        if group.count > 1:
+            raise
+    finally:
+        run.screen.end()
+        run.records.record("end", interrupted=not finished, steps=progress.steps)
+    return finished
 
 
 def _watchdog(settings: Settings, path: Path) -> Watchdog | None:
@@ -188,16 +194,12 @@ def _new_folder(settings: Settings, place: _Place) -> Path:
     return Path(made)
 
 
-def _checkpoint_to_resume(
-    checkpoints: Checkpoints, settings: Settings, resumed: Resumed | None
-) -> int:
-    """The step from which a run goes on; 0 for a new one.
+def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:
+    """Checks that there is a checkpoint from which the run can go on.
 
     Raises:
-        SettingsError: There is no checkpoint, or it is of a later step than the last one.
+        SettingsError: There is none, or it is of a later step than the last one.
     """
-    if resumed is None:
-        return 0
     step, steps = checkpoints.latest(), settings.training.steps
     if step is None:
         raise SettingsError(
@@ -210,7 +212,6 @@ def _checkpoint_to_resume(
             f"the last checkpoint in {checkpoints.folder} is of step {step}, and training.steps = "
             f"{steps} ends before that. Write --steps with {step} or more."
         )
-    return step
 
 
 @contextmanager
@@ -245,11 +246,13 @@ def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
 
 
 def _first_state(
-    run: Run, checkpoints: Checkpoints, resumed: Resumed | None, progress: Progress
-) -> State:
-    """The state to train from: drawn from the seed, or of a checkpoint."""
+    run: Run, checkpoints: Checkpoints, resumed: Resumed | None
+) -> tuple[State, Progress]:
+    """The state to train from, drawn from the seed or of a checkpoint, and how far that is."""
     if resumed is None:
-        return initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
+        drawn = initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
+        return drawn, Progress()
+    _check_checkpoint(checkpoints, run.settings, resumed)
     like = jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
         jax.eval_shape(run.recipe.initial_state, 0),
@@ -263,9 +266,8 @@ def _first_state(
             f"and is {run.corpus.mark}. Bring it back, or say that it is to go on with this one: "
             f"write --data PATH [PATH ...]"
         )
-    progress.steps = progress.saved = about.step
     run.screen.show(f"Going on after step {about.step} of {run.folder}")
-    return restored.state
+    return restored.state, Progress(steps=about.step, saved=about.step)
 
 
 def _introduce(run: Run, group: Group) -> None:
