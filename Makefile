@@ -1,6 +1,7 @@
 # `make train` and `make test` set up all they need by themselves; the second time that is instant.
 #
 #   make train CONFIG=configs/tiny_dp.toml ARGS="--set model.layers=4"
+#   make train-pod RESUME=runs/tiny
 #   make test JOBS=8 ARGS="tests/pjit -k donate"
 
 SHELL := bash
@@ -15,6 +16,10 @@ CONSTRAINTS :=
 EXTRAS := train
 TEST_EXTRAS := train,dev
 CONFIG := configs/tiny.toml
+# A run that goes on, in place of a new one with the settings of CONFIG.
+RESUME :=
+PROCESSES := 4
+DEVICES := 2
 JOBS := 2
 ARGS :=
 
@@ -25,6 +30,7 @@ installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))
 install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
+train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $(CONFIG)) $(ARGS)
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help
@@ -34,7 +40,11 @@ help: ## Say what there is
 
 .PHONY: train
 train: $(installed) ## Run the main job (CONFIG=configs/tiny.toml, ARGS="--set KEY=VALUE")
-	$(python) -m xlashard train --config $(CONFIG) $(ARGS)
+	$(train)
+
+.PHONY: train-pod
+train-pod: $(installed) ## The same on a pod of PROCESSES=4 with DEVICES=2 each (RESUME=runs/tiny)
+	$(python) -m xlashard pod -n $(PROCESSES) -d $(DEVICES) -- $(train)
 
 .PHONY: test
 test: $(developing) ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)

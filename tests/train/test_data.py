@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train.examples import MESHES, devices, settings
+from tests.train.examples import MESHES, devices, over, settings
+from xlashard import multihost
 from xlashard.train.data import held_out_starts, plan_batch, read_corpus, training_starts
 from xlashard.train.errors import DataError
 from xlashard.train.layout import Layout, build_mesh
@@ -154,3 +155,46 @@ def test_a_batch_arrives_whole(name: str, parts: int) -> None:
     assert isinstance(batch, jax.Array)
     assert batch.sharding == sharding
     np.testing.assert_array_equal(np.asarray(batch), TEXT.windows(starts, 5).reshape(parts, 8, 5))
+
+
+class Counted(Text):
+    """A text that remembers which windows were taken."""
+
+    def windows(self, starts: np.ndarray, size: int) -> np.ndarray:
+        TAKEN.extend(starts.tolist())
+        return super().windows(starts, size)
+
+
+TAKEN: list[int] = []
+
+
+@pytest.mark.slow
+@pytest.mark.pod(processes=2, devices=2)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_each_process_reads_the_rows_of_its_own_devices(parts: int) -> None:
+    run = settings(**over({"data": 2, "tensor": 2}, batch="data"))
+    layout = Layout(build_mesh(run.mesh, jax.devices()), run.sharding.rules)
+    plan = plan_batch(batch_sharding(layout), 8, parts, 4)
+    starts = np.arange(0, 80, 10)
+    TAKEN.clear()
+    batch = plan.put(Counted.joined([np.arange(251, dtype=np.uint8)]), starts)
+    taken = multihost.process_allgather(np.array(TAKEN))
+    assert taken.shape == (2, 4)
+    assert sorted(taken.reshape(-1)) == starts.tolist()
+    whole = TEXT.windows(starts, 5).reshape(parts, 8 // parts, 5)
+    for shard in batch.addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole[shard.index])
+
+
+@pytest.mark.slow
+@pytest.mark.pod(processes=2, devices=2)
+def test_processes_that_hold_the_same_rows_all_read_them() -> None:
+    run = settings(**over({"tensor": 4}))
+    layout = Layout(build_mesh(run.mesh, jax.devices()), run.sharding.rules)
+    starts = np.arange(0, 80, 10)
+    TAKEN.clear()
+    batch = plan_batch(batch_sharding(layout), 8, 1, 4).put(
+        Counted.joined([np.arange(251, dtype=np.uint8)]), starts
+    )
+    assert starts.tolist() == TAKEN
+    np.testing.assert_array_equal(np.asarray(batch), TEXT.windows(starts, 5)[None])
