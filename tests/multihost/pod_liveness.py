@@ -18,7 +18,7 @@ import xlashard
 from tests.processes import expect
 from xlashard import multihost
 from xlashard.errors import DeadlockError, ProcessesError
-from xlashard.processes import Invitation, MissedError, meetings, store
+from xlashard.processes import Invitation, MissedError, meetings, reporter, store
 
 LOG: list[str] = []
 
@@ -86,12 +86,16 @@ def check_barriers() -> None:
 
 def check_a_timeout_names_the_missing() -> None:
     if ME != 1:
+        reporter._FIRST = 1.0
         began = time.monotonic()
         error = expect(
             ProcessesError,
-            r"barrier 'early' waited 1\.5 s, and process 1 did not come",
-            lambda: multihost.barrier("early", timeout=1.5),
+            r"barrier 'early' waited 2\.5 s, and process 1 did not come",
+            lambda: multihost.barrier("early", timeout=2.5),
         )
+        said = [line for line in LOG if line.startswith("barrier 'early': still waiting for")]
+        assert said[0].startswith("barrier 'early': still waiting for process 1 (1 s)"), LOG
+        assert len(said) <= 2, "the second after twice the time"
         assert error.processes == (1,) and not isinstance(error, DeadlockError)
         assert time.monotonic() - began < 10
         store.write(f"early/{ME}", b"")

@@ -1,12 +1,14 @@
 """Pods of real processes that wait for each other, watch each other and end together."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.processes import ROOT
+from tests.processes.test_roll_call import free_port
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.supervision import PodRun, Rules, run_to_end
 
@@ -25,6 +27,31 @@ def run_pod(script: str, processes: int, *args: str, folder: Path | None = None)
         one_stream=True,
     )
     return run_to_end(Launch(plan), Rules(timeout=200, grace=15))
+
+
+@pytest.mark.slow
+def test_on_one_host_only_it_fails_with_the_launch_command() -> None:
+    variables = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "JAX_COORDINATOR_PORT": str(free_port()),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from xlashard import multihost; multihost.initialize()"],
+        env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "process 0 of 4: still waiting for processes 1, 2, 3 (5 s). Start it" in done.stderr
+    assert "process 0 of 4 has waited 10 s for processes 1, 2, 3. Start it in all 4: srun" in (
+        done.stderr
+    )
+    assert "srun --ntasks=4 python -c 'from xlashard import multihost; " in done.stderr
 
 
 @pytest.mark.slow
