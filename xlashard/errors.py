@@ -222,7 +222,8 @@ class ProgramsDifferError(ProcessesError):
         processes: The indices of those that differ from most others.
         programs: What each process was about to run, by its index.
         difference: What differs: `"order"`, `"argument"`, `"sharding"`, `"devices"`, `"option"`,
-            `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"`, `"flags"`.
+            `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"`, `"flags"`; of
+            programs from files `"module"`.
     """
 
     def __init__(

@@ -93,6 +93,14 @@ assert same_bits({"x": program(X)}, {"x": lowered.compile(share_binary=False)(X)
 again = Compiled.deserialize(program.serialize())
 assert same_bits({"x": program(X)}, {"x": again(X)})
 
+# Programs from files are compared by the modules that they were compiled of.
+files = [pjit(lambda x, n=n: x * n).lower(X).compile().serialize() for n in (2.0, 3.0)]
+saved = Compiled.deserialize(files[0])
+assert same_bits({"x": saved(X)}, {"x": Compiled.deserialize(saved.serialize())(X)})
+files = [pjit(lambda x, n=n: x + n).lower(X).compile().serialize() for n in (2.0, 3.0)]
+error = expect(ProgramsDifferError, "of other modules", lambda: Compiled.deserialize(files[ME])(X))
+assert error.difference == "module" and "the same file" in str(error), error
+
 # A process that forgets its program compiles it by itself: the others don't come again.
 if ME == 1:
     jax.clear_caches()

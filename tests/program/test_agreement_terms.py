@@ -70,6 +70,14 @@ def test_devices_in_another_order_are_another_program():
     assert one.digest != other.digest
 
 
+def test_a_spec_may_be_written_in_two_ways():
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    shardings = (NamedSharding(mesh, P("data")), NamedSharding(mesh, P("data", None)))
+    one, other = (terms(add_one, np.ones((8, 2)), in_shardings=s) for s in shardings)
+    assert one.digest == other.digest
+    assert one.story(None, ()).arguments == other.story(None, ()).arguments
+
+
 def test_values_that_become_arguments_are_part_of_the_digest():
     def digest(value: object) -> str:
         return terms(add_one, jnp.ones(4), closed=ClosedValues((value,), (value,))).digest

@@ -184,7 +184,7 @@ def compile_program(
     plan, body = lowered.plan, lowered.body
     request = _request(lowered, options)
     terms = None
-    if not _is_of_one_process(plan):
+    if not plan.is_of_one_process:
         terms = Terms(plan, body.module, request, body.callbacks, closed)
     try:
         loaded, source = _loaded(lowered, request, terms if share else None)
@@ -228,12 +228,7 @@ def _is_told_by_text(lowered: LoweredProgram) -> bool:
     body = lowered.body
     if body.has_effects or body.keepalives or body.host_callbacks:
         return False
-    return _is_of_one_process(lowered.plan)
-
-
-def _is_of_one_process(plan: ProgramPlan) -> bool:
-    first = plan.devices[0].process_index
-    return all(device.process_index == first for device in plan.devices)
+    return lowered.plan.is_of_one_process
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:

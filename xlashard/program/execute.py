@@ -60,6 +60,8 @@ class Program:
         self.executable: compiling.Executable = loaded.executable
         self.parts = parts
         self.terms = terms
+        # Of a program from a file, what stands for its module.
+        self.saved_digest = "" if terms is None else terms.saved
 
     @property
     def name(self) -> str:

@@ -89,6 +89,12 @@ class ProgramPlan:
     context: Any = None
     aliased: tuple[int, ...] = ()
 
+    @property
+    def is_of_one_process(self) -> bool:
+        """Whether all its devices belong to one process."""
+        first = self.devices[0].process_index
+        return all(device.process_index == first for device in self.devices)
+
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
             raise PlanError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")

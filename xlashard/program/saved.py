@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax import compiling, executables
+from xlashard._jax import compiling, executables, modules
 from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.shardings import Device
 from xlashard.errors import SavedProgramError
+from xlashard.program.agreement import Terms
 from xlashard.program.container import Contents, reading
 from xlashard.program.environment import Environment, find_devices
 from xlashard.program.executables import Loaded
@@ -62,6 +63,10 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
         "meshes": writer.meshes,
         "environment": Environment.of(parts.plan.devices).to_json(),
     }
+    if not parts.plan.is_of_one_process:
+        # Its processes compare it by this, for they no longer have the module.
+        module = parts.body.module
+        described["module"] = modules.digest(module) if module else program.saved_digest
     return described, sections
 
 
@@ -173,7 +178,10 @@ def load_program(
     _check_widths(parts)
     loaded = Loaded(code=machine_code)
     loaded.load(_loading(machine_code, plan))
-    program = Program(loaded, parts, "a file")
+    terms = None
+    if not plan.is_of_one_process:
+        terms = Terms(plan, saved=str(said.get("module", "")))
+    program = Program(loaded, parts, "a file", terms)
     layouts = compiling.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(

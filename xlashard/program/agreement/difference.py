@@ -184,6 +184,8 @@ def _callbacks(one: Story, other: Story) -> Difference | None:
 
 
 def _operations(one: Story, other: Story) -> Difference | None:
+    if not one.text or not other.text:
+        return None
     mine, theirs = Listing(one.text), Listing(other.text)
     number = first_difference(mine.lines, theirs.lines)
     if number is None:
@@ -201,6 +203,16 @@ def _operations(one: Story, other: Story) -> Difference | None:
 
 
 def _unknown(one: Story, other: Story) -> Difference:
+    if not one.text or not other.text:
+        return Difference(
+            "module",
+            "They were compiled of other modules:",
+            *(
+                f"{story.name}, " + ("compiled here" if story.text else "from a file")
+                for story in (one, other)
+            ),
+            fix="load the same file in every process",
+        )
     return Difference(
         "module",
         "Their digests differ, and their texts don't:",

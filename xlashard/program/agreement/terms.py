@@ -12,7 +12,7 @@ from xlashard._version import __version__
 from xlashard.program.agreement.listing import source_lines
 from xlashard.program.environment import Environment
 from xlashard.program.plan import ProgramPlan, ValuePlan
-from xlashard.sharding import NamedSharding, XLACompatibleSharding
+from xlashard.sharding import NamedSharding, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import typed
 
 # How many arguments are written out where a program is only named.
@@ -148,7 +148,6 @@ class Terms:
             sorted(self._settings().items()),
             self.callbacks,
             closed,
-            [_told(value, True).sharding for value in (*self.plan.args, *self.plan.results)],
         )
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -207,7 +206,11 @@ def _sharding_text(sharding: XLACompatibleSharding | None) -> str:
         return "left to the partitioner"
     if isinstance(sharding, NamedSharding):
         mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        return f"{sharding.spec} on the mesh ({mesh})"
+        entries = list(sharding.spec)
+        while entries and entries[-1] is None:
+            # One may write it or leave it out.
+            entries.pop()
+        return f"{PartitionSpec(*entries)} on the mesh ({mesh})"
     return repr(sharding)
 
 
