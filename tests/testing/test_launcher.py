@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.helpers import plan, python, ran
+from tests.testing.helpers import all_gone, plan, python, ran
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
 from xlashard.testing.environment import flagged_devices, flags_for_devices, pod_environment
-from xlashard.testing.launcher import CHANNEL, Launch, Printed, Said
+from xlashard.testing.launcher import CHANNEL, Ended, Launch, Printed, Said
+from xlashard.testing.supervision import Rules, Verdict
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -209,6 +210,14 @@ in_front()
 """
 
 
+def test_all_that_fail_are_told_in_order() -> None:
+    verdict = Verdict((4, 0, -9), (Ended(2, -9), Ended(0, 4)), (), (), (), None, Rules())
+    assert verdict.summary() == (
+        "process 2 failed first: killed by SIGKILL, then process 0: exit code 4"
+    )
+    assert verdict.exit_code() == 137
+
+
 def test_after_a_timeout_all_stacks_are_shown() -> None:
     done = ran(python(STUCK), timeout=2)
     assert done.verdict.timed_out == (0, 1)
@@ -245,3 +254,21 @@ def test_a_report_shows_the_last_lines() -> None:
 def test_processes_may_end_before_all_have_started() -> None:
     for _ in range(10):
         assert ran(["true"], 4).verdict.codes == (0,) * 4
+
+
+def test_who_ended_first_is_known_also_on_a_busy_machine(tmp_path: Path) -> None:
+    source = "import os, sys; open(sys.argv[1 + int(os.environ['XLASHARD_POD_PROCESS_ID'])]).read()"
+    told = [str(tmp_path / str(number)) for number in range(3)]
+    for name in told:
+        os.mkfifo(name)
+    with Launch(plan([*python(source), *told], 3)) as launch:
+        # As if others had the processor while they end, the last one first.
+        os.kill(launch._guard.pid, signal.SIGSTOP)
+        for number in (2, 1, 0):
+            Path(told[number]).write_text("end")
+            assert all_gone([launch.pids[number]])
+        os.kill(launch._guard.pid, signal.SIGCONT)
+        ends = []
+        while launch.running:
+            ends += [event.process for event in launch.events(30) if isinstance(event, Ended)]
+    assert ends == [2, 1, 0]

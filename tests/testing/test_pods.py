@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests.testing import pod_functions as functions
-from tests.testing.helpers import environment
+from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod
 from xlashard.testing.functions import name_of
@@ -121,10 +121,12 @@ def test_scripts_that_fail_are_told() -> None:
 
 def test_an_exception_ends_its_process_though_others_wait_for_it() -> None:
     script = SCRIPT.with_name("raising_script.py")
-    done = pod(processes=2, grace=1).run_script(script, check=False)
+    two = pod(processes=2, grace=1, environment={"PYTHONPATH": str(ROOT)})
+    done = two.run_script(script, check=False)
     verdict = done.verdict
     assert (verdict.timed_out, verdict.codes[1]) == ((), 1)
-    assert verdict.first is not None and verdict.first.process == 1
+    # The other one, which notices that its peer is gone, may be faster in ending.
+    assert 1 in [end.process for end in verdict.failed]
     assert "ValueError: no more" in done.outputs[1]
     # What the program does at its end is done, and JAX's client doesn't cry.
     assert done.outputs[1].rstrip().endswith("at the end")

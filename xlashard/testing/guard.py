@@ -112,12 +112,13 @@ class Guard:
         return prepare
 
     def _watch(self) -> None:
+        waiter = _Waiter([sys.stdin.fileno(), self._wake], self._processes)
         while self._running and not self._told_to_end and os.getppid() == self._launcher:
             # The second is for a launcher whose pipe another process of its holds open.
-            ready, _, _ = select.select([sys.stdin.fileno(), self._wake], [], [], 1.0)
+            ready, ended = waiter.wait(1.0)
             if self._wake in ready:
                 os.read(self._wake, 4096)
-            self._report_ended()
+            self._report(ended)
             if sys.stdin.fileno() in ready:
                 requests = self._read()
                 if requests is None:
@@ -125,10 +126,10 @@ class Guard:
                 for request in requests:
                     self._send(request["signal"], request["to"])
 
-    def _report_ended(self) -> None:
-        for number in sorted(self._running):
+    def _report(self, ended: list[int]) -> None:
+        for number in ended:
             code = self._processes[number].poll()
-            if code is not None:
+            if code is not None and number in self._running:
                 self._running.discard(number)
                 self._say(ended=number, code=code)
 
@@ -170,6 +171,44 @@ class Guard:
                 return
             # Woken by the end of a child.
             select.select([self._wake], [], [], 0.05)
+
+
+class _Waiter:
+    """Waits for descriptors, and for processes to end.
+
+    Which process ended first matters, and a busy machine may let the guard run only when several
+    have. Linux lists what is ready in the order in which it became so.
+
+    Args:
+        descriptors: To read from.
+        processes: That may end.
+    """
+
+    def __init__(self, descriptors: list[int], processes: list["subprocess.Popen[bytes]"]) -> None:
+        self._descriptors = descriptors
+        self._left = set(range(len(processes)))
+        self._ends: dict[int, int] = {}
+        self._epoll = None
+        if sys.platform == "linux" and hasattr(os, "pidfd_open"):
+            self._epoll = select.epoll()
+            for descriptor in descriptors:
+                self._epoll.register(descriptor, select.EPOLLIN)
+            for number, process in enumerate(processes):
+                end = os.pidfd_open(process.pid)
+                self._ends[end] = number
+                self._epoll.register(end, select.EPOLLIN)
+
+    def wait(self, seconds: float) -> tuple[list[int], list[int]]:
+        """The descriptors that are ready, and the processes that may have ended, in order."""
+        if self._epoll is None:
+            return select.select(self._descriptors, [], [], seconds)[0], sorted(self._left)
+        ready = [descriptor for descriptor, _ in self._epoll.poll(seconds)]
+        ended = [self._ends[end] for end in ready if end in self._ends]
+        for end in set(ready).intersection(self._ends):
+            self._epoll.unregister(end)
+            os.close(end)
+            del self._ends[end]
+        return ready, ended
 
 
 def _children() -> list[int]:

@@ -40,7 +40,8 @@ class Verdict:
 
     Attributes:
         codes: By process its exit code, or less than 0 for the signal that ended it.
-        first: The one that failed first, by itself.
+        failed: Those that failed by themselves, in the order of their ends. The cause may be one
+            that ended right after another, which had only to notice.
         timed_out: Those that were running when the time was over.
         paused: Those of them that were stopped by a signal (SIGSTOP).
         ended: Those that the launcher ended after another had failed.
@@ -49,12 +50,17 @@ class Verdict:
     """
 
     codes: tuple[int, ...]
-    first: Ended | None
+    failed: tuple[Ended, ...]
     timed_out: tuple[int, ...]
     paused: tuple[int, ...]
     ended: tuple[int, ...]
     told: int | None
     rules: Rules
+
+    @property
+    def first(self) -> Ended | None:
+        """The one that failed first, by itself."""
+        return self.failed[0] if self.failed else None
 
     @property
     def well(self) -> bool:
@@ -70,6 +76,8 @@ class Verdict:
         if self.first is None:
             return ""
         text = f"process {self.first.process} failed first: {describe_code(self.first.code)}"
+        for end in self.failed[1:]:
+            text += f", then process {end.process}: {describe_code(end.code)}"
         others = [number for number in self.ended if number != self.first.process]
         if others:
             text += (
@@ -129,7 +137,7 @@ class Supervisor:
     on_output: Callable[[Printed], None]
     told: Callable[[], int | None] = lambda: None
     _codes: dict[int, int] = field(default_factory=dict)
-    _first: Ended | None = None
+    _failed: list[Ended] = field(default_factory=list)
     _stopped_by: int | None = None
     _timed_out: tuple[int, ...] = ()
     _paused: tuple[int, ...] = ()
@@ -160,7 +168,7 @@ class Supervisor:
         codes = tuple(self._codes.get(number, -signal.SIGKILL) for number in range(total))
         return Verdict(
             codes,
-            self._first,
+            tuple(self._failed),
             self._timed_out,
             self._paused,
             self._ended,
@@ -177,9 +185,10 @@ class Supervisor:
             self.on_output(event)
         if isinstance(event, Ended):
             self._codes[event.process] = event.code
-            if event.code and self._first is None and self._kill_at is None:
-                self._first = event
-                self._grace_end = time.monotonic() + self.rules.grace
+            if event.code and self._kill_at is None:
+                self._failed.append(event)
+                if self._grace_end is None:
+                    self._grace_end = time.monotonic() + self.rules.grace
 
     def _hear_of_stop(self, now: float) -> None:
         number = self.told()
@@ -245,10 +254,8 @@ class PodRun:
 
     def report(self, lines: int = 40) -> str:
         """What went wrong, with the last lines of each process, the first that failed first."""
-        first = self.verdict.first
-        order = sorted(
-            range(len(self.outputs)), key=lambda n: (first is None or n != first.process, n)
-        )
+        failed = [end.process for end in self.verdict.failed]
+        order = dict.fromkeys([*failed, *range(len(self.outputs))])
         return "\n".join([self.verdict.summary(), *(self._section(n, lines) for n in order)])
 
     def _section(self, number: int, lines: int) -> str:
