@@ -30,6 +30,7 @@ from xlashard import (  # noqa: E402
     make_array_from_process_local_data,
     make_array_from_single_device_arrays,
     reshard_plan,
+    with_sharding_constraint,
 )
 from xlashard.errors import (  # noqa: E402
     ArgumentError,
@@ -109,6 +110,13 @@ def operators() -> None:
         (x[::-1, 1], V[::-1, 1]),
     ):
         check(got if isinstance(got, Array) else Array.from_jax(got), np.asarray(right))
+    for target in (FIRST, WHOLE, NamedSharding(MESH, P(None, "device"))):
+        moved = with_sharding_constraint(x, target)
+        assert moved.sharding == target
+        check(moved, V)
+    constrained = with_sharding_constraint(jnp.asarray(V), ROWS)
+    assert constrained.sharding == ROWS
+    check(constrained, V)
     total = x.sum()
     assert float(total) == int(total) == V.sum() and bool(total) and f"{total:.1f}" == "496.0"
     assert [float(row[0]) for row in x] == V[:, 0].tolist()
@@ -162,6 +170,14 @@ def making() -> None:
         PlacementError,
         rf"{DEVICES[2 - 2 * ME]} \(arrays\[2\]\)",
         lambda: make_array_from_single_device_arrays(V.shape, ROWS, [own, other, far]),
+    )
+    whole, parts = make(WHOLE), make(ROWS)
+    check(make_array_from_callback(V.shape, ROWS, lambda index: whole[index]), V)
+    check(make_array_from_callback(V.shape, WHOLE, lambda index: whole), V)
+    expect(
+        NotAddressableError,
+        "2 of its 4 pieces",
+        lambda: make_array_from_callback(V.shape, WHOLE, lambda index: parts),
     )
     batch = make_array_from_process_local_data(ROWS, {"a": V[:4] + ME, "b": V[:4, 0]})
     check(batch["a"], np.concatenate([V[:4], V[:4] + 1]))

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xlashard._jax.transfer import Handle, HandleType, Tracer
+from xlashard._jax.transfer import Handle, HandleType, Tracer, split
 from xlashard.array.array import Array
 from xlashard.array.holder import check_alive
+from xlashard.array.host import read_value
 from xlashard.array.host_put import host_value
 from xlashard.array.keys import is_key_array, key_handle
 from xlashard.array.placement import places
@@ -70,7 +71,11 @@ def as_given(x: Any, name: Callable[[], str], instead: str) -> Given:
     return Given(_on_one_device(handle), handle.weak_type)
 
 
-def _on_one_device(handle: Handle) -> Handle:
+def _on_one_device(handle: Handle) -> Any:
+    if not handle.is_fully_addressable:
+        # What this process needs of it must be here: the others may need none, and send nothing.
+        whole = handle.is_fully_replicated and split(handle)
+        return whole[0] if whole else read_value(Array.from_jax(handle))
     if handle.sharding.num_devices == 1:
         return handle
     device = from_jax(handle.sharding).devices[0]

@@ -23,6 +23,7 @@ from xlashard._jax.primitives import (
 )
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.array import device_put
 from xlashard.array.guards import free_transfers
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
@@ -185,6 +186,9 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         except GeometryError:
             pass  # uneven: only the partitioner can do it
         else:
+            here = not isinstance(x, jax.Array) or x.is_fully_addressable
+            if not (here and sharding.is_fully_addressable):
+                return device_put(x, sharding)  # JAX moves nothing to devices of other processes
             return wrap_result(jax.device_put(x, sharding.twin(aval.shape)))
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
         # A program takes arguments of its own devices only.
