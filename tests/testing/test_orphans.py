@@ -13,6 +13,7 @@ from xlashard.testing.launcher import Launch, Printed
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_they_end_with_the_command(number: int) -> None:
     launcher = start([*POD, *family()])
@@ -24,6 +25,7 @@ def test_they_end_with_the_command(number: int) -> None:
     assert code == (-number if number == signal.SIGKILL else 128 + number)
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_does_not_ask() -> None:
     launcher = start([*POD, *family(signal.SIGINT)])
     assert launcher.stdout is not None
