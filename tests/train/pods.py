@@ -34,11 +34,32 @@ class Pod:
         return "\n".join(f"--- {n}: {self.codes[n]}\n{self.texts[n]}" for n in self.codes)
 
 
-def train(folder: Path, size: PodSize, *words: str, watch: Watcher | None = None) -> Pod:
-    """Runs ``xlashard train`` in the processes of a pod, in a folder, to their end."""
+_APART = """
+import os, sys
+from xlashard.cli import main
+number = os.environ["XLASHARD_POD_PROCESS_ID"]
+os.chdir(number)
+sys.exit(main([word.replace("{process}", number) for word in sys.argv[1:]]))
+"""
+
+
+def train(
+    folder: Path, size: PodSize, *words: str, watch: Watcher | None = None, apart: bool = False
+) -> Pod:
+    """Runs ``xlashard train`` in the processes of a pod, to their end.
+
+    Args:
+        folder: In which they run.
+        size: Of the pod.
+        words: Of the command line.
+        watch: Is called after everything that happens, until it has acted.
+        apart: Each process runs in a folder of its own below, named by its number, which also
+            stands for ``{process}`` in the words.
+    """
+    program = ["-c", _APART] if apart else ["-m", "xlashard"]
     kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     plan = LaunchPlan(
-        [sys.executable, "-m", "xlashard", "train", *words],
+        [sys.executable, *program, "train", *words],
         size,
         environment={**kept, "PYTHONPATH": str(ROOT)},
         folder=str(folder),

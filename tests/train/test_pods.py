@@ -28,7 +28,7 @@ from xlashard.train.step import make_recipe, state_shardings
 from xlashard.train.toml import to_toml
 
 CLOSE = 1e-4
-FOUR = PodSize(2, 2)
+PAIR = PodSize(2, 2)
 NANO = {
     "run": {"name": "nano"},
     "devices": {"emulate": 4},
@@ -38,6 +38,21 @@ NANO = {
     "training": {"steps": 20, "batch": 8, "eval_every": 6, "eval_batches": 1, "log_every": 1},
     "checkpoint": {"every": 5, "keep": 9},
     "generation": {"bytes": 0},
+}
+
+
+# As `make train-pod` has it: 4 processes with 2 devices each.
+WIDE = PodSize(4, 2)
+MIXED = {
+    "devices": {"emulate": 8},
+    "mesh": {"data": 2, "fsdp": 2, "tensor": 2},
+    "sharding": {
+        "rules": {
+            "batch": ["data", "fsdp"],
+            "embed": "fsdp",
+            **dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), "tensor"),
+        }
+    },
 }
 
 
@@ -91,36 +106,37 @@ def assert_same_bits(one: list[np.ndarray], other: list[np.ndarray]) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process, from beginning to end."""
-    return alone(nano(), tmp_path_factory.mktemp("undisturbed")).folder
+    return alone(nano(**MIXED), tmp_path_factory.mktemp("undisturbed")).folder
 
 
 @pytest.mark.slow
 def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
     tmp_path: Path, undisturbed: Path
 ) -> None:
-    path = written(tmp_path, nano())
+    path = written(tmp_path, nano(**MIXED))
     # One of the processes hears of it while a step runs, and all stop at one step.
     pod = train(
-        *(tmp_path, FOUR, "--config", str(path)),
-        watch=signalled("step  8/20", signal.SIGTERM, 1),
+        *(tmp_path, WIDE, "--config", str(path)),
+        watch=signalled("step  8/20", signal.SIGTERM, 3),
     )
     assert set(pod.codes.values()) == {143}, pod.report()
-    assert "each with 2 devices, reading 4 of the 8 sequences of a batch" in pod.texts[0]
+    assert "each with 2 devices, reading 2 of the 8 sequences of a batch" in pod.texts[0]
     assert "SIGTERM: stopping ..." in pod.texts[0]
     folder = tmp_path / "runs" / "nano"
     step = steps_saved(folder)[-1]
     assert steps_saved(folder) == sorted({*range(5, step, 5), step})
     said = f"Stopped by SIGTERM after step {step}"
     assert said in pod.texts[0]
-    assert said in (folder / "log-1.txt").read_text()
+    for number in (1, 2, 3):
+        assert said in (folder / f"log-{number}.txt").read_text()
     assert "xlashard train --resume runs/nano" in pod.texts[0]
     expected = losses(undisturbed)
     for key, loss in losses(folder).items():
         assert loss == pytest.approx(expected[key], rel=CLOSE), key
     assert 8 <= max(at for _, at in losses(folder)) == step < 20
 
-    # One process instead of two; and other devices, otherwise laid out.
-    for number, words in enumerate([[], ["devices.emulate=8", "mesh.data=4"]]):
+    # One process instead of four; and half the devices, so on another mesh.
+    for number, words in enumerate([[], ["devices.emulate=4", "mesh.data=1"]]):
         copy = shutil.copytree(folder, tmp_path / str(number))
         middle = read_run(copy, words)
         run_on = alone(middle.settings, tmp_path, middle)
@@ -134,7 +150,7 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
 def test_a_stop_while_it_compiles_leaves_the_first_state(tmp_path: Path) -> None:
     path = written(tmp_path, nano())
     pod = train(
-        *(tmp_path, FOUR, "--config", str(path)),
+        *(tmp_path, PAIR, "--config", str(path)),
         watch=signalled("Compiling the training step", signal.SIGTERM, 1),
     )
     assert set(pod.codes.values()) == {143}, pod.report()
@@ -148,13 +164,33 @@ def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
     settings = nano("training.eval_batches=1000000", "training.eval_every=3", "checkpoint.every=0")
     path = written(tmp_path, settings)
     pod = train(
-        *(tmp_path, FOUR, "--config", str(path)),
+        *(tmp_path, PAIR, "--config", str(path)),
         watch=signalled("step  3/20", signal.SIGTERM, 1),
     )
     assert set(pod.codes.values()) == {143}, pod.report()
     folder = tmp_path / "runs" / "nano"
     assert steps_saved(folder) == [3]
     assert [kind for kind, _ in losses(folder)] == ["train"] * 3
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> None:
+    path = written(tmp_path, nano("data.paths=['text.txt']"))
+    for number, word in enumerate(["one ", "two "]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "text.txt").write_text(word * 200)
+    words = (tmp_path, PAIR, "--config", str(path))
+    pod = train(*words, apart=True)
+    assert set(pod.codes.values()) == {2}, pod.report()
+    for text in pod.texts.values():
+        assert "error: process 1 reads another text (760+40 bytes, " in text
+    (tmp_path / "1" / "text.txt").unlink()
+    pod = train(*words, apart=True)
+    assert pod.codes == {0: 1, 1: 2}, pod.report()
+    assert "error: process 1 failed: there is no file or folder text.txt" in pod.texts[0]
+    pod = train(*words, "--set", "run.seed={process}", apart=True)
+    for text in pod.texts.values():
+        assert "process 1 was started otherwise than process 0: run.seed = 0 is 1 there" in text
 
 
 @pytest.mark.slow

@@ -167,7 +167,9 @@ class Stop:
             # goes first, and a killed one has ended this process in the meantime.
             if isinstance(error, jax.errors.JaxRuntimeError):
                 self._changed.wait_for(lambda: self.failure, _AT_FAULT)
-            self.check(error)
+            # What all find out themselves, each says in its own words.
+            if not isinstance(error, RunError):
+                self.check(error)
         self._calls.say(Call("fail", self._group.index, first_line(error)))
 
     def _invitation(self, what: str, timeout: float) -> Invitation:
