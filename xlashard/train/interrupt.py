@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from xlashard.processes.stacks import OWN_THREADS
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what clusters send before they take a machine away."""
 
@@ -50,7 +52,8 @@ def on_signal(ask: Callable[[str], None]) -> Iterator[None]:
     ours, kernels = socket.socketpair()
     kernels.setblocking(False)
     left = threading.Event()
-    listener = threading.Thread(target=_listen, args=(ours, ask, left), name="signals", daemon=True)
+    name = f"{OWN_THREADS}signals"
+    listener = threading.Thread(target=_listen, args=(ours, ask, left), name=name, daemon=True)
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     woken = signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
     listener.start()

@@ -18,6 +18,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.processes.stacks import OWN_THREADS
 from xlashard.train.calls import Call, Calls
 from xlashard.train.errors import PeerError, RunError
 from xlashard.train.interrupt import on_signal
@@ -79,7 +80,9 @@ class Stop:
         self._at: int | None = None
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="calls", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"{OWN_THREADS}calls", daemon=True
+        )
         self.call: Call | None = None
         self.failure: Call | None = None
 
