@@ -103,8 +103,8 @@ class Pod:
         """
         if not Path(script).is_file():
             raise ArgumentError(
-                f"there is no script {os.fspath(script)!r} (in {os.getcwd()}); pass its whole path:"
-                " pod.run_script(Path(__file__).with_name('script.py'))"
+                f"there is no script {os.fspath(script)!r} in this process's folder; pass its "
+                "whole path: pod.run_script(Path(__file__).with_name('script.py'))"
             )
         plan = LaunchPlan(
             [sys.executable, os.fspath(script), *map(str, args)],
