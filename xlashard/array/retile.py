@@ -72,7 +72,13 @@ class Order:
 
 
 def retile(
-    handle: Handle, source: Places, target: Places, layout: Layout | None, *, donate: bool
+    handle: Handle,
+    source: Places,
+    target: Places,
+    layout: Layout | None,
+    *,
+    donate: bool,
+    alike: bool = False,
 ) -> Handle:
     """The same value in other tiles on the same devices, in their default memory.
 
@@ -82,6 +88,8 @@ def retile(
         target: Where to; its devices are the source's, in the same order.
         layout: Of the result in memory; None for the default one.
         donate: Whether the source's memory may be used for the result; it is deleted then.
+        alike: Whether all processes of the devices are known to run this program next, and need
+            not meet for it.
     """
     order = Order(
         shape=target.shape,
@@ -95,7 +103,8 @@ def retile(
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
     result = compiling.result_handler(aval, target.twin, True)
     move = move_for(order)
-    move.program.admit()
+    if not alike:
+        move.program.admit()
     if move.slabs is None:
         return run_one(move.program.executable, [handle], result)
     numbers = [_replicated(number, order.devices) for number in range(move.slabs.count)]

@@ -226,4 +226,11 @@ def _permuted(
         ends.append(places(whole, GSPMDSharding(devices, assignment)))
     before, after = ends
     handle = assemble(make_aval(whole, blocks[0].dtype, before.twin), before.twin, blocks)
-    return retile(handle, before, after, None, donate=False)
+    # Devices on a CPU share its threads, and wait in them for other processes: a round at a time,
+    # or those that wait leave none to those that they wait for.
+    one_at_a_time = devices[0].platform == "cpu"
+    if one_at_a_time:
+        jax.block_until_ready(blocks)
+    # All rounds come from one schedule, so nobody need meet for each of them.
+    moved = retile(handle, before, after, None, donate=False, alike=True)
+    return moved.block_until_ready() if one_at_a_time else moved
