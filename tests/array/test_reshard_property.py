@@ -104,8 +104,7 @@ def single(draw: st.DrawFn, shape: Sequence[int]) -> Any:
     return SingleDeviceSharding(draw(st.sampled_from(DEVICES)))
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, Any]:
+def draw_case(draw: st.DrawFn) -> tuple[np.ndarray, Any, Any]:
     shape = draw(st.sampled_from(SHAPES))
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     numbers = np.arange(math.prod(shape)) % (2 if dtype == np.bool_ else 8)
@@ -117,6 +116,9 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Any, Any]:
     kinds = [named, named, named, tiles, tiles, pmap, own, single]
     source, target = (draw(st.sampled_from(kinds))(draw, shape) for _ in "st")
     return v, source, target
+
+
+cases = st.composite(draw_case)
 
 
 @settings(max_examples=EXAMPLES)
