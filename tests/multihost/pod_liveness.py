@@ -90,7 +90,7 @@ def check_a_timeout_names_the_missing() -> None:
         began = time.monotonic()
         error = expect(
             ProcessesError,
-            r"barrier 'early' waited 2\.5 s, and process 1 did not come",
+            r"barrier 'early' waited 2\.5 s, and process 1 of 3 did not call it",
             lambda: multihost.barrier("early", timeout=2.5),
         )
         said = [line for line in LOG if line.startswith("barrier 'early': still waiting for")]

@@ -120,10 +120,9 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
         )
     except MissedError as error:
         raise ProcessesError(
-            f"x.to_host('gather') of an Array {type_text(handle)} waited {timeout:g} s, and "
-            f"{_processes_text(error.processes)} of {len(processes)} did not call it: every "
-            "process with a device of the array must, in the same order; x.to_host('local') needs "
-            "no other process",
+            f"x.to_host('gather') of an Array {type_text(handle)} "
+            f"{error.after(timeout, len(processes))}: every process with a device of the array "
+            "must, in the same order; x.to_host('local') needs no other process",
             processes=error.processes,
         ) from None
     if len(set(came.values())) > 1:
@@ -133,8 +132,3 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
             "all processes gather the same arrays in the same order",
             processes=tuple(came),
         )
-
-
-def _processes_text(processes: tuple[int, ...]) -> str:
-    noun = "process" if len(processes) == 1 else "processes"
-    return f"{noun} {', '.join(map(str, processes))}"

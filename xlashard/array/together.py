@@ -313,10 +313,8 @@ def _missed(error: MissedError, leaves: Sequence[_Leaf], group: tuple[int, ...])
     else:
         why = "is put on devices of all of them, and must be the same"
         advice = "check='never' compares nothing, and needs no other process"
-    doing = f" ({error.doing})" if error.doing else ""
     return ProcessesError(
-        f"device_put waited {_TIMEOUT:g} s, and {named_processes(error.processes)} of {len(group)} "
-        f"did not call it{doing}: {first.path} {why}; let every process call it, in the same "
-        f"order; {advice}",
+        f"device_put {error.after(_TIMEOUT, len(group))}: {first.path} {why}; let every process "
+        f"call it, in the same order; {advice}",
         processes=error.processes,
     )

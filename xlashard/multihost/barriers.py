@@ -4,10 +4,11 @@ import jax
 
 from xlashard._jax import coordination
 from xlashard.errors import ProcessesError
-from xlashard.processes import Invitation, MissedError, meetings, named_processes
+from xlashard.processes import Invitation, MissedError, meetings
 from xlashard.processes.names import key_part
 
 _PATIENCE = 300.0
+_ADVICE = "; all processes must call it, in the same order"
 
 
 def barrier(
@@ -47,7 +48,7 @@ def barrier(
         meetings.meet(invitation, "")
     except MissedError as error:
         raise ProcessesError(
-            _missed_text(what, timeout, error), processes=error.processes
+            f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
         ) from None
 
 
@@ -76,7 +77,7 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
         came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
     except MissedError as error:
         raise ProcessesError(
-            _missed_text(what, timeout, error), processes=error.processes
+            f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
         ) from None
     if len(set(came.values())) > 1:
         names = "; ".join(f"process {process}: {theirs!r}" for process, theirs in came.items())
@@ -85,11 +86,3 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
             "all processes come to the same points in the same order",
             processes=tuple(came),
         )
-
-
-def _missed_text(what: str, timeout: float, error: MissedError) -> str:
-    doing = f": {error.doing}" if error.doing else ""
-    return (
-        f"{what} waited {timeout:g} s, and {named_processes(error.processes)} did not come{doing}; "
-        "all processes must call it, in the same order"
-    )

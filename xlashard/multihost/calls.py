@@ -137,11 +137,9 @@ class Call:
         try:
             yield
         except MissedError as error:
-            doing = f": {error.doing}" if error.doing else ""
+            waited = error.after(self.timeout, len(self.invitation.processes))
             raise ProcessesError(
-                f"{self.name} waited {self.timeout:g} s, and {named_processes(error.processes)} of "
-                f"{len(self.invitation.processes)} did not call it{doing}; every process must, in "
-                "the same order",
+                f"{self.name} {waited}; every process must, in the same order",
                 processes=error.processes,
             ) from None
 

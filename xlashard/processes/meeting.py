@@ -15,6 +15,7 @@ from hashlib import sha256
 from xlashard._jax import coordination
 from xlashard.errors import DeadlockError
 from xlashard.processes import store
+from xlashard.processes.names import named_processes
 from xlashard.processes.notes import InVain
 from xlashard.processes.reporter import Reporter, doing_text
 
@@ -33,9 +34,24 @@ class MissedError(Exception):
     """
 
     def __init__(self, processes: Sequence[int], doing: str = "") -> None:
-        super().__init__(f"processes {list(processes)} did not come")
+        super().__init__(f"{named_processes(processes)} did not come")
         self.processes = tuple(processes)
         self.doing = doing
+
+    def after(self, seconds: float, count: int) -> str:
+        """For those who call something together, whom one that called it has waited for.
+
+        Args:
+            seconds: How long it has waited.
+            count: How many were to call it.
+
+        Example:
+            >>> MissedError([3, 7]).after(5, 8)
+            'waited 5 s, and processes 3, 7 of 8 did not call it'
+        """
+        doing = f" ({self.doing})" if self.doing else ""
+        who = f"{named_processes(self.processes)} of {count}"
+        return f"waited {seconds:g} s, and {who} did not call it{doing}"
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
+from xlashard.processes import named_processes
 from xlashard.testing.channel import Raised
 from xlashard.testing.pytest_inside import TestAnswer, is_strict_pass
 from xlashard.testing.rounds import Round
-from xlashard.testing.supervision import numbered
 from xlashard.testing.text import last_lines
 
 type Outcome = Literal["passed", "skipped", "xfailed", "failed", "lost"]
@@ -141,8 +141,8 @@ def _together(
     skipped = [part.process for part in parts if part.outcome == "skipped"]
     return (
         "failed",
-        f"{numbered(skipped)} skipped the test ({reason}) and the others did not; skip it in all "
-        "processes or in none",
+        f"{named_processes(sorted(skipped))} skipped the test ({reason}) and the others did "
+        "not; skip it in all processes or in none",
     )
 
 
@@ -171,12 +171,16 @@ def _told(report: pytest.TestReport, merged: Merged) -> ExceptionChainRepr:
     if groups:
         parts = next(iter(groups.values()))
         gist = crash.message if crash else _gist(parts[0])
-        message = f"{numbered([part.process for part in parts])}: {gist}"
+        message = f"{_who(parts)}: {gist}"
     # pytest's summary takes what stands in the last link.
     trace, _, description = chain[-1]
     return ExceptionChainRepr(
         [*chain[:-1], (trace, ReprFileLocation(*place, message), description)]
     )
+
+
+def _who(parts: list[Part]) -> str:
+    return named_processes(sorted(part.process for part in parts))
 
 
 def _gist(part: Part) -> str:
@@ -192,9 +196,7 @@ type Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 def _links(parts: list[Part], size: int) -> Iterator[Link]:
     first = parts[0]
     where = f", in {first.phase}" if first.phase != "call" else ""
-    head = ReprEntryNative(
-        [f"----- {numbered([p.process for p in parts])} of {size}{where} -----\n"]
-    )
+    head = ReprEntryNative([f"----- {_who(parts)} of {size}{where} -----\n"])
     if isinstance(first.told, ExceptionChainRepr):
         links: list[Link] = list(first.told.chain)
     elif isinstance(first.told, ReprExceptionInfo):

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from xlashard.errors import PodError
+from xlashard.processes import named_processes
 from xlashard.testing.channel import Raised, Reply
 from xlashard.testing.launcher import Ended, PodSize
-from xlashard.testing.supervision import describe_code, numbered
+from xlashard.testing.supervision import describe_code
 from xlashard.testing.text import last_lines, without_machinery, without_noise
 
 # Of the output of each process in an error.
@@ -106,7 +107,8 @@ def pod_error(title: str, around: Round) -> PodError:
     """The error that tells of a round that went wrong."""
     parts = [title]
     for processes, text in around.groups():
-        parts.append(f"--- {numbered(processes)} of {around.size.processes} ---\n{text.rstrip()}")
+        who = f"{named_processes(sorted(processes))} of {around.size.processes}"
+        parts.append(f"--- {who} ---\n{text.rstrip()}")
     outputs = {process: around.output(process) for process in range(around.size.processes)}
     for process, text in outputs.items():
         if text.strip():

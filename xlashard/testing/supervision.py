@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xlashard.processes import named_processes
 from xlashard.testing.launcher import Ended, Launch, Printed
 from xlashard.testing.text import last_lines, without_noise
 
@@ -81,7 +82,7 @@ class Verdict:
         others = [number for number in self.ended if number != self.first.process]
         if others:
             text += (
-                f"; {numbered(others)} still ran {self.rules.grace:g} s later and "
+                f"; {named_processes(others)} still ran {self.rules.grace:g} s later and "
                 f"{'was' if len(others) == 1 else 'were'} ended"
             )
         return text
@@ -92,11 +93,6 @@ class Verdict:
             return 124
         failed = [self.first.code] if self.first else [code for code in self.codes if code]
         return next((code if code > 0 else 128 - code for code in failed), 0)
-
-
-def numbered(numbers: list[int] | tuple[int, ...]) -> str:
-    """`process 3`, `processes 0, 1`."""
-    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
 
 
 def describe_code(code: int) -> str:
@@ -113,9 +109,10 @@ def signal_name(number: int) -> str:
 
 
 def _timeout_text(verdict: Verdict) -> str:
-    text = f"{numbered(verdict.timed_out)} did not end within {verdict.rules.timeout:g} s"
+    text = f"{named_processes(verdict.timed_out)} did not end within {verdict.rules.timeout:g} s"
     if verdict.paused:
-        text += f"; {numbered(verdict.paused)} was stopped by a signal (SIGSTOP)"
+        was = "was" if len(verdict.paused) == 1 else "were"
+        text += f"; {named_processes(verdict.paused)} {was} stopped by a signal (SIGSTOP)"
     if verdict.first is not None:
         text += f"; process {verdict.first.process}: {describe_code(verdict.first.code)}"
     return text

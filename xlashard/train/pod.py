@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from xlashard import multihost
-from xlashard.processes import Invitation, MissedError, meetings, store
+from xlashard.processes import Invitation, MissedError, meetings, named_processes, store
 from xlashard.train.calls import OwnCalls, SharedCalls
 from xlashard.train.checkpoint.about import setting_changes
 from xlashard.train.errors import DataError, PeerError, SettingsError
@@ -42,7 +42,7 @@ def form_group(settings: Settings, task: str) -> Group:
         came = meetings.meet(invitation, json.dumps(mine))
     except MissedError as error:
         raise PeerError(
-            f"processes {list(error.processes)} have not started training in {_COMING:g} s"
+            f"{named_processes(error.processes)} of {count} did not start training in {_COMING:g} s"
         ) from None
     first, *others = [json.loads(came[number]) for number in range(count)]
     for number, other in enumerate(others, 1):

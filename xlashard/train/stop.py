@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import multihost_utils
 
-from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.processes import Invitation, MissedError, meetings, named_processes
 from xlashard.processes.stacks import OWN_THREADS
 from xlashard.train.calls import Call, Calls
 from xlashard.train.errors import PeerError, RunError
@@ -128,7 +128,7 @@ class Stop:
             return meetings.meet(self._invitation(what, _COMING), subject)
         except MissedError as error:
             raise PeerError(
-                f"processes {list(error.processes)} did not come to {what!r} in {_COMING:g} s"
+                f"{named_processes(error.processes)} did not come to {what!r} in {_COMING:g} s"
             ) from None
 
     def check(self, cause: BaseException | None = None) -> None:

@@ -82,12 +82,12 @@ class Together:
 
 
 def _check_same(what: Mapping[int, str]) -> None:
-    doing: dict[str, list[str]] = {}
+    doing: dict[str, list[int]] = {}
     for process, its in what.items():
-        doing.setdefault(its, []).append(str(process))
+        doing.setdefault(its, []).append(process)
     if len(doing) > 1:
         raise CheckpointError(
             "the processes are not in step: "
-            + "; ".join(f"{its} (process {', '.join(those)})" for its, those in doing.items())
+            + "; ".join(f"{its} ({named_processes(those)})" for its, those in doing.items())
             + ". All must call the methods of Checkpoints in the same order, with the same steps"
         )
