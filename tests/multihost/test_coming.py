@@ -11,7 +11,7 @@ from xlashard.errors import ProcessesError
 from xlashard.multihost.coming import come_together
 from xlashard.multihost.environments import GIVEN, SLURM, Environment
 from xlashard.multihost.place import Place, Request
-from xlashard.processes.roll_call import listen
+from xlashard.processes.connections import listen
 
 LOOPBACK = "127.0.0.1"
 

@@ -9,17 +9,9 @@ from typing import Any
 
 import pytest
 
+from xlashard.processes.connections import Caller, Connection, connect, listen
 from xlashard.processes.lines import Lines
-from xlashard.processes.roll_call import (
-    AbsentError,
-    Caller,
-    ConflictError,
-    Connection,
-    RollCall,
-    call_roll,
-    connect,
-    listen,
-)
+from xlashard.processes.roll_call import AbsentError, ConflictError, RollCall, call_roll
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,14 +8,8 @@ import socket
 from xlashard.errors import ProcessesError
 from xlashard.multihost.place import Place, Request, address_text, split, start_text
 from xlashard.processes import named_processes
-from xlashard.processes.roll_call import (
-    AbsentError,
-    Caller,
-    ConflictError,
-    Connection,
-    RollCall,
-    call_roll,
-)
+from xlashard.processes.connections import Caller, Connection
+from xlashard.processes.roll_call import AbsentError, ConflictError, RollCall, call_roll
 
 logger = logging.getLogger("xlashard.multihost")
 

@@ -6,7 +6,8 @@
 | `meeting` | coming together before something that all must do |
 | `notes`, `reporter` | what a process that waits leaves for the others, and says |
 | `sameness` | whether all have the same values, by digests, and where they differ |
-| `roll_call`, `lines` | who has come, before there is a store, and who is gone |
+| `asking`, `stacks`, `calls` | what each process is doing, also where its main thread hangs |
+| `connections`, `roll_call`, `lines` | who has come, before there is a store, and who is gone |
 | `names` | processes in messages, and names in keys |
 """
 

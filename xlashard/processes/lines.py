@@ -13,7 +13,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from xlashard.processes.roll_call import Connection
+from xlashard.processes.connections import Connection
+from xlashard.processes.stacks import OWN_THREADS
 
 # Seconds without traffic after which the kernel asks whether the other end is there, so that no
 # firewall forgets the connection, and how often it asks in vain.
@@ -40,7 +41,7 @@ class Lines:
             _keep_open(connection.socket)
         # A forked child would hold the connections open when this process is gone.
         os.register_at_fork(after_in_child=self._close)
-        threading.Thread(target=self._watch, name="xlashard-lines", daemon=True).start()
+        threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True).start()
 
     def goodbye(self, wait: float = 0) -> None:
         """Says that this process ends as it should.
