@@ -188,13 +188,14 @@ class _Meeting:
         for seconds in self._looks(end):
             if not missing:
                 break
-            if store.read(f"{self._folder}/here/{missing[0]}", seconds) is None:
-                decided = self._decided(0)
-                vain = decided or self._tell(missing)
-                if vain is not None:
-                    return vain
+            came = store.read(f"{self._folder}/here/{missing[0]}", seconds)
+            # Others may have come while that one was waited for.
             here = store.listed(f"{self._folder}/here")
             missing = self._missing(here)
+            if came is None:
+                vain = self._decided(0) or self._tell(missing)
+                if vain is not None:
+                    return vain
         if missing:
             return _Missed(missing)
         # All are here, so nobody will ask for the meeting before this one again.
