@@ -7,26 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, run_pod
 from tests.processes.test_roll_call import free_port
-from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.supervision import PodRun, Rules, run_to_end
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import PodRun, Rules
 
 HERE = Path(__file__).parent
 
 
-def run_pod(script: str, processes: int, *args: str, folder: Path | None = None) -> PodRun:
-    """Runs a script in a pod of one device in each process."""
-    variables = {"PYTHONPATH": str(ROOT)}
-    if folder is not None:
-        variables["XLASHARD_TEST_FOLDER"] = str(folder)
-    plan = LaunchPlan(
-        [sys.executable, str(HERE / script), *args],
-        PodSize(processes, 1),
-        environment={**os.environ, **variables},
-        one_stream=True,
-    )
-    return run_to_end(Launch(plan), Rules(timeout=200, grace=15))
+def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
+    """What became of a script in a pod of one device in each process."""
+    rules = Rules(timeout=200, grace=15)
+    return run_pod([str(HERE / script), *args], PodSize(processes, 1), rules, **variables)
 
 
 @pytest.mark.slow
@@ -56,7 +48,7 @@ def test_on_one_host_only_it_fails_with_the_launch_command() -> None:
 
 @pytest.mark.slow
 def test_waiting_and_watching(tmp_path: Path) -> None:
-    done = run_pod("pod_liveness.py", 3, folder=tmp_path)
+    done = ran("pod_liveness.py", 3, XLASHARD_TEST_FOLDER=str(tmp_path))
     assert done.verdict.well, done.report()
     assert all("all is well" in output for output in done.outputs)
 
@@ -64,7 +56,7 @@ def test_waiting_and_watching(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
 def test_a_killed_process_ends_all_others(victim: int) -> None:
-    done = run_pod("pod_ending.py", 3, "killed", str(victim))
+    done = ran("pod_ending.py", 3, "killed", str(victim))
     codes = list(done.verdict.codes)
     assert codes.pop(victim) == -9, done.report()
     # By themselves: within the 15 s in which the launcher lets them, and JAX's 20 s of heartbeats.
@@ -79,7 +71,7 @@ def test_a_killed_process_ends_all_others(victim: int) -> None:
 
 @pytest.mark.slow
 def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
-    done = run_pod("pod_ending.py", 3, "raised", "1")
+    done = ran("pod_ending.py", 3, "raised", "1")
     assert list(done.verdict.codes) == [1, 1, 1] and not done.verdict.ended, done.report()
     for process in (0, 2):
         assert (
@@ -90,7 +82,7 @@ def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
 
 @pytest.mark.slow
 def test_a_watchdog_that_is_to_end_its_process_does() -> None:
-    done = run_pod("pod_ending.py", 2, "crash", "1")
+    done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()
     assert any("xlashard: the watchdog ends process" in output for output in done.outputs)
     assert all("process 1 is stuck in pod_ending.py" in output for output in done.outputs)

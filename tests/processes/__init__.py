@@ -3,14 +3,14 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.supervision import Rules, run_to_end
+from xlashard.testing.supervision import PodRun, Rules, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +32,27 @@ def run_many(
     Returns:
         What each printed, if all ended well.
     """
-    plan = LaunchPlan(
-        [sys.executable, str(script), *args],
-        PodSize(processes, devices),
-        environment={**os.environ, "PYTHONPATH": str(ROOT)},
-        one_stream=True,
-    )
-    done = run_to_end(Launch(plan), Rules(timeout))
+    done = run_pod([str(script), *args], PodSize(processes, devices), Rules(timeout))
     assert done.verdict.well, done.report()
     return list(done.outputs)
+
+
+def run_pod(words: Sequence[str], size: PodSize, rules: Rules, **variables: str) -> PodRun:
+    """What became of a script in the processes of an emulated pod, however they ended.
+
+    Args:
+        words: The script, and its arguments.
+        size: Of the pod.
+        rules: When its processes are ended.
+        variables: For their environment.
+    """
+    plan = LaunchPlan(
+        [sys.executable, *words],
+        size,
+        environment={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        one_stream=True,
+    )
+    return run_to_end(Launch(plan), rules)
 
 
 def join_the_others() -> None:

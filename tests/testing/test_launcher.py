@@ -12,8 +12,9 @@ from tests.testing.helpers import all_gone, plan, python, ran
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
 from xlashard.testing.environment import flagged_devices, flags_for_devices, pod_environment
-from xlashard.testing.launcher import CHANNEL, Ended, Launch, Printed, Said
+from xlashard.testing.launcher import Ended, Launch, Printed, Said
 from xlashard.testing.supervision import Rules, Verdict
+from xlashard.testing.wires import CHANNEL
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Self
 
 from xlashard.testing.channel import Unpacker, pack
-from xlashard.testing.launcher import (
-    CHANNEL,
-    Event,
-    Launch,
-    LaunchPlan,
-    PodSize,
-    Printed,
-    Said,
-)
+from xlashard.testing.launcher import Event, Launch, LaunchPlan, PodSize, Printed, Said
 from xlashard.testing.rounds import Patience, Round, pod_error
 from xlashard.testing.supervision import AFTER_ABORT, is_paused, show_stacks
+from xlashard.testing.wires import CHANNEL
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _WORKER = "xlashard.testing.worker"

@@ -6,27 +6,22 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from xlashard.config import POD_COORDINATOR, PodPlace
 from xlashard.errors import LaunchError
 from xlashard.testing.environment import LOOPBACK, pod_environment
-
-type StreamName = Literal["stdout", "stderr"]
+from xlashard.testing.wires import Port, StreamName, Wires
 
 _GUARD = Path(__file__).with_name("guard.py")
 _CHUNK = 1 << 16
 # Longer than the guard takes to kill what can be killed.
 _GUARD_PATIENCE = 15.0
-
-CHANNEL = "{channel}"
-"""The word of a command in whose place each process gets the number of its channel."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +128,11 @@ class Launch:
         # What the guard said before somebody asked.
         self._early: list[dict[str, Any]] = []
         # Kept as long as the pod lives: nobody else is given a port that is taken.
-        self._port = _Port()
+        self._port = Port()
         self._coordinator = f"{LOOPBACK}:{self._port.number}"
-        self._wires = [_Wires.make(plan) for _ in range(plan.size.processes)]
+        self._wires = [
+            Wires.make(plan.one_stream, plan.channels) for _ in range(plan.size.processes)
+        ]
         try:
             self._guard = self._start_guard(plan)
         finally:
@@ -161,7 +158,8 @@ class Launch:
         members = []
         for number, wires in enumerate(self._wires):
             place = PodPlace(self._coordinator, plan.size.processes, number, plan.size.devices)
-            members.append(wires.request(plan, pod_environment(plan.environment, place)))
+            environment = pod_environment(plan.environment, place)
+            members.append(wires.request(plan.command, environment))
         _write_line(guard, {"cwd": plan.folder, "members": members})
         return guard
 
@@ -309,60 +307,6 @@ class Launch:
         self.close()
 
 
-@dataclass
-class _Wires:
-    """What joins the launcher to one process.
-
-    Attributes:
-        outputs: By stream the ends of pipes from which the launcher reads.
-        channel: Its end of the socket.
-        far_stdout, far_stderr, far_channel: The other ends, for the guard and the process.
-    """
-
-    outputs: dict[StreamName, int]
-    far_stdout: int
-    far_stderr: int
-    channel: socket.socket | None = None
-    far_channel: socket.socket | None = None
-
-    @classmethod
-    def make(cls, plan: LaunchPlan) -> Self:
-        stdout, far_stdout = os.pipe()
-        outputs: dict[StreamName, int] = {"stdout": stdout}
-        far_stderr = far_stdout
-        if not plan.one_stream:
-            outputs["stderr"], far_stderr = os.pipe()
-        ends = socket.socketpair() if plan.channels else (None, None)
-        return cls(outputs, far_stdout, far_stderr, *ends)
-
-    @property
-    def far_ends(self) -> set[int]:
-        ends = {self.far_stdout, self.far_stderr}
-        return ends if self.far_channel is None else {*ends, self.far_channel.fileno()}
-
-    def request(self, plan: LaunchPlan, environment: dict[str, str]) -> dict[str, Any]:
-        keep = [] if self.far_channel is None else [self.far_channel.fileno()]
-        return {
-            "command": [str(keep[0]) if word == CHANNEL else word for word in plan.command],
-            "environment": environment,
-            "stdout": self.far_stdout,
-            "stderr": self.far_stderr,
-            "keep": keep,
-        }
-
-    def close_far_ends(self) -> None:
-        for end in {self.far_stdout, self.far_stderr}:
-            os.close(end)
-        if self.far_channel is not None:
-            self.far_channel.close()
-
-    def close_near_ends(self) -> None:
-        for end in self.outputs.values():
-            os.close(end)
-        if self.channel is not None:
-            self.channel.close()
-
-
 def _processes_with(variable: str) -> list[int]:
     """The processes with a variable in their environment; none where the system doesn't tell."""
     found = []
@@ -371,31 +315,6 @@ def _processes_with(variable: str) -> list[int]:
             if variable.encode() in environment.read_bytes().split(b"\0"):
                 found.append(int(environment.parent.name))
     return found
-
-
-class _Port:
-    """A free port of the loopback address, for the coordinator.
-
-    On Linux it stays taken: the coordinator can listen on it while a socket here is bound to it, as
-    both say that they share it, and the system gives it to nobody else. Elsewhere it is free again
-    at once, and somebody may be faster than the coordinator.
-
-    Attributes:
-        number: Of the port.
-    """
-
-    def __init__(self) -> None:
-        self._holder = socket.socket()
-        if sys.platform == "linux":
-            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._holder.bind((LOOPBACK, 0))
-        self.number: int = self._holder.getsockname()[1]
-        if sys.platform != "linux":
-            self._holder.close()
-
-    def release(self) -> None:
-        """Lets others have it."""
-        self._holder.close()
 
 
 def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:

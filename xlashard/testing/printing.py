@@ -6,8 +6,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from xlashard.testing.launcher import Printed, StreamName
+from xlashard.testing.launcher import Printed
 from xlashard.testing.text import is_noise
+from xlashard.testing.wires import StreamName
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 # What has no end of line by then is written as it is.
