@@ -1,6 +1,7 @@
 """Pods of real processes that wait for each other, watch each other and end together."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,23 @@ def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
             "DeadlockError: barrier 'end of the epoch' can't come about: process 1 has ended "
             "(ValueError: no such file) and did not come to barrier 'end of the epoch'"
         ) in done.outputs[process]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
+def test_who_waits_in_a_collective_for_one_that_has_failed_ends(victim: int) -> None:
+    done = run_pod("pod_ending.py", 2, "failed", str(victim))
+    other = 1 - victim
+    codes = (done.verdict.codes[victim], done.verdict.codes[other])
+    assert codes == (1, 75) and not done.verdict.ended, done.report()
+    # Gloo may have noticed that the connection closed, or not.
+    assert re.search(
+        rf"xlashard: process {victim} of 2 has ended \(KeyError: 'missing'\), and process {other} "
+        r"(waits for it in pod_ending.py:\d+ in <module>: float\(step\(x\)\)|was in a collective "
+        rf"with it)\. Process {other} ends",
+        done.outputs[other],
+    ), done.report()
+    assert "Polled an error" not in done.outputs[victim], "nothing of JAX's comes after"
 
 
 @pytest.mark.slow

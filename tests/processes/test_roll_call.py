@@ -203,6 +203,7 @@ class _Three:
 
     def __init__(self, process_0_watches: bool = True) -> None:
         self.gone: dict[int, tuple[int, ...]] = {}
+        self.failed: dict[int, tuple[int, str]] = {}
         self.heard = {process: Event() for process in range(3)}
         pairs = {process: socket.socketpair() for process in (1, 2)}
         self.connections = {
@@ -212,14 +213,21 @@ class _Three:
         host = {process: ours for process, (ours, _) in self.connections.items()}
         self.lines = {}
         if process_0_watches:
-            self.lines[0] = Lines(host, lambda gone: self._note(0, gone))
+            self.lines[0] = Lines(host, lambda gone: self._note(0, gone), self._failing(0))
         for process in (1, 2):
             theirs = {0: self.connections[process][1]}
             note = self._noting(process)
-            self.lines[process] = Lines(theirs, note)
+            self.lines[process] = Lines(theirs, note, self._failing(process))
 
     def _noting(self, process: int) -> Any:
         return lambda gone: self._note(process, gone)
+
+    def _failing(self, process: int) -> Any:
+        def note(other: int, error: str) -> None:
+            self.failed[process] = other, error
+            self.heard[process].set()
+
+        return note
 
     def _note(self, process: int, gone: tuple[int, ...]) -> None:
         self.gone[process] = gone
@@ -246,6 +254,23 @@ def test_one_that_said_goodbye_is_not_gone() -> None:
     pod.kill(2)
     assert pod.heard[0].wait(10)
     assert pod.gone[0] == (2,)
+
+
+@pytest.mark.parametrize(("failing", "told"), [(1, (0, 2)), (0, (1, 2))])
+def test_who_has_failed_is_known_to_all(failing: int, told: tuple[int, ...]) -> None:
+    pod = _Three()
+    pod.lines[failing].goodbye(error="ValueError: no such file")
+    assert all(pod.heard[process].wait(10) for process in told)
+    assert pod.failed == dict.fromkeys(told, (failing, "ValueError: no such file"))
+    assert not pod.gone
+
+
+def test_one_that_has_failed_hears_that_process_0_ends() -> None:
+    pod = _Three()
+    pod.lines[1].goodbye(error="ValueError")
+    assert pod.heard[0].wait(10)
+    pod.lines[0].end_failed()
+    assert pod.heard[1].wait(10) and pod.gone == {1: (0,)}
 
 
 def test_without_the_coordinator_only_those_end_that_have_not_ended() -> None:

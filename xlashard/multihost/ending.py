@@ -14,6 +14,8 @@ from xlashard.processes import named_processes
 from xlashard.processes.asking import desk
 from xlashard.processes.lines import Lines
 from xlashard.processes.notes import own_note
+from xlashard.processes.roll_call import Connection
+from xlashard.processes.stacks import ThreadStack, own_stacks
 
 GONE_EXIT_CODE = 75
 """The exit code of a process that ends because another is gone: try again (`EX_TEMPFAIL`)."""
@@ -24,8 +26,13 @@ _HEARD = 0.5
 _HEARD_FROM = 2.0
 # What an error of a collective on CPUs begins with when the connection to another process closes.
 _COLLECTIVE_BROKE = "Gloo"
+# Seconds for which a process whose peer has failed may wait in a call of JAX, which raises nothing;
+# whoever waits at a barrier is told sooner, by an exception.
+_IN_VAIN = 4.0
+# How often it looks whether it does, in seconds.
+_LOOK = 0.5
 # Seconds that the others have to end before an error in process 0 takes the service from them.
-_ENDING = 3.0
+_ENDING = _IN_VAIN + 2.0
 # Seconds for which process 0 lets others go first that leave because of an error.
 _LEAVING = 15.0
 # Seconds for what was printed to come out.
@@ -52,12 +59,15 @@ def end_without(processes: tuple[int, ...]) -> None:
     )
     # The message first, and by no lock that another thread may hold.
     os.write(2, text.encode())
-    if going_on:
-        return
+    if not going_on:
+        _exit(GONE_EXIT_CODE)
+
+
+def _exit(code: int) -> NoReturn:
     _flush_soon()
-    if me == 0:
+    if coordination.process_index() == 0:
         time.sleep(_HEARD)
-    os._exit(GONE_EXIT_CODE)
+    os._exit(code)
 
 
 def _flush_soon() -> None:
@@ -78,15 +88,20 @@ def _flush() -> None:
 
 
 class Ending:
-    """Tells the others when this process ends as it should.
+    """Tells the others when this process ends, and ends it when it can't go on without them.
 
     Args:
-        lines: The connections to them; None where there are none.
+        connections: Those to the others; None where there are none.
     """
 
-    def __init__(self, lines: Lines | None) -> None:
-        self._lines = lines
+    def __init__(self, connections: dict[int, Connection] | None) -> None:
         self._error: BaseException | None = None
+        # The first other process that has failed, and how, and whether there is one.
+        self._failure: tuple[int, str] | None = None
+        self._failed = threading.Event()
+        self._lines = None
+        if connections is not None:
+            self._lines = Lines(connections, self._lose, self._mourn)
         self._hook = sys.excepthook
         sys.excepthook = self._note
         # Registered after JAX's own, so called before it: there is a store yet.
@@ -110,8 +125,11 @@ class Ending:
 
     def _tell(self) -> None:
         if self._lines is not None and _COLLECTIVE_BROKE in str(self._error):
-            # Another process is gone. The thread that is about to hear of it ends this one.
-            time.sleep(_HEARD_FROM)
+            # Another process is gone, or has failed. Of the first the thread that is about to hear
+            # of it ends this one.
+            self._failed.wait(_HEARD_FROM)
+            if self._failure is not None:
+                self._end_in_vain(*self._failure)
         # Whatever has happened to the service: this process is to end now.
         with contextlib.suppress(Exception):
             own_note.end(_how_text(self._error))
@@ -120,7 +138,60 @@ class Ending:
             # JAX keeps process 0's service up until all others have come to their end, but not
             # where an error ends it in an emulated pod.
             serves = coordination.process_index() == 0 and self._error is not None
-            self._lines.goodbye(_ENDING if serves else 0)
+            error = "" if self._error is None else _how_text(self._error)
+            self._lines.goodbye(_ENDING if serves else 0, error)
+
+    def _lose(self, processes: tuple[int, ...]) -> None:
+        if self._error is not None and self._lines is not None and self._lines.leaving:
+            # Its error is told, and only JAX waits yet for those who won't come.
+            _exit(130 if isinstance(self._error, KeyboardInterrupt) else 1)
+        end_without(processes)
+
+    def _mourn(self, process: int, error: str) -> None:
+        """Another has failed: looks from now on whether this one waits for it in vain."""
+        if self._failed.is_set() or coordination.is_recoverable():
+            return
+        self._failure = process, error
+        self._failed.set()
+        # Without threads, at the end of Python, this process doesn't wait either.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(
+                target=self._watch, args=self._failure, name="xlashard-failed", daemon=True
+            ).start()
+
+    def _watch(self, process: int, error: str) -> None:
+        since, before = time.monotonic(), None
+        while self._lines is not None and not self._lines.leaving:
+            stack = next((stack for stack in own_stacks() if stack.main), None)
+            # Where it waits for others by the store, it is told by an exception.
+            place = None if own_note.main_waits else _waiting_place(stack)
+            if place is None or place != before:
+                since, before = time.monotonic(), place
+            elif time.monotonic() - since >= _IN_VAIN:
+                self._end_in_vain(process, error, f"waits for it in {place}")
+            time.sleep(_LOOK)
+
+    def _end_in_vain(
+        self, process: int, error: str, what: str = "was in a collective with it"
+    ) -> NoReturn:
+        me, count = coordination.process_index(), coordination.process_count()
+        text = (
+            f"\nxlashard: process {process} of {count} has ended ({error}), and process {me} "
+            f"{what}. Process {me} ends: it can't go on without it. The log of process {process} "
+            "says more.\n"
+        )
+        os.write(2, text.encode())
+        if me == 0 and self._lines is not None:
+            self._lines.end_failed()
+        _exit(GONE_EXIT_CODE)
+
+
+def _waiting_place(stack: ThreadStack | None) -> str | None:
+    """The line of the program that waits in a call of JAX; None where the program itself runs."""
+    if stack is None or not stack.in_runtime or stack.user_frame is None:
+        return None
+    frame = stack.user_frame
+    return f"{frame.place}{f': {frame.source}' if frame.source else ''}"
 
 
 def _how_text(error: BaseException | None) -> str:

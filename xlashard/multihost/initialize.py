@@ -9,11 +9,10 @@ from xlashard._jax import coordination
 from xlashard._jax.coordination import Joining
 from xlashard.errors import ProcessesError
 from xlashard.multihost.coming import come_together
-from xlashard.multihost.ending import Ending, end_without
+from xlashard.multihost.ending import Ending
 from xlashard.multihost.place import Request, address_text, asked_text, bind_address, find
 from xlashard.multihost.security import MutualTLS
 from xlashard.processes.asking import desk
-from xlashard.processes.lines import Lines
 
 # Seconds that JAX's own client has to connect; all processes are there by then.
 _CONNECT = 60
@@ -154,7 +153,7 @@ def _join(request: Request) -> Pod:
     own = next(iter(connections.values())).socket.getsockname()[0]
     coordination.collect_on_cpu(own.removeprefix("::ffff:"))
     coordination.join(joining)
-    _joined.ending = Ending(Lines(connections, end_without))
+    _joined.ending = Ending(connections)
     return Pod(place.process_id, place.processes, place.coordinator, place.environment.title)
 
 

@@ -4,6 +4,9 @@ The kernel closes them with their process, however that ends. One that ends as i
 before; so a connection that closes without that is a process that was killed. JAX's service sees
 it too, but only when heartbeats have been missing for long enough, and then ends all processes
 with no exception and no code of ours. That remains for machines that vanish from the network.
+
+One that ends because of an error says so with its goodbye, for the others may be waiting for it in
+a collective, which no exception reaches.
 """
 
 import contextlib
@@ -27,32 +30,50 @@ class Lines:
     Args:
         connections: By process, as the roll call left them.
         gone: Is called in a thread of its own with the processes that are gone.
+        failed: Is called there with a process that has ended because of an error, and the error.
     """
 
     def __init__(
-        self, connections: dict[int, Connection], gone: Callable[[tuple[int, ...]], None]
+        self,
+        connections: dict[int, Connection],
+        gone: Callable[[tuple[int, ...]], None],
+        failed: Callable[[int, str], None] = lambda process, error: None,
     ) -> None:
         self._connections = dict(connections)
         self._ended: set[int] = set()
         self._all_ended = threading.Event()
         self._leaving = False
         self._gone = gone
+        self._failed = failed
+        self._have_failed: set[int] = set()
         for connection in connections.values():
             _keep_open(connection.socket)
         # A forked child would hold the connections open when this process is gone.
         os.register_at_fork(after_in_child=self._close)
         threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True).start()
 
-    def goodbye(self, wait: float = 0) -> None:
-        """Says that this process ends as it should.
+    @property
+    def leaving(self) -> bool:
+        """Whether this process has said goodbye."""
+        return self._leaving
+
+    def goodbye(self, wait: float = 0, error: str = "") -> None:
+        """Says that this process ends, and is not to be taken for gone.
 
         Args:
             wait: For how many seconds at most the others may end first.
+            error: What ends it, if that is an error: the others may wait for it in vain.
         """
         self._leaving = True
+        me = {} if not error else {"failed": error}
         for connection in self._connections.values():
-            connection.send(goodbye=True)
+            connection.send(goodbye=True, **me)
         self._all_ended.wait(wait)
+
+    def end_failed(self) -> None:
+        """Says to those that have failed, and still wait in JAX's ending, that process 0 ends."""
+        for process in self._have_failed & set(self._connections):
+            self._connections[process].send(gone=[0])
 
     def _close(self) -> None:
         for connection in self._connections.values():
@@ -83,6 +104,8 @@ class Lines:
                 self._tell((process,))
             return False
         for one in said:
+            if "failed" in one:
+                self._fail(int(one.get("process", process)), str(one["failed"]))
             if "goodbye" in one:
                 self._end(process)
             if "gone" in one:
@@ -93,6 +116,14 @@ class Lines:
         self._ended.update(processes)
         if self._ended >= set(self._connections):
             self._all_ended.set()
+
+    def _fail(self, process: int, error: str) -> None:
+        self._have_failed.add(process)
+        if 0 not in self._connections:
+            for other, connection in self._connections.items():
+                if other != process and other not in self._ended:
+                    connection.send(failed=error, process=process)
+        self._failed(process, error)
 
     def _tell(self, processes: tuple[int, ...]) -> None:
         self._end(*processes)

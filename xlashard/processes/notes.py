@@ -93,6 +93,11 @@ class OwnNote:
         self._number = 0
         self._lock = threading.Lock()
 
+    @property
+    def main_waits(self) -> bool:
+        """Whether the main thread waits."""
+        return threading.main_thread().ident in self._waits
+
     def begin(self, wait: Wait) -> None:
         """This thread waits; nothing is written if the note says so already."""
         with self._lock:
