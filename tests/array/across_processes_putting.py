@@ -173,7 +173,7 @@ def bound_to_one_process() -> None:
         x = device_put(y[:4], FIRST)
     expect(
         ProcessesError,
-        r"other arrays.*process 0: float32\[4,4\]; process 1: float32\[8,4\]",
+        r"different arrays.*process 0: float32\[4,4\]; process 1: float32\[8,4\]",
         lambda: device_put(x, WHOLE),
     )
 

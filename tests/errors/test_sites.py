@@ -71,7 +71,7 @@ UNREACHED = {
     ("array/array.py", "on_device_size_in_bytes", ""): PROCESSES,
     ("array/variables.py", "check_constant", "can't become"): PROCESSES,
     ("array/together.py", "_asked", "_missed"): PROCESSES,
-    ("array/together.py", "_asked", "other arrays"): PROCESSES,
+    ("array/together.py", "_asked", "different arrays"): PROCESSES,
     ("array/together.py", "_compare", "_missed"): PROCESSES,
     ("array/together.py", "_compare", "_unequal"): PROCESSES,
     ("array/to_host.py", "to_host", "has none of the devices"): PROCESSES,

@@ -14,7 +14,7 @@ from xlashard.array.reshard import reshard
 from xlashard.array.text import index_text
 from xlashard.errors import ArgumentError, NotAddressableError, ProcessesError, counted
 from xlashard.geometry import Tiling
-from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.processes import Invitation, MissedError, meetings, processes_of, told_by_process
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
 Policy = Literal["local", "gather", "replicated"]
@@ -112,7 +112,7 @@ def _gathered(array: Holder, sharding: Sharding, timeout: float) -> np.ndarray:
 
 
 def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
-    processes = tuple(sorted({device.process_index for device in sharding.devices}))
+    processes = processes_of(sharding.devices)
     subject = f"{type_text(handle)} under {sharding}"
     try:
         came = meetings.meet(
@@ -126,9 +126,8 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
             processes=error.processes,
         ) from None
     if len(set(came.values())) > 1:
-        asked = "; ".join(f"process {p}: {text}" for p, text in came.items())
         raise ProcessesError(
-            f"x.to_host('gather') was called with different arrays at the same time: {asked}; let "
-            "all processes gather the same arrays in the same order",
+            f"x.to_host('gather') was called with different arrays at the same time: "
+            f"{told_by_process(came)}; let all processes gather the same arrays in the same order",
             processes=tuple(came),
         )

@@ -30,7 +30,7 @@ from xlashard.array.keys import is_key_array, key_handle
 from xlashard.array.placement import Placement
 from xlashard.array.prefix import leaf_paths
 from xlashard.config import CheckName, read_flags
-from xlashard.errors import ArgumentError, ProcessesError, UnequalError, counted
+from xlashard.errors import ArgumentError, ProcessesError, UnequalError
 from xlashard.processes import (
     Difference,
     Invitation,
@@ -38,7 +38,9 @@ from xlashard.processes import (
     Named,
     differences,
     meetings,
-    named_processes,
+    processes_of,
+    told_by_process,
+    told_differences,
 )
 from xlashard.sharding import Sharding, XLACompatibleSharding
 from xlashard.wording import typed
@@ -48,7 +50,7 @@ Check = CheckName
 # Seconds: as long as a process may be busy with its data or a compilation that others don't have.
 _TIMEOUT = 600.0
 _PLACES_REMEMBERED = 4096
-# Of so many differing leaves each is told.
+# Of so many arrays the types are told.
 _TOLD = 5
 
 _DEFAULT = read_flags(os.environ).check_device_put
@@ -169,12 +171,12 @@ def _processes(sharding: Sharding) -> tuple[int, ...]:
     """The processes that have devices of a sharding."""
     if isinstance(sharding, XLACompatibleSharding):
         return _known_processes(sharding)
-    return tuple(sorted({device.process_index for device in sharding.devices}))
+    return processes_of(sharding.devices)
 
 
 @lru_cache(maxsize=512)
 def _known_processes(sharding: Sharding) -> tuple[int, ...]:
-    return tuple(sorted({device.process_index for device in sharding.devices}))
+    return processes_of(sharding.devices)
 
 
 def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
@@ -193,8 +195,8 @@ def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
         types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
         if any(listed != types[group[0]] for listed in types.values()):
             raise ProcessesError(
-                f"device_put was called with other arrays in {_listed(types)}: let all processes "
-                "put the same arrays in the same order",
+                f"device_put was called with different arrays: {_listed(types)}; let all "
+                "processes put the same arrays in the same order",
                 processes=group,
             )
         for number, leaf in enumerate(its):
@@ -213,7 +215,7 @@ def _type_of(x: Any) -> str:
 
 
 def _listed(types: dict[int, list[str]]) -> str:
-    return "; ".join(f"process {p}: {', '.join(kinds[:_TOLD])}" for p, kinds in types.items())
+    return told_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
 
 
 type _Key = tuple[Any, ...]
@@ -263,14 +265,9 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
 
 
 def _unequal(found: Sequence[Difference], group: tuple[int, ...]) -> UnequalError:
-    told = "; ".join(
-        f"{d.path} differs in {named_processes(d.processes)}{d.text and f': {d.text}'}"
-        for d in found[:_TOLD]
-    )
-    more = f"; and {counted(len(found) - _TOLD, 'more leaf', 'more leaves')}"
     return UnequalError(
         f"device_put to devices of {len(group)} processes takes the same value in each, "
-        f"and {told}{more if len(found) > _TOLD else ''}: give all the same value (by one "
+        f"and {told_differences(found)}: give all the same value (by one "
         "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
         "its own, write make_array_from_process_local_data(sharding, part)",
         processes=sorted({p for d in found for p in d.processes}),

@@ -4,7 +4,7 @@ import jax
 
 from xlashard._jax import coordination
 from xlashard.errors import ProcessesError
-from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.processes import Invitation, MissedError, meetings, told_by_process
 from xlashard.processes.names import key_part
 
 _PATIENCE = 300.0
@@ -80,7 +80,7 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
             f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
         ) from None
     if len(set(came.values())) > 1:
-        names = "; ".join(f"process {process}: {theirs!r}" for process, theirs in came.items())
+        names = told_by_process({process: repr(theirs) for process, theirs in came.items()})
         raise ProcessesError(
             f"sync_global_devices was called with different names at the same time: {names}; let "
             "all processes come to the same points in the same order",

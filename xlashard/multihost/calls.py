@@ -26,6 +26,7 @@ from xlashard.processes import (
     differences,
     meetings,
     named_processes,
+    told_by_process,
 )
 
 SERIES = "multihost"
@@ -146,10 +147,10 @@ class Call:
     def _check_calls(self, everyone: dict[int, dict[str, Any]]) -> None:
         calls = {process: they["call"] for process, they in everyone.items()}
         if len(set(calls.values())) > 1:
-            listed = "; ".join(f"process {process}: {call}" for process, call in calls.items())
             raise ProcessesError(
-                f"processes called different functions at the same time: {listed}; let all make "
-                "the same calls in the same order, none under a condition on the process",
+                f"processes called different functions at the same time: {told_by_process(calls)}; "
+                "let all make the same calls in the same order, none under a condition on the "
+                "process",
                 processes=tuple(calls),
             )
         refused = {p: they["refused"] for p, they in everyone.items() if "refused" in they}

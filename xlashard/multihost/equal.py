@@ -18,10 +18,7 @@ from xlashard.multihost.calls import Call, Came, can_meet
 from xlashard.multihost.leaves import Leaf, read_leaves
 from xlashard.multihost.packing import gathered_by_devices
 from xlashard.multihost.pieces import Held, unlike_pieces
-from xlashard.processes import Difference, Named, digest, named_processes, odd_ones
-
-# Of so many differing leaves each is told.
-_TOLD = 5
+from xlashard.processes import Difference, Named, digest, odd_ones, told_differences
 
 
 def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0) -> None:
@@ -140,10 +137,5 @@ def _index_of(array: Array, tile: int) -> str:
 
 
 def _text(message: str, found: Sequence[Difference]) -> str:
-    told = "; ".join(
-        f"{d.path} differs in {named_processes(d.processes)}" + (f": {d.text}" if d.text else "")
-        for d in found[:_TOLD]
-    )
-    more = len(found) - _TOLD
-    others = f"; and {more} more" if more > 0 else ""
-    return f"{message}: {told}{others}" if message else f"{told}{others}"
+    told = told_differences(found)
+    return f"{message}: {told}" if message else told

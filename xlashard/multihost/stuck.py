@@ -1,10 +1,9 @@
 """Who is stuck, and where: what the stacks of all processes say together."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xlashard.processes import named_processes
+from xlashard.processes import grouped, named_processes
 from xlashard.processes.asking import Answer
 from xlashard.processes.stacks import ThreadStack
 
@@ -75,7 +74,7 @@ class StuckReport:
     def _verdict(self) -> list[str]:
         lines = [f"{self._about(process)}" for process in self.culprits]
         others = [p for p in self.answers if p not in self.culprits]
-        for text, processes in _groups({p: self._waits(p) for p in others}):
+        for text, processes in grouped({p: self._waits(p) for p in others}):
             verb = "waits" if len(processes) == 1 else "wait"
             lines.append(f"{named_processes(processes)} {verb} {text}")
         if self.moving:
@@ -116,7 +115,7 @@ class StuckReport:
 
     def _stacks(self) -> list[str]:
         mains = {p: answer.main.text() for p, answer in self.answers.items() if answer.main}
-        groups = _groups(mains)
+        groups = grouped(mains)
         # Those that the others wait for first.
         groups.sort(key=lambda group: not set(group[1]) & set(self.culprits))
         lines = []
@@ -139,11 +138,3 @@ def stacks_text(threads: Sequence[ThreadStack]) -> str:
 
 def _in_runtime(answer: Answer) -> bool:
     return answer.main is not None and answer.main.in_runtime
-
-
-def _groups(by_process: Mapping[int, str]) -> list[tuple[str, list[int]]]:
-    """What there is, with those who have it; what most have comes first."""
-    return [
-        (text, [p for p in sorted(by_process) if by_process[p] == text])
-        for text, _ in Counter(by_process[p] for p in sorted(by_process)).most_common()
-    ]

@@ -12,8 +12,15 @@
 """
 
 from xlashard.processes.meeting import Invitation, MissedError, meetings
-from xlashard.processes.names import named_processes
-from xlashard.processes.sameness import Difference, Named, differences, digest, odd_ones
+from xlashard.processes.names import grouped, named_processes, processes_of, told_by_process
+from xlashard.processes.sameness import (
+    Difference,
+    Named,
+    differences,
+    digest,
+    odd_ones,
+    told_differences,
+)
 
 __all__ = [
     "Difference",
@@ -22,7 +29,11 @@ __all__ = [
     "Named",
     "differences",
     "digest",
+    "grouped",
     "meetings",
     "named_processes",
     "odd_ones",
+    "processes_of",
+    "told_by_process",
+    "told_differences",
 ]

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from xlashard.errors import counted
 from xlashard.processes.meeting import Invitation, meetings
-from xlashard.processes.names import named_processes
+from xlashard.processes.names import grouped, named_processes
 from xlashard.wording import typed
 
 # What one checksum covers, in bytes.
@@ -32,6 +33,8 @@ _PARTS = 64
 _ELEMENTS = 32
 
 _CONTENTS_SHOWN = 4
+# Of so many differing values each is told.
+_TOLD = 5
 _NOTHING = "nothing"
 
 
@@ -141,23 +144,25 @@ def differences(invitation: Invitation, values: Sequence[Named]) -> tuple[Differ
     return tuple(found)
 
 
+def told_differences(found: Sequence[Difference]) -> str:
+    """Some values that differ, in words: `x['w'] differs in process 1: at [3] it is ...`."""
+    told = "; ".join(
+        f"{d.path} differs in {named_processes(d.processes)}{d.text and f': {d.text}'}"
+        for d in found[:_TOLD]
+    )
+    more = len(found) - _TOLD
+    return f"{told}; and {counted(more, 'more leaf', 'more leaves')}" if more > 0 else told
+
+
 def odd_ones(by_process: Mapping[int, Hashable]) -> tuple[int, ...]:
     """The processes that have something else than most; than the first, if none are more."""
-    groups = _groups(by_process)
+    groups = grouped(by_process)
     return tuple(sorted(p for others in groups[1:] for p in others[1]))
-
-
-def _groups(by_process: Mapping[int, Hashable]) -> list[tuple[Any, list[int]]]:
-    """What there is, with those who have it; what most have comes first."""
-    groups: dict[Any, list[int]] = {}
-    for process in sorted(by_process):
-        groups.setdefault(by_process[process], []).append(process)
-    return sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
 def _by_content(by_process: Mapping[int, Hashable]) -> str:
     """`3.0 in processes 0, 1, 4.0 in process 2`."""
-    groups = _groups(by_process)
+    groups = grouped(by_process)
     parts = [f"{what} in {named_processes(who)}" for what, who in groups[:_CONTENTS_SHOWN]]
     more = len(groups) - _CONTENTS_SHOWN
     return ", ".join(parts) + (f", and {more} other values elsewhere" if more > 0 else "")
@@ -168,7 +173,7 @@ def _other_paths(paths: Mapping[int, tuple[str, ...]]) -> Difference:
     columns = zip_longest(*paths.values(), fillvalue=_NOTHING)
     number, column = next((n, c) for n, c in enumerate(columns) if len(set(c)) > 1)
     here = dict(zip(paths, column, strict=True))
-    path = next(what for what, _ in _groups(here) if what != _NOTHING)
+    path = next(what for what, _ in grouped(here) if what != _NOTHING)
     return Difference(path, odd_ones(here), f"leaf {number} is {_by_content(here)}")
 
 

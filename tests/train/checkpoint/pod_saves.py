@@ -42,7 +42,7 @@ with Checkpoints(FOLDER / "run", keep=2, timeout=60) as checkpoints:
     # They are not at the same step.
     expect(
         CheckpointError,
-        r"not in step: save step 8 \(process 0\); save step 9 \(process 1\)",
+        "not in step: process 0: save step 8; process 1: save step 9",
         lambda: checkpoints.save(state(8), about(8 + ME)),
     )
     checkpoints.save(state(5), about(5))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from xlashard._jax import compiling, coordination, modules
 from xlashard._version import __version__
+from xlashard.processes import processes_of
 from xlashard.program.agreement.listing import source_lines
 from xlashard.program.environment import Environment
 from xlashard.program.plan import ProgramPlan, ValuePlan
@@ -127,7 +128,7 @@ class Terms:
     @cached_property
     def group(self) -> tuple[int, ...]:
         """The processes that its devices belong to."""
-        return tuple(sorted({device.process_index for device in self.plan.devices}))
+        return processes_of(self.plan.devices)
 
     @cached_property
     def module_digest(self) -> str:

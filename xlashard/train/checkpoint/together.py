@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from xlashard.errors import DeadlockError
-from xlashard.processes import Invitation, MissedError, meetings, named_processes
+from xlashard.processes import Invitation, MissedError, meetings, named_processes, told_by_process
 from xlashard.train.errors import CheckpointError
 
 
@@ -82,12 +82,8 @@ class Together:
 
 
 def _check_same(what: Mapping[int, str]) -> None:
-    doing: dict[str, list[int]] = {}
-    for process, its in what.items():
-        doing.setdefault(its, []).append(process)
-    if len(doing) > 1:
+    if len(set(what.values())) > 1:
         raise CheckpointError(
-            "the processes are not in step: "
-            + "; ".join(f"{its} ({named_processes(those)})" for its, those in doing.items())
-            + ". All must call the methods of Checkpoints in the same order, with the same steps"
+            f"the processes are not in step: {told_by_process(what)}. All must call the methods of "
+            "Checkpoints in the same order, with the same steps"
         )
