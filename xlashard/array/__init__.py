@@ -9,10 +9,11 @@ from xlashard.array.constructors import (
     make_array_from_single_device_arrays,
 )
 from xlashard.array.dlpack import from_dlpack
+from xlashard.array.getting import device_get
 from xlashard.array.keys import key_shards
 from xlashard.array.live import live_arrays
 from xlashard.array.makers import device_put_replicated, device_put_sharded
-from xlashard.array.moving import device_get, device_put
+from xlashard.array.moving import device_put
 from xlashard.array.process_local import make_array_from_process_local_data
 from xlashard.array.shard import Shard
 from xlashard.array.unstacked import UnstackedShard, unstacked_shards

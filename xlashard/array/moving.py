@@ -1,4 +1,4 @@
-"""`device_put` and its way back: pytrees of values to places, and from there to the host."""
+"""`device_put`: pytrees of values to places."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +20,6 @@ from xlashard._jax.transfer import (
 from xlashard.array.array import Array, wrap
 from xlashard.array.guards import Guards, Way, check_transfer, guards_in_force
 from xlashard.array.holder import check_alive, type_text
-from xlashard.array.host import read_value, start_read
 from xlashard.array.host_put import HostPut, as_host_value, host_route, put_values
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
 from xlashard.array.placement import (
@@ -393,31 +392,3 @@ def _put_keys(
     if donate and not numbers.is_deleted():
         numbers.delete()
     return keys_over(out.to_jax(), keys)
-
-
-def device_get(x: Any) -> Any:
-    """Brings values to the host; all transfers start before the first is awaited.
-
-    Args:
-        x: An array or a pytree of them.
-
-    Returns:
-        `x` with a read-only NumPy array for every array; other leaves as they are.
-
-    Raises:
-        NotAddressableError: A value that is not wholly in this process.
-        DeletedError: A deleted array.
-        TransferGuardError: JAX's transfer guards forbid it, as they do under
-            `"disallow_explicit"`.
-    """
-    leaves, treedef = jax.tree.flatten(x)
-    arrays = [wrap(leaf) if type(leaf) is HandleType else leaf for leaf in leaves]
-    for array in arrays:
-        if isinstance(array, Array):
-            start_read(array, explicit=True)
-    return treedef.unflatten(
-        read_value(array, explicit=True)
-        if isinstance(array, Array)
-        else (jax.device_get(array) if isinstance(array, jax.Array) else array)
-        for array in arrays
-    )

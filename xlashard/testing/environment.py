@@ -25,10 +25,19 @@ def flags_for_devices(flags: str, devices: int) -> str:
         '--xla_a=1 --xla_cpu_collective_call_terminate_timeout_seconds=9
         --xla_force_host_platform_device_count=4'
     """
-    kept = [flag for flag in flags.split() if not _sets(flag, DEVICE_COUNT_FLAG)]
-    if not any(_sets(flag, _PATIENCE_FLAG) for flag in kept):
-        kept.append(f"{_PATIENCE_FLAG}={_PATIENCE}")
+    kept = [flag for flag in patient_flags(flags).split() if not _sets(flag, DEVICE_COUNT_FLAG)]
     return " ".join([*kept, f"{DEVICE_COUNT_FLAG}={devices}"])
+
+
+def patient_flags(flags: str) -> str:
+    """`XLA_FLAGS` with which emulated devices wait long enough for each other.
+
+    Args:
+        flags: What `XLA_FLAGS` is now. If it says how long, so it stays.
+    """
+    if any(_sets(flag, _PATIENCE_FLAG) for flag in flags.split()):
+        return flags
+    return f"{flags} {_PATIENCE_FLAG}={_PATIENCE}".strip()
 
 
 def flagged_devices(flags: str) -> int | None:

@@ -11,6 +11,7 @@ import jax
 
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
+from xlashard.testing.environment import patient_flags
 from xlashard.train.checks import check_settings
 from xlashard.train.console import make_console, make_screen
 from xlashard.train.errors import DataError, RunError, SettingsError
@@ -82,11 +83,6 @@ def _end(code: int) -> int:
     return code
 
 
-# Emulated devices share the processor's cores. On a busy machine one may wait for the others longer
-# than the 40 s after which XLA takes a collective for stuck, and ends the process.
-_PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
-
-
 def start_devices(emulated: int, processes: int = 1) -> list[Any]:
     """Starts JAX with emulated CPU devices, or (at 0) with the real devices that it finds.
 
@@ -106,9 +102,7 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
             f"many as divide it, or write, with a mesh of that size:\n"
             f"  --set devices.emulate={max(round(emulated / processes), 1) * processes}"
         )
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _PATIENCE not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1200".strip()
+    os.environ["XLA_FLAGS"] = patient_flags(os.environ.get("XLA_FLAGS", ""))
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", emulated // processes)
