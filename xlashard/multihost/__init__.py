@@ -1,4 +1,18 @@
-"""Programs of several processes: coming together, what each has, and what all do together."""
+"""Programs of several processes: coming together, what each has, and what all do together.
+
+| modules | what is in them |
+|---|---|
+| `initialize` | making this process one of several |
+| `environments`, `place`, `coming`, `security` | where it runs, who it is, and meeting the others |
+| `ending` | how a program of several processes ends |
+| `barriers`, `watchdog`, `stuck` | waiting for the others, and saying who does not get on |
+| `programs` | whether programs are compared |
+| `gather`, `broadcast`, `equal` | values between processes |
+| `calls`, `leaves`, `packing` | what those have in common: meeting, reading trees, sending bytes |
+| `host_local` | host-local arrays and global ones |
+| `host_mesh`, `views`, `linear` | a process's box of a mesh, and arrays seen through it |
+| `parts`, `pieces` | whether what processes give or hold fits together |
+"""
 
 from xlashard.multihost.barriers import barrier, sync_global_devices
 from xlashard.multihost.broadcast import broadcast_one_to_all

@@ -12,10 +12,10 @@ from typing import NoReturn
 from xlashard._jax import coordination
 from xlashard.processes import named_processes
 from xlashard.processes.asking import desk
+from xlashard.processes.connections import Connection
 from xlashard.processes.lines import Lines
 from xlashard.processes.notes import own_note
-from xlashard.processes.roll_call import Connection
-from xlashard.processes.stacks import ThreadStack, own_stacks
+from xlashard.processes.stacks import OWN_THREADS, ThreadStack, own_stacks
 
 GONE_EXIT_CODE = 75
 """The exit code of a process that ends because another is gone: try again (`EX_TEMPFAIL`)."""
@@ -156,7 +156,7 @@ class Ending:
         # Without threads, at the end of Python, this process doesn't wait either.
         with contextlib.suppress(RuntimeError):
             threading.Thread(
-                target=self._watch, args=self._failure, name="xlashard-failed", daemon=True
+                target=self._watch, args=self._failure, name=f"{OWN_THREADS}failed", daemon=True
             ).start()
 
     def _watch(self, process: int, error: str) -> None:
@@ -190,8 +190,7 @@ def _waiting_place(stack: ThreadStack | None) -> str | None:
     """The line of the program that waits in a call of JAX; None where the program itself runs."""
     if stack is None or not stack.in_runtime or stack.user_frame is None:
         return None
-    frame = stack.user_frame
-    return f"{frame.place}{f': {frame.source}' if frame.source else ''}"
+    return str(stack.user_frame)
 
 
 def _how_text(error: BaseException | None) -> str:

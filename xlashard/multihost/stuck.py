@@ -109,9 +109,7 @@ class StuckReport:
     def _at(self, process: int) -> str:
         main = self.answers[process].main
         frame = main.user_frame if main else None
-        if frame is None:
-            return "no line of Python"
-        return f"{frame.place}{f': {frame.source}' if frame.source else ''}"
+        return "no line of Python" if frame is None else str(frame)
 
     def _stacks(self) -> list[str]:
         mains = {p: answer.main.text() for p, answer in self.answers.items() if answer.main}

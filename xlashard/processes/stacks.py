@@ -45,6 +45,9 @@ class Frame:
         """In short: `data.py:31 in next_batch`."""
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
+    def __str__(self) -> str:
+        return f"{self.place}: {self.source}" if self.source else self.place
+
 
 @dataclass(frozen=True)
 class ThreadStack:
