@@ -157,6 +157,31 @@ def test_functions_of_the_main_program_are_found(tmp_path: Path) -> None:
     assert done.stdout == "[8, 9]\n", done.stderr
 
 
+UNGUARDED = """
+from xlashard.testing import pod
+
+def work():
+    return 1
+
+print(pod(processes=2).run(work))
+"""
+
+
+def test_a_program_that_starts_pods_when_it_is_imported_is_told(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1 and not done.stdout
+    assert "pod().run was called while a process of a pod imports program.py" in done.stderr
+    assert "if __name__ == '__main__':" in done.stderr
+
+
 def a_function() -> None:
     """At the top of a module that pytest imports by its path."""
 

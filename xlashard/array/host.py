@@ -181,7 +181,7 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
             f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
             "[shard.data for shard in x.addressable_shards] or x.to_host('local'), or bring the "
             "whole array to every process by x.to_host('gather') or "
-            "multihost_utils.process_allgather(x, tiled=True)"
+            "multihost.process_allgather(x, tiled=True)"
         )
     buffers = split(handle)
     for number in distinct.buffers:

@@ -8,6 +8,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +19,8 @@ from xlashard.errors import ArgumentError
 _MAIN = "__main__"
 # By this name a program knows that it is not to do its work, only to define its functions.
 _MAIN_IN_WORKER = "__mp_main__"
+# The file that is being run to find a function in it.
+_SEARCHED: ContextVar[str | None] = ContextVar("_SEARCHED", default=None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,33 @@ def unwrap_partial(
 
 def find(name: FunctionName) -> Callable[..., Any]:
     """The function of that name, in a worker."""
-    return attrgetter(name.name)(_module(name))
+    token = _SEARCHED.set(name.file or name.module)
+    try:
+        module = _module(name)
+    finally:
+        _SEARCHED.reset(token)
+    return attrgetter(name.name)(module)
+
+
+def check_is_no_import(what: str) -> None:
+    """Checks that a worker is not importing the module that starts its pod.
+
+    Its import would start another pod, whose workers import it again, and so on without end.
+
+    Args:
+        what: What is about to be started, as the program calls it.
+
+    Raises:
+        ArgumentError: It is.
+    """
+    file = _SEARCHED.get()
+    if file is None:
+        return
+    raise ArgumentError(
+        f"{what} was called while a process of a pod imports {Path(file).name} to find a function "
+        "in it, and would start pods without end; write what starts a pod in a function, or below "
+        f"if __name__ == '__main__':, such as:\n  if __name__ == '__main__':\n      {what}(...)"
+    )
 
 
 def _module(name: FunctionName) -> types.ModuleType:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing.crew import Crew
-from xlashard.testing.functions import name_of, unwrap_partial
+from xlashard.testing.functions import check_is_no_import, name_of, unwrap_partial
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.rounds import Patience, pod_error
 from xlashard.testing.supervision import PodRun, Rules, run_to_end
@@ -62,8 +62,10 @@ class Pod:
         Raises:
             PodError: It failed in a process, or took too long. It says for each process what was
                 raised, and what it wrote; after a timeout the stacks of all threads.
-            ArgumentError: The function can't be found by a name.
+            ArgumentError: The function can't be found by a name, or its module starts pods when it
+                is imported.
         """
+        check_is_no_import("pod().run")
         function, args, keywords = unwrap_partial(function, args, keywords)
         name = name_of(function)
         try:
@@ -101,6 +103,7 @@ class Pod:
         Raises:
             PodError: A process failed, or they took too long.
         """
+        check_is_no_import("pod().run_script")
         if not Path(script).is_file():
             raise ArgumentError(
                 f"there is no script {os.fspath(script)!r} in this process's folder; pass its "
