@@ -84,7 +84,7 @@ def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
 def test_who_waits_in_a_collective_for_one_that_has_failed_ends(victim: int) -> None:
-    done = run_pod("pod_ending.py", 2, "failed", str(victim))
+    done = ran("pod_ending.py", 2, "failed", str(victim))
     other = 1 - victim
     codes = (done.verdict.codes[victim], done.verdict.codes[other])
     assert codes == (1, 75) and not done.verdict.ended, done.report()
