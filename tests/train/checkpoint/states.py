@@ -1,5 +1,6 @@
 """Small states over eight devices, whose every number tells the step that it is of."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import optax
 
 from tests.array.cases import DEVICES
 from xlashard import Mesh, NamedSharding, P, device_put
-from xlashard.train.checkpoint import About
+from xlashard.train.checkpoint import About, Checkpoints
 
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("x", "y"))
 TALL = Mesh(np.array(DEVICES), ("x",))
@@ -61,3 +62,14 @@ def check_same(got: Any, step: int) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
         assert ours.dtype == theirs.dtype and np.asarray(ours).tobytes() == theirs.tobytes()
+
+
+def save(folder: Path, *steps: int, keep: int | None = None) -> None:
+    with Checkpoints(folder, keep=keep) as checkpoints:
+        for step in steps:
+            checkpoints.save(state(step), about(step))
+
+
+def restore(folder: Path, *args: Any, **options: Any) -> Any:
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.restore(*args or (wanted(),), **options)
