@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def plain_text(shown: "RenderableType") -> str:
-    """What rich prints, as wide as the terminal, without colours."""
+def plain_text(shown: "RenderableType", width: int | None = None) -> str:
+    """What rich prints, as wide as is said or else as the terminal, without colours."""
     from rich.console import Console  # takes long to import, and few need it
 
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = width or shutil.get_terminal_size((100, 24)).columns
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as printed:
         console.print(shown)

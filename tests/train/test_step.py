@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.train.examples import settings
-from xlashard.train.data import read_corpus, training_windows
+from xlashard.train.data import read_corpus, training_starts
 from xlashard.train.settings import OptimizerSettings
 from xlashard.train.step import Recipe, global_norm, learning_rate, make_optimizer, make_recipe
 
@@ -19,7 +19,8 @@ def recipe() -> Recipe:
 
 def batch(parts: int) -> jax.Array:
     text = read_corpus(settings().data, 32).train
-    return jnp.asarray(training_windows(text, 0, 8, 32, 0).reshape(parts, -1, 33))
+    windows = text.windows(training_starts(len(text), 0, 8, 32, 0), 33)
+    return jnp.asarray(windows.reshape(parts, -1, 33))
 
 
 def test_a_batch_in_parts_gives_the_same_step() -> None:

@@ -3,6 +3,7 @@
 import jax
 
 from xlashard._jax import coordination
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ProcessesError
 from xlashard.processes import Invitation, MissedError, meetings, told_by_process
 from xlashard.processes.names import key_part
@@ -33,23 +34,24 @@ def barrier(
         >>> from xlashard import multihost
         >>> multihost.barrier("the data is there")
     """
-    everybody = tuple(range(coordination.process_count()))
-    group = everybody if processes is None else tuple(sorted(set(processes)))
-    me = coordination.process_index()
-    if me not in group or not set(group) <= set(everybody):
-        raise ProcessesError(
-            f"barrier({name!r}, processes={processes}) of process {me} of {len(everybody)}: name "
-            f"processes from 0 to {everybody[-1]}, and call it only in those",
-            processes=group,
-        )
-    what = f"barrier {name!r}"
-    invitation = Invitation(group, f"barriers/{key_part(name)}", timeout, what=what)
-    try:
-        meetings.meet(invitation, "")
-    except MissedError as error:
-        raise ProcessesError(
-            f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
-        ) from None
+    with short_tracebacks:
+        everybody = tuple(range(coordination.process_count()))
+        group = everybody if processes is None else tuple(sorted(set(processes)))
+        me = coordination.process_index()
+        if me not in group or not set(group) <= set(everybody):
+            raise ProcessesError(
+                f"barrier({name!r}, processes={processes}) of process {me} of {len(everybody)}: "
+                f"name processes from 0 to {everybody[-1]}, and call it only in those",
+                processes=group,
+            )
+        what = f"barrier {name!r}"
+        invitation = Invitation(group, f"barriers/{key_part(name)}", timeout, what=what)
+        try:
+            meetings.meet(invitation, "")
+        except MissedError as error:
+            raise ProcessesError(
+                f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
+            ) from None
 
 
 def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
@@ -68,21 +70,22 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
         >>> from xlashard import multihost
         >>> multihost.sync_global_devices("before the measurement")
     """
-    for array in jax.live_arrays():
-        array.block_until_ready()
-    jax.effects_barrier()
-    everybody = tuple(range(coordination.process_count()))
-    what = f"sync_global_devices({name!r})"
-    try:
-        came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
-    except MissedError as error:
-        raise ProcessesError(
-            f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
-        ) from None
-    if len(set(came.values())) > 1:
-        names = told_by_process({process: repr(theirs) for process, theirs in came.items()})
-        raise ProcessesError(
-            f"sync_global_devices was called with different names at the same time: {names}; let "
-            "all processes come to the same points in the same order",
-            processes=tuple(came),
-        )
+    with short_tracebacks:
+        for array in jax.live_arrays():
+            array.block_until_ready()
+        jax.effects_barrier()
+        everybody = tuple(range(coordination.process_count()))
+        what = f"sync_global_devices({name!r})"
+        try:
+            came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
+        except MissedError as error:
+            raise ProcessesError(
+                f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
+            ) from None
+        if len(set(came.values())) > 1:
+            names = told_by_process({process: repr(theirs) for process, theirs in came.items()})
+            raise ProcessesError(
+                f"sync_global_devices was called with different names at the same time: {names}; "
+                "let all processes come to the same points in the same order",
+                processes=tuple(came),
+            )

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Joining
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ProcessesError
 from xlashard.multihost.coming import come_together
 from xlashard.multihost.ending import Ending
@@ -89,24 +90,25 @@ def initialize(
         >>> multihost.initialize().count
         1
     """
-    request = Request(coordinator, processes, process_id, timeout, heartbeat, bind, tls)
-    if _joined.pod is not None:
-        return _again(_joined.pod, request)
-    if coordination.client() is not None:
-        pod = Pod(
-            coordination.process_index(),
-            coordination.process_count(),
-            coordination.coordinator_address() or "",
-            "jax.distributed",
-        )
-        _check_same(pod, request)
-        _joined.ending = Ending(None)
-    else:
-        pod = _join(request)
-    if pod.count > 1:
-        _joined.pod = pod
-        desk.open()
-    return pod
+    with short_tracebacks:
+        request = Request(coordinator, processes, process_id, timeout, heartbeat, bind, tls)
+        if _joined.pod is not None:
+            return _again(_joined.pod, request)
+        if coordination.client() is not None:
+            pod = Pod(
+                coordination.process_index(),
+                coordination.process_count(),
+                coordination.coordinator_address() or "",
+                "jax.distributed",
+            )
+            _check_same(pod, request)
+            _joined.ending = Ending(None)
+        else:
+            pod = _join(request)
+        if pod.count > 1:
+            _joined.pod = pod
+            desk.open()
+        return pod
 
 
 def leave(code: int, how: str) -> NoReturn:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.program.agreement import AGREEMENTS, Policy
 
@@ -26,7 +27,8 @@ def check_programs(enabled: bool, *, timeout: float | None = None) -> None:
         >>> from xlashard import multihost
         >>> multihost.check_programs(True, timeout=600)
     """
-    _use(enabled, timeout)
+    with short_tracebacks:
+        _use(enabled, timeout)
 
 
 @contextmanager

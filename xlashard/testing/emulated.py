@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.coordination import backend_has_started
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, DeviceCountError, counted
 from xlashard.testing.environment import DEVICE_COUNT_FLAG, flagged_devices, flags_for_devices
@@ -22,12 +23,13 @@ class EmulatedDevices:
     @property
     def devices(self) -> list[Any]:
         """The devices; JAX starts, if it has not."""
-        found = jax.devices("cpu")
-        if len(found) < self._count:
-            raise DeviceCountError(
-                _too_few_text(self._count, len(found)), asked=self._count, found=len(found)
-            )
-        return found[: self._count]
+        with short_tracebacks:
+            found = jax.devices("cpu")
+            if len(found) < self._count:
+                raise DeviceCountError(
+                    _too_few_text(self._count, len(found)), asked=self._count, found=len(found)
+                )
+            return found[: self._count]
 
     def __enter__(self) -> list[Any]:
         return self.devices
@@ -63,23 +65,24 @@ def emulated_devices(count: int) -> EmulatedDevices:
         ...     len(devices)
         4
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(
-            f"count is {count!r}; it must be a whole number of 1 or more: emulated_devices(8)"
-        )
-    devices = EmulatedDevices(count)
-    if read_flags(os.environ).pod is not None:
+    with short_tracebacks:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(
+                f"count is {count!r}; it must be a whole number of 1 or more: emulated_devices(8)"
+            )
+        devices = EmulatedDevices(count)
+        if read_flags(os.environ).pod is not None:
+            return devices
+        if backend_has_started():
+            _ = devices.devices  # Are there enough?
+            return devices
+        os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+        jax.config.update("jax_platforms", "cpu")
+        # It wins over the flag, and XLA may have read that one by now.
+        jax.config.update("jax_num_cpu_devices", count)
         return devices
-    if backend_has_started():
-        _ = devices.devices  # Are there enough?
-        return devices
-    os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.pop("JAX_NUM_CPU_DEVICES", None)
-    jax.config.update("jax_platforms", "cpu")
-    # It wins over the flag, and XLA may have read that one by now.
-    jax.config.update("jax_num_cpu_devices", count)
-    return devices
 
 
 def _too_few_text(asked: int, found: int) -> str:

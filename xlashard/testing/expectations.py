@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.pjit import ProgramReport, explain, pjit
 from xlashard.pjit.report.parts import CollectiveReport, MemoryReport
@@ -148,25 +149,26 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
         >>> double = pjit(lambda x: x * 2, in_shardings=rows)
         >>> assert_no_resharding(double, (device_put(np.ones((8, 8)), rows),))
     """
-    report = _report("assert_no_resharding", f, args)
-    moves = [move for move in report.moves if move.device_bytes_moved]
-    found = [c for c in report.collectives if inside and c.kind in _RESHARDING]
-    if not moves and not found:
-        return
-    parts = []
-    if moves:
-        names = ", ".join(move.path for move in moves[:4]) + ", ..." * (len(moves) > 4)
-        parts.append(
-            f"{report.name} has to move {names} before it runs: device_put them as it takes them, "
-            "or leave their in_shardings out"
-        )
-    if found:
-        parts.append(
-            f"{report.name} deals values out anew while it runs: agree on one spec on both sides of"
-            " these lines, or pass inside=False if they mean to"
-        )
-    tables = [moves_text(moves), collectives_text(found)]
-    raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
+    with short_tracebacks:
+        report = _report("assert_no_resharding", f, args)
+        moves = [move for move in report.moves if move.device_bytes_moved]
+        found = [c for c in report.collectives if inside and c.kind in _RESHARDING]
+        if not moves and not found:
+            return
+        parts = []
+        if moves:
+            names = ", ".join(move.path for move in moves[:4]) + ", ..." * (len(moves) > 4)
+            parts.append(
+                f"{report.name} has to move {names} before it runs: device_put them as it takes "
+                "them, or leave their in_shardings out"
+            )
+        if found:
+            parts.append(
+                f"{report.name} deals values out anew while it runs: agree on one spec on both "
+                "sides of these lines, or pass inside=False if they mean to"
+            )
+        tables = [moves_text(moves), collectives_text(found)]
+        raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
 
 
 def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None:
@@ -189,27 +191,28 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
         >>> import numpy as np
         >>> assert_peak_bytes_at_most(lambda x: x + 1, (np.ones(256, np.float32),), 2048)
     """
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise ArgumentError(
-            f"most is {most!r}; it must be a whole number of bytes of one device: "
-            "assert_peak_bytes_at_most(f, (x,), 2**30)"
+    with short_tracebacks:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ArgumentError(
+                f"most is {most!r}; it must be a whole number of bytes of one device: "
+                "assert_peak_bytes_at_most(f, (x,), 2**30)"
+            )
+        report = _report("assert_peak_bytes_at_most", f, args)
+        memory = report.memory
+        if memory is None:
+            raise ArgumentError(
+                f"the compiler for {report.place.platform} does not say what memory {report.name} "
+                "takes; look at where it was compiled: print(xlashard.explain(f, x).place)"
+            )
+        peak = peak_bytes(memory)
+        if peak <= most:
+            return
+        tables = [values_text("Arguments", report.inputs), values_text("Results", report.outputs)]
+        raise ExpectationError(
+            f"{report.name} takes {peak:,} bytes ({in_bytes(peak)}) of a device's memory, "
+            f"{peak - most:,} more than {most:,} ({in_bytes(most)}): {_pieces(memory)}\n\n"
+            + "\n\n".join(filter(None, tables))
         )
-    report = _report("assert_peak_bytes_at_most", f, args)
-    memory = report.memory
-    if memory is None:
-        raise ArgumentError(
-            f"the compiler for {report.place.platform} does not say what memory {report.name} "
-            "takes; look at where it was compiled: print(xlashard.explain(f, x).place)"
-        )
-    peak = peak_bytes(memory)
-    if peak <= most:
-        return
-    tables = [values_text("Arguments", report.inputs), values_text("Results", report.outputs)]
-    raise ExpectationError(
-        f"{report.name} takes {peak:,} bytes ({in_bytes(peak)}) of a device's memory, "
-        f"{peak - most:,} more than {most:,} ({in_bytes(most)}): {_pieces(memory)}\n\n"
-        + "\n\n".join(filter(None, tables))
-    )
 
 
 def peak_bytes(memory: MemoryReport) -> int:

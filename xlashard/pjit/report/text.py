@@ -91,7 +91,7 @@ def values_text(title: str, found: Sequence[ValueReport]) -> str:
 
 
 def _section_text(section: RenderableType | None) -> str:
-    return "" if section is None else plain_text(section).strip("\n")
+    return "" if section is None else plain_text(section, _MESSAGE_WIDTH).strip("\n")
 
 
 class _Page:
