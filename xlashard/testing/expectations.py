@@ -57,21 +57,26 @@ def assert_collectives(
         >>> total = pjit(lambda x: x.sum(), in_shardings=rows)
         >>> assert_collectives(total, (np.ones((16, 4)),), all_reduce=1, others=0)
     """
-    limits = [_limit(name, value) for name, value in expected.items()]
-    if not limits:
-        raise ArgumentError(f"assert_collectives was told nothing to expect; write\n  {_EXAMPLE}")
-    report = _report("assert_collectives", f, args)
-    counted = [c for c in report.collectives if along in (None, c.along, ", ".join(c.axes or ()))]
-    named = {limit.name for limit in limits}
-    problems = [text for limit in limits if (text := limit.problem(counted, named))]
-    if problems:
-        where = f" along {along}" if along else ""
-        table = collectives_text(report.collectives) or "It has no collectives."
-        lines = "\n".join(f"  {text}" for text in problems)
-        raise ExpectationError(
-            f"{report.name} does not have the collectives{where} that were expected:\n"
-            f"{lines}\n\n{table}"
-        )
+    with short_tracebacks:
+        limits = [_limit(name, value) for name, value in expected.items()]
+        if not limits:
+            raise ArgumentError(
+                f"assert_collectives was told nothing to expect; write\n  {_EXAMPLE}"
+            )
+        report = _report("assert_collectives", f, args)
+        counted = [
+            c for c in report.collectives if along in (None, c.along, ", ".join(c.axes or ()))
+        ]
+        named = {limit.name for limit in limits}
+        problems = [text for limit in limits if (text := limit.problem(counted, named))]
+        if problems:
+            where = f" along {along}" if along else ""
+            table = collectives_text(report.collectives) or "It has no collectives."
+            lines = "\n".join(f"  {text}" for text in problems)
+            raise ExpectationError(
+                f"{report.name} does not have the collectives{where} that were expected:\n"
+                f"{lines}\n\n{table}"
+            )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing.crew import Crew
 from xlashard.testing.functions import check_is_no_import, name_of, unwrap_partial
@@ -48,6 +49,7 @@ class Pod:
         """How many devices each process has."""
         return self._size.devices
 
+    @shortened
     def run[R](self, function: Callable[..., R], *args: Any, **keywords: Any) -> list[R]:
         """Runs a function in every process, all at once.
 
@@ -84,6 +86,7 @@ class Pod:
             raise error from next(iter(error.errors.values()), None)
         return [around.replies[number].value for number in range(self.processes)]
 
+    @shortened
     def run_script(
         self, script: str | os.PathLike[str], *args: object, check: bool = True
     ) -> PodRun:
