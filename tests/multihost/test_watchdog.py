@@ -144,3 +144,18 @@ def test_answers_go_through_the_store_unchanged() -> None:
     assert Answer.from_bytes(sent.to_bytes()) == sent
     assert Answer.from_bytes(LOADING.to_bytes()) == LOADING
     assert answer(None).main is not None and answer(None).main.user_frame is None
+
+
+def test_calls_inside_of_the_packages_are_not_all_shown() -> None:
+    inside = tuple(Frame(f"/a/inner{n}.py", n, "g", "", "runtime") for n in range(5))
+    user = Frame("/a/train.py", 7, "main", "float(loss)", "user")
+    text = ThreadStack("MainThread", True, False, (*inside, user)).text()
+    assert [line.strip() for line in text.split("\n")] == [
+        "thread 'MainThread':",
+        'File "/a/train.py", line 7, in main',
+        "float(loss)",
+        'File "/a/inner4.py", line 4, in g',
+        "[3 more inside]",
+        'File "/a/inner0.py", line 0, in g',
+    ]
+    assert "more" not in ThreadStack("MainThread", True, False, (*inside[:2], user)).text()

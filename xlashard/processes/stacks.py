@@ -88,9 +88,17 @@ class ThreadStack:
         return next(users, self.frames[0] if self.frames else None)
 
     def text(self) -> str:
-        """The calls as a traceback shows them, the innermost last."""
+        """The calls as a traceback shows them, the innermost last.
+
+        Of calls that JAX and this package make among themselves the first and the last are shown.
+        """
         lines = [f"thread {self.name!r}:"]
-        for frame in reversed(self.frames):
+        inner = next((i for i, one in enumerate(self.frames) if one.kind != "runtime"), 0)
+        for number, frame in reversed(tuple(enumerate(self.frames))):
+            if 0 < number < inner - 1:
+                if number == 1:
+                    lines.append(f"    [{inner - 2} more inside]")
+                continue
             lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
             if frame.source:
                 lines.append(f"    {frame.source}")
