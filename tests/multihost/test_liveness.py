@@ -99,6 +99,15 @@ def test_who_waits_in_a_collective_for_one_that_has_failed_ends(victim: int) -> 
 
 
 @pytest.mark.slow
+def test_who_waits_in_a_collective_for_one_whose_program_is_over_says_so() -> None:
+    done = ran("pod_ending.py", 2, "over", "1")
+    assert (
+        "xlashard: the program of process 1 of 2 is over, and process 0 is in pod_ending.py:"
+    ) in done.outputs[0], done.report()
+    assert done.outputs[0].count("let all processes make the same calls") == 1
+
+
+@pytest.mark.slow
 def test_a_watchdog_that_is_to_end_its_process_does() -> None:
     done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()

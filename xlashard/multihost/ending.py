@@ -29,6 +29,9 @@ _COLLECTIVE_BROKE = "Gloo"
 # Seconds for which a process whose peer has failed may wait in a call of JAX, which raises nothing;
 # whoever waits at a barrier is told sooner, by an exception.
 _IN_VAIN = 4.0
+# The same where the other's program is over. It may be doing something of its own, so it is only
+# said.
+_SAID = 10.0
 # How often it looks whether it does, in seconds.
 _LOOK = 0.5
 # Seconds that the others have to end before an error in process 0 takes the service from them.
@@ -99,6 +102,7 @@ class Ending:
         # The first other process that has failed, and how, and whether there is one.
         self._failure: tuple[int, str] | None = None
         self._failed = threading.Event()
+        self._first_over: int | None = None
         self._lines = None
         if connections is not None:
             self._lines = Lines(connections, self._lose, self._mourn)
@@ -148,27 +152,35 @@ class Ending:
         end_without(processes)
 
     def _mourn(self, process: int, error: str) -> None:
-        """Another has failed: looks from now on whether this one waits for it in vain."""
-        if self._failed.is_set() or coordination.is_recoverable():
+        """Another has ended: looks from now on whether this one waits for it in vain."""
+        if coordination.is_recoverable():
             return
-        self._failure = process, error
-        self._failed.set()
+        if error and self._failure is None:
+            self._failure = process, error
+            self._failed.set()
+        if self._first_over is not None:
+            return
+        self._first_over = process
         # Without threads, at the end of Python, this process doesn't wait either.
         with contextlib.suppress(RuntimeError):
             threading.Thread(
-                target=self._watch, args=self._failure, name=f"{OWN_THREADS}failed", daemon=True
+                target=self._watch, args=(process,), name=f"{OWN_THREADS}ended", daemon=True
             ).start()
 
-    def _watch(self, process: int, error: str) -> None:
-        since, before = time.monotonic(), None
+    def _watch(self, first_over: int) -> None:
+        since, before, said = time.monotonic(), None, False
         while self._lines is not None and not self._lines.leaving:
             stack = next((stack for stack in own_stacks() if stack.main), None)
             # Where it waits for others by the store, it is told by an exception.
             place = None if own_note.main_waits else _waiting_place(stack)
+            waited = time.monotonic() - since
             if place is None or place != before:
                 since, before = time.monotonic(), place
-            elif time.monotonic() - since >= _IN_VAIN:
-                self._end_in_vain(process, error, f"waits for it in {place}")
+            elif self._failure is not None and waited >= _IN_VAIN:
+                self._end_in_vain(*self._failure, f"waits for it in {place}")
+            elif waited >= _SAID and not said:
+                said = True
+                _say_over(first_over, place)
             time.sleep(_LOOK)
 
     def _end_in_vain(
@@ -184,6 +196,16 @@ class Ending:
         if me == 0 and self._lines is not None:
             self._lines.end_failed()
         _exit(GONE_EXIT_CODE)
+
+
+def _say_over(process: int, place: str) -> None:
+    me, count = coordination.process_index(), coordination.process_count()
+    text = (
+        f"\nxlashard: the program of process {process} of {count} is over, and process {me} is in "
+        f"{place}. If that is to be done together, it waits in vain: let all processes make the "
+        "same calls.\n"
+    )
+    os.write(2, text.encode())
 
 
 def _waiting_place(stack: ThreadStack | None) -> str | None:

@@ -30,7 +30,8 @@ class Lines:
     Args:
         connections: By process, as the roll call left them.
         gone: Is called in a thread of its own with the processes that are gone.
-        failed: Is called there with a process that has ended because of an error, and the error.
+        failed: Is called there with a process that has ended and the error that ended it; "" if
+            its program was over.
     """
 
     def __init__(
@@ -57,15 +58,16 @@ class Lines:
         """Whether this process has said goodbye."""
         return self._leaving
 
-    def goodbye(self, wait: float = 0, error: str = "") -> None:
+    def goodbye(self, wait: float = 0, error: str | None = None) -> None:
         """Says that this process ends, and is not to be taken for gone.
 
         Args:
             wait: For how many seconds at most the others may end first.
-            error: What ends it, if that is an error: the others may wait for it in vain.
+            error: What ends it, or "" if its program is over: the others may wait for it in
+                vain. None if they know.
         """
         self._leaving = True
-        me = {} if not error else {"failed": error}
+        me = {} if error is None else {"failed": error}
         for connection in self._connections.values():
             connection.send(goodbye=True, **me)
         self._all_ended.wait(wait)
@@ -118,7 +120,8 @@ class Lines:
             self._all_ended.set()
 
     def _fail(self, process: int, error: str) -> None:
-        self._have_failed.add(process)
+        if error:
+            self._have_failed.add(process)
         if 0 not in self._connections:
             for other, connection in self._connections.items():
                 if other != process and other not in self._ended:
