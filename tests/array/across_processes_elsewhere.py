@@ -14,10 +14,19 @@ from jax.experimental.multihost_utils import sync_global_devices
 jax.distributed.initialize()
 
 import xlashard  # noqa: E402
+from tests.array.across_processes import (  # noqa: E402
+    DEVICES,
+    FIRST,
+    ME,
+    MESH,
+    ROWS,
+    SECOND,
+    WHOLE,
+    V,
+)
 from tests.processes import expect  # noqa: E402
 from xlashard import (  # noqa: E402
     Array,
-    Mesh,
     NamedSharding,
     P,
     Sharding,
@@ -39,14 +48,6 @@ from xlashard.errors import (  # noqa: E402
     NotAddressableError,
     PlacementError,
 )
-
-ME = jax.process_index()
-DEVICES = jax.devices()
-MESH = Mesh(np.array(DEVICES).reshape(2, 2), ("process", "device"))
-ROWS = NamedSharding(MESH, P(("process", "device")))
-WHOLE = NamedSharding(MESH, P())
-FIRST, SECOND = (NamedSharding(Mesh(MESH.devices[n], ("d",)), P("d")) for n in range(2))
-V = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
 def make(sharding: Sharding, v: np.ndarray = V) -> Array:

@@ -15,6 +15,16 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 jax.distributed.initialize()
 
+from tests.array.across_processes import (  # noqa: E402
+    DEVICES,
+    FIRST,
+    ME,
+    MESH,
+    ROWS,
+    SECOND,
+    WHOLE,
+    V,
+)
 from tests.processes import expect  # noqa: E402
 from xlashard import (  # noqa: E402
     Array,
@@ -29,13 +39,6 @@ from xlashard.array import together  # noqa: E402
 from xlashard.array.placement import Places  # noqa: E402
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError  # noqa: E402
 
-ME = jax.process_index()
-DEVICES = jax.devices()
-MESH = Mesh(np.array(DEVICES).reshape(2, 2), ("process", "device"))
-ROWS = NamedSharding(MESH, P(("process", "device")))
-WHOLE = NamedSharding(MESH, P())
-FIRST, SECOND = (NamedSharding(Mesh(MESH.devices[n], ("d",)), P("d")) for n in range(2))
-V = np.arange(32, dtype=np.float32).reshape(8, 4)
 SOMETIMES: Any = "sometimes"
 PLACES: Any = Places
 

@@ -1,6 +1,5 @@
 """Two real processes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_arrays_across_two_processes(script: str) -> None:
     for output in run_many(Path(__file__).with_name(script), 2, 2):
@@ -19,7 +17,6 @@ def test_arrays_across_two_processes(script: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 @pytest.mark.parametrize(("processes", "pairs"), [(2, 60), (4, 25)])
 def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
     script = Path(__file__).with_name("across_processes_moving.py")
@@ -28,7 +25,6 @@ def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 @pytest.mark.parametrize("subject", ["putting", "elsewhere"])
 def test_arrays_across_a_pod(subject: str) -> None:
     for output in run_many(Path(__file__).with_name(f"across_processes_{subject}.py"), 2, 2):

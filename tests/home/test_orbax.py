@@ -290,7 +290,6 @@ def test_another_device_count(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_two_processes_save_together(tmp_path: Path) -> None:
     script = Path(__file__).with_name("two_processes_save.py")
     for output in run_many(script, 2, 2, str(tmp_path / "together")):

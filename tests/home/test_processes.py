@@ -1,6 +1,5 @@
 """JAX's `multihost_utils` in two real processes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tests.processes import run_many
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_multihost_utils_in_two_processes() -> None:
     for output in run_many(Path(__file__).with_name("two_processes.py"), 2, 2):
         assert "both agree" in output, output

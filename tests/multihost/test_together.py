@@ -1,6 +1,5 @@
 """Gathering, broadcasting and comparing in 2 and 4 real processes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tests.processes import run_many
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 @pytest.mark.parametrize("processes", [2, 4])
 def test_what_processes_do_together(processes: int) -> None:
     script = Path(__file__).with_name("pod_together.py")

@@ -1,6 +1,5 @@
 """Programs give the same whether their eight devices belong to one process or to several."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ def _fill(arrays: dict[str, Any], path: str, shape: Any, dtype: str, shards: Any
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_the_same_in_one_process_in_two_and_in_eight(tmp_path: Path) -> None:
     for processes, step in STEPS.items():
         run_many(SCRIPT, processes, 8 // processes, str(tmp_path), str(step), timeout=400)

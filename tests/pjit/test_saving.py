@@ -347,7 +347,6 @@ print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes")
 def test_one_process_saves_and_all_load(tmp_path):
     script = Path(cases.__file__).with_name("two_processes.py")
     for output in run_many(script, 2, 2, str(tmp_path / "program")):

@@ -1,7 +1,6 @@
 """`pod`: functions and scripts in real processes, and how their failures are told."""
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +15,7 @@ from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod
 from xlashard.testing.functions import name_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes"),
-]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("pod_script.py")
 # The last bytes of 127.0.0.1, alone and within an address of IPv6, as the kernel writes them.

@@ -119,9 +119,7 @@ class Ending:
 
     def leave(self, code: int, how: str) -> NoReturn:
         """Ends this process at once. Process 0, which holds the store, lets the others go first."""
-        with contextlib.suppress(Exception):
-            own_note.end(how)
-            desk.close()
+        _close(how)
         if self._lines is not None:
             self._lines.goodbye(_LEAVING if coordination.process_index() == 0 else 0)
         _flush()
@@ -134,10 +132,7 @@ class Ending:
             self._failed.wait(_HEARD_FROM)
             if self._failure is not None:
                 self._end_in_vain(*self._failure)
-        # Whatever has happened to the service: this process is to end now.
-        with contextlib.suppress(Exception):
-            own_note.end(_how_text(self._error))
-            desk.close()
+        _close(_how_text(self._error))
         if self._lines is not None:
             # JAX keeps process 0's service up until all others have come to their end, but not
             # where an error ends it in an emulated pod.
@@ -196,6 +191,14 @@ class Ending:
         if me == 0 and self._lines is not None:
             self._lines.end_failed()
         _exit(GONE_EXIT_CODE)
+
+
+def _close(how: str) -> None:
+    """Leaves word of how this process ends, and answers others no longer."""
+    # Whatever has happened to the service: this process is to end now.
+    with contextlib.suppress(Exception):
+        own_note.end(how)
+        desk.close()
 
 
 def _say_over(process: int, place: str) -> None:

@@ -1,6 +1,5 @@
 """Two real processes save and restore together, and one process what they saved."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +15,7 @@ from xlashard.train.checkpoint.files import files_in, writer_of
 
 HERE = Path(__file__).parent
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("cpu" not in os.environ["JAX_PLATFORMS"], reason="emulated processes"),
-]
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_and_one(tmp_path: Path) -> None:
