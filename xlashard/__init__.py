@@ -16,6 +16,7 @@ import typing as _typing
 
 from xlashard import multihost as multihost
 from xlashard import numpy as numpy
+from xlashard._jax.dispatch import Wrappers as _Wrappers
 from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install
 from xlashard._version import __version__
@@ -36,6 +37,7 @@ from xlashard.array import (
     make_sharded_device_array,
     unstacked_shards,
 )
+from xlashard.array import wrap_kinds as _wrap_kinds
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.array.variables import check_constant as _check_constant
@@ -43,6 +45,7 @@ from xlashard.config import read_flags as _read_flags
 from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit import (
     AUTO,
+    FROM_GDA,
     UNSPECIFIED,
     BoundStep,
     Compiled,
@@ -98,8 +101,7 @@ _apply_flags(_flags)
 _AGREEMENTS.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(
     Array,
-    _wrap_first,
-    _wrap_tree,
+    _Wrappers(_wrap_first, _wrap_tree, _wrap_kinds),
     (NamedSharding, PmapSharding, SingleDeviceSharding),
     _check_constant,
 )
@@ -108,6 +110,7 @@ P = PartitionSpec
 
 __all__ = [
     "AUTO",
+    "FROM_GDA",
     "UNSPECIFIED",
     "AbstractMesh",
     "Array",

@@ -141,6 +141,7 @@ TOPICS = (
     "parsing",
     "constructors",
     "pmap",
+    "legacy",
     "process_local",
     "multihost",
     "pods",

@@ -21,6 +21,7 @@ ROOMS = (
             "processes",
             "multihost",
             "testing",
+            "legacy",
             "_jax",
         )
     ),

@@ -10,7 +10,7 @@ from jax._src import config
 
 # Rooms that stand between a user's call and the function that is traced.
 _ROOMS = (
-    *("_jax", "array", "geometry", "multihost", "numpy", "pictures", "pjit", "processes"),
+    *("_jax", "array", "geometry", "legacy", "multihost", "numpy", "pictures", "pjit", "processes"),
     *("program", "sharding", "testing"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)

@@ -40,21 +40,44 @@ class _Outputs:
         self.treedef = treedef
 
 
-def register_nodes(
-    array_type: type,
-    handle_field: str,
-    wrap_first: Callable[[None, Sequence[Handle]], Any],
-    wrap_tree: Callable[[TreeDef, Sequence[Handle]], Any],
-) -> None:
-    """Teaches the dispatcher to unwrap and to wrap an array type.
+class _KindOutputs:
+    """Stands for a result tree whose arrays are of other kinds than the usual one."""
 
-    The dispatcher calls both functions itself on every repeat call, so they are handed over as
-    they are, with no function of ours around them.
+    __slots__ = ("handles", "plan")
+
+    def __init__(self, handles: Sequence[Handle], plan: tuple[TreeDef, tuple[type, ...]]) -> None:
+        self.handles = handles
+        self.plan = plan
+
+
+class Wrappers(NamedTuple):
+    """What makes arrays of handles. jaxlib calls these itself on every repeat call.
+
+    Attributes:
+        first: From None and one handle in a tuple to an array.
+        tree: From a tree and its handles to the tree of arrays.
+        kinds: From a tree with the kind of each of its arrays, and its handles, to that tree.
+    """
+
+    first: Callable[[None, Sequence[Handle]], Any]
+    tree: Callable[[TreeDef, Sequence[Handle]], Any]
+    kinds: Callable[[tuple[TreeDef, tuple[type, ...]], Sequence[Handle]], Any]
+
+
+def register_unwrapping(array_type: type, handle_field: str) -> None:
+    """Teaches the dispatcher to find the handle in an array of this very type."""
+    tree_util.dispatch_registry.register_dataclass_node(array_type, [handle_field], [])
+
+
+def register_wrapping(wrappers: Wrappers) -> None:
+    """Teaches the dispatcher to make arrays of results.
+
+    The functions are handed over as they are, with no function of ours around them.
     """
     registry = tree_util.dispatch_registry
-    registry.register_dataclass_node(array_type, [handle_field], [])
-    registry.register_node(_Output, lambda out: ((out.handle,), None), wrap_first)
-    registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrap_tree)
+    registry.register_node(_Output, lambda out: ((out.handle,), None), wrappers.first)
+    registry.register_node(_Outputs, lambda out: (out.handles, out.treedef), wrappers.tree)
+    registry.register_node(_KindOutputs, lambda out: (out.handles, out.plan), wrappers.kinds)
 
 
 _LEAF = tree_util.tree_structure(0)
@@ -74,9 +97,21 @@ class FastPath(NamedTuple):
     const_args: Sequence[Any]
 
 
-def output_tree(treedef: TreeDef, handles: Sequence[Handle]) -> TreeDef:
-    """The dispatcher's tree of a result, from the user's tree of it."""
-    out = _Output(handles[0]) if treedef == _LEAF else _Outputs(tuple(handles), treedef)
+def output_tree(
+    treedef: TreeDef, handles: Sequence[Handle], kinds: tuple[type, ...] | None = None
+) -> TreeDef:
+    """The dispatcher's tree of a result, from the user's tree of it.
+
+    Args:
+        treedef: The user's tree.
+        handles: Its handles, in order.
+        kinds: The class of each array; None for the usual one.
+    """
+    out: Any = _Outputs(tuple(handles), treedef)
+    if kinds is not None:
+        out = _KindOutputs(tuple(handles), (treedef, kinds))
+    elif treedef == _LEAF:
+        out = _Output(handles[0])
     return tree_util.dispatch_registry.flatten(out, None)[1]
 
 

@@ -24,8 +24,7 @@ _installed: list[type] = []
 
 def install(
     array_type: type,
-    wrap_first: Callable[[None, Sequence[Any]], Any],
-    wrap_tree: Callable[[Any, Sequence[Any]], Any],
+    wrappers: dispatch.Wrappers,
     sharding_types: Sequence[type],
     check_constant: Callable[[Any], None],
 ) -> None:
@@ -33,27 +32,12 @@ def install(
 
     Args:
         array_type: The class; its instances hold their buffer handle in `_handle`.
-        wrap_first: From None and one handle in a tuple to an instance.
-        wrap_tree: From a tree and its handles to the tree of instances.
+        wrappers: What makes instances of handles.
         sharding_types: Our classes of shardings that derive from one of JAX's.
         check_constant: Refuses a handle that can't become a constant of a program of JAX.
     """
     if array_type in _installed:
         return
-    handle_of = attrgetter("_handle")
-
-    def aval_of(x: Any) -> Any:
-        handle = x._handle
-        return core.pytype_aval_mappings[type(handle)](handle)
-
-    def shard_arg(
-        xs: Sequence[Any],
-        shardings: Sequence[Any],
-        layouts: Sequence[Any],
-        semantics: Sequence[Any],
-    ) -> Sequence[Any]:
-        return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
-
     bare_constant = mlir.get_constant_handler(HandleType)
 
     def constant_of_handle(val: Any, aval: Any) -> Any:
@@ -63,24 +47,14 @@ def install(
             check_constant(val)
             raise
 
-    def constant(val: Any, aval: Any) -> Any:
-        return constant_of_handle(val._handle, aval)
-
-    # Its abstract value, wherever JAX looks at an argument or a closed-over value.
-    core.pytype_aval_mappings[array_type] = aval_of
-    # Operators of JAX take the handle itself.
-    dtypes.register_canonicalize_value_handler(array_type, handle_of)
-    # Placement of arguments of JAX's own compiled functions.
-    pxla.shard_arg_handlers[array_type] = shard_arg
-    # Closed-over values of traced functions.
-    mlir.register_constant_handler(array_type, constant)
     # Operators have put its handle in its place: only what is said of one that can't be read is
     # ours.
     mlir.register_constant_handler(HandleType, constant_of_handle)
-    # jaxlib's dispatcher: arguments in, results out.
-    dispatch.register_nodes(array_type, "_handle", wrap_first, wrap_tree)
+    install_array_type(array_type)
+    # jaxlib's dispatcher: results out.
+    dispatch.register_wrapping(wrappers)
     # Arrays that span processes, where JAX asks for its own class.
-    hand_over_handles(array_type, handle_of)
+    hand_over_handles(array_type, _HANDLE)
     # What its own compiled functions give back is said on the mesh of what they were given.
     for kind in sharding_types:
         for base, name_on_mesh in list(pxla._orig_out_sharding_handlers.items()):
@@ -95,6 +69,47 @@ def install(
         source_info_util.register_exclusion(folder)
         hide_frames(folder)
     _installed.append(array_type)
+
+
+_HANDLE = attrgetter("_handle")
+
+
+def install_array_type(array_type: type) -> None:
+    """Makes JAX take a class of arrays, or one that derives from it, for what it is.
+
+    JAX's tables hold the very classes, so each derived class needs entries of its own.
+
+    Args:
+        array_type: The class; its instances hold their buffer handle in `_handle`.
+    """
+
+    def aval_of(x: Any) -> Any:
+        handle = x._handle
+        return core.pytype_aval_mappings[type(handle)](handle)
+
+    def shard_arg(
+        xs: Sequence[Any],
+        shardings: Sequence[Any],
+        layouts: Sequence[Any],
+        semantics: Sequence[Any],
+    ) -> Sequence[Any]:
+        return pxla.shard_args(shardings, layouts, semantics, [x._handle for x in xs])
+
+    constant_of_handle = mlir.get_constant_handler(HandleType)
+
+    def constant(val: Any, aval: Any) -> Any:
+        return constant_of_handle(val._handle, aval)
+
+    # Its abstract value, wherever JAX looks at an argument or a closed-over value.
+    core.pytype_aval_mappings[array_type] = aval_of
+    # Operators of JAX take the handle itself.
+    dtypes.register_canonicalize_value_handler(array_type, _HANDLE)
+    # Placement of arguments of JAX's own compiled functions.
+    pxla.shard_arg_handlers[array_type] = shard_arg
+    # Closed-over values of traced functions.
+    mlir.register_constant_handler(array_type, constant)
+    # jaxlib's dispatcher: arguments in.
+    dispatch.register_unwrapping(array_type, "_handle")
 
 
 def apply_flags(flags: Flags) -> None:

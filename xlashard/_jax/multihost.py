@@ -17,10 +17,10 @@ _NAMES = ("_handle_array_process_allgather", "assert_equal")
 
 
 def hand_over_handles(array_type: type, handle_of: Callable[[Any], Any]) -> None:
-    """Makes those functions see the handle of every array of a type."""
+    """Makes those functions see the handle of every array of a type, or of one derived from it."""
 
     def bare(x: Any) -> Any:
-        return handle_of(x) if type(x) is array_type else x
+        return handle_of(x) if isinstance(x, array_type) else x
 
     def on_handles(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

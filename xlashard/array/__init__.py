@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from xlashard.array.array import Array, wrap, wrap_tree
+from xlashard.array.array import Array, wrap, wrap_kinds, wrap_tree
 from xlashard.array.buffer_makers import make_device_array, make_sharded_device_array
 from xlashard.array.constructors import (
     make_array_from_callback,
@@ -46,5 +46,6 @@ __all__ = [
     "reshard_plan",
     "unstacked_shards",
     "wrap",
+    "wrap_kinds",
     "wrap_tree",
 ]

@@ -332,3 +332,15 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
         out._handle = handle
         append(out)
     return treedef.unflatten(leaves)
+
+
+def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Handle]) -> Any:
+    """The pytree whose leaves are arrays of the given classes over the handles, in order."""
+    treedef, kinds = plan
+    leaves = []
+    append = leaves.append
+    for kind, handle in zip(kinds, handles, strict=True):
+        out = kind()
+        out._handle = handle
+        append(out)
+    return treedef.unflatten(leaves)

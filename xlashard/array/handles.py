@@ -1,10 +1,13 @@
 """Telling buffer handles from other values, and wrapping the results of programs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xlashard._jax.transfer import HandleType
 from xlashard.array.array import Array, wrap
+
+type KindOf = Callable[[Any], type[Array]]
+"""Says for the handle of a result which class of arrays it is to be."""
 
 
 def is_handle(value: object) -> bool:

@@ -8,7 +8,7 @@ from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.constraint import with_sharding_constraint
 from xlashard.pjit.prepare import PROGRAMS
 from xlashard.pjit.recompile.report import RecompileReport
-from xlashard.pjit.resources import AUTO, UNSPECIFIED
+from xlashard.pjit.resources import AUTO, FROM_GDA, UNSPECIFIED
 from xlashard.pjit.stages import Lowered, Traced
 from xlashard.pjit.step import BoundStep
 
@@ -27,6 +27,7 @@ else:
 
 __all__ = [
     "AUTO",
+    "FROM_GDA",
     "PROGRAMS",
     "UNSPECIFIED",
     "BoundStep",

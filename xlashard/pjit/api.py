@@ -94,8 +94,8 @@ def pjit(
         fun: A function of pytrees of arrays. Without it comes a decorator with these options:
             `@pjit(donate_argnums=0)`.
         in_shardings: Where the arguments go: a prefix of the tuple of arguments whose leaves are
-            None (replicated), a PartitionSpec on the mesh in force at the call, a Sharding, or
-            `UNSPECIFIED` (stay where they are).
+            None (replicated), a PartitionSpec on the mesh in force at the call, a Sharding,
+            `UNSPECIFIED` (stay where they are), or `FROM_GDA` (the same, of arrays only).
         out_shardings: Where the results go, as a prefix of the result; what is unspecified stays
             where the partitioner puts it.
         static_argnums: Positions of arguments that are part of the program; hashable.

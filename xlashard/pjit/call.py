@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xlashard._jax import context, tracing
+from xlashard.array.handles import KindOf
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.prepare import Order
 from xlashard.pjit.recompile.history import Key, StaticValue
@@ -25,6 +26,7 @@ class Call:
         layouts: The layouts that were asked for, of arguments and of results.
         donated: For each argument whether its buffers may be reused.
         statics: The static arguments: names, values, and whether they were passed by name.
+        kind_of: Which class of arrays a result is; None for `Array`.
         making: What had to be made for it.
     """
 
@@ -36,6 +38,7 @@ class Call:
     layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
     donated: tuple[bool, ...]
     statics: tuple[tuple[str, Any, bool], ...] = ()
+    kind_of: KindOf | None = None
     making: Making = field(default_factory=Making)
 
     def on(self, values: Sequence[Any]) -> "Call":

@@ -15,7 +15,7 @@ from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.checks import check_place
 from xlashard.pjit.face import Face, struct
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import Giving, check_donated_once, run_repeatably
+from xlashard.pjit.run import Giving, Results, check_donated_once, run_repeatably
 
 
 class Executable:
@@ -167,8 +167,8 @@ class Executable:
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)
-        out_tree = self._face.out_tree
-        out, path = run_repeatably(self._prepared, values, out_tree, self._given, self._body)
+        results = Results(self._face.out_tree, self._face.kind_of)
+        out, path = run_repeatably(self._prepared, values, results, self._given, self._body)
         return out, path if repeatable else None, False
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:

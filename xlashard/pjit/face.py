@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.tracing import Tracer
+from xlashard.array.handles import KindOf
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_concrete
 from xlashard.pjit.call import Call
@@ -25,6 +26,7 @@ class Face:
         out_avals: The abstract values of the results, flat.
         paths: Each argument as a person would write it: `state['params']['w']`.
         donated: For each argument whether its buffers may be reused.
+        kind_of: Which class of arrays a result is; None for `Array`.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Face:
     out_avals: tuple[Any, ...]
     paths: tuple[str, ...]
     donated: tuple[bool, ...]
+    kind_of: KindOf | None = None
 
     @classmethod
     def of(cls, call: Call) -> "Face":
@@ -47,6 +50,7 @@ class Face:
             out_avals=tuple(traced.jaxpr.out_avals),
             paths=traced.arg_names,
             donated=call.donated,
+            kind_of=call.kind_of,
         )
 
     def check_tree(self, tree: Any, verb: str) -> None:

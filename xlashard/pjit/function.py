@@ -37,8 +37,8 @@ from xlashard.pjit.primitive import (
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.resources import Resource, expand, to_sharding
-from xlashard.pjit.run import Giving, check_donated_once, run_repeatably
+from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
+from xlashard.pjit.run import Giving, Results, check_donated_once, run_repeatably
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
     Mesh,
@@ -99,6 +99,7 @@ class Function:
         ins = self._in_resources(traced)
         outs = self._out_resources(traced)
         in_paths, out_paths = traced.arg_names, traced.result_paths
+        check_from_gda(ins, values, in_paths)
         call = Call(
             traced=traced,
             values=tuple(values),
@@ -108,6 +109,7 @@ class Function:
             layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
             donated=self.parameters.donated(args, kwargs),
             statics=self.parameters.statics(args, kwargs),
+            kind_of=self.options.kind_of,
             making=making,
         )
         if traced.is_new:
@@ -242,7 +244,8 @@ class Function:
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
         given = Giving(call.donated, traced.arg_names, self.taker, naming)
-        return run_repeatably(self.prepare(call), call.values, traced.out_tree, given, traced.jaxpr)
+        results = Results(traced.out_tree, call.kind_of)
+        return run_repeatably(self.prepare(call), call.values, results, given, traced.jaxpr)
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Says better than jaxlib why it refused a call, where this can.

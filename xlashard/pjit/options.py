@@ -7,8 +7,14 @@ from typing import Any, Literal
 
 import jax
 
+from xlashard.array.handles import KindOf
 from xlashard.errors import ArgumentError
-from xlashard.pjit.resources import UNSPECIFIED, ResourceTree, read_resources
+from xlashard.pjit.resources import (
+    UNSPECIFIED,
+    ResourceTree,
+    read_resources,
+    refuse_from_gda,
+)
 from xlashard.program import option_items
 
 type DonationMode = Literal["warn", "strict"]
@@ -30,6 +36,7 @@ class PjitOptions:
         compiler_options: Options of XLA, sorted by name.
         donation: What to do about a donated argument that no result can reuse.
         share_binary: Let one process compile for all.
+        kind_of: Which class of arrays a result is; None for `Array`.
     """
 
     in_resources: ResourceTree
@@ -43,6 +50,7 @@ class PjitOptions:
     compiler_options: tuple[tuple[str, Any], ...]
     donation: DonationMode
     share_binary: bool = False
+    kind_of: KindOf | None = None
 
 
 def read_options(
@@ -81,9 +89,11 @@ def read_options(
             "write backend='cpu'"
         )
     argnums, argnames = donated
+    out_resources = read_resources(out_shardings, "out_shardings")
+    refuse_from_gda(out_resources)
     return PjitOptions(
         in_resources=read_resources(in_shardings, "in_shardings"),
-        out_resources=read_resources(out_shardings, "out_shardings"),
+        out_resources=out_resources,
         donate_argnums=index_tuple(argnums, "donate_argnums"),
         donate_argnames=name_tuple(argnames, "donate_argnames"),
         keep_unused=bool(rest["keep_unused"]),
@@ -93,6 +103,7 @@ def read_options(
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
         share_binary=bool(rest["share_binary"]),
+        kind_of=rest.get("kind_of"),
     )
 
 

@@ -29,7 +29,7 @@ from xlashard.pjit.prepare import PROGRAMS, Order, Prepared
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.run import Giving, run_repeatably
+from xlashard.pjit.run import Giving, Results, run_repeatably
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
@@ -83,12 +83,12 @@ def _dispatched(
     It is kept as long as the piece is, and so must not keep that.
     """
     piece = weakref.ref(call_jaxpr)
-    out_tree = jax.tree_util.tree_structure([0] * len(call_jaxpr.outvars))
+    results = Results(jax.tree_util.tree_structure([0] * len(call_jaxpr.outvars)))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
         body = piece()
         prepared = _prepared(args, body, label, options, given)
-        return *run_repeatably(prepared, args, out_tree, given, body), False
+        return *run_repeatably(prepared, args, results, given, body), False
 
     def evaluate(*args: Any) -> list[Any]:
         return as_function(piece())(*args)

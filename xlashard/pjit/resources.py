@@ -40,12 +40,31 @@ class Auto:
 AUTO = Auto()
 
 
+class FromGda:
+    """Takes the sharding of the array that is passed; `FROM_GDA` is the one to use.
+
+    Every instance means the same, for a pickled one comes back as another.
+    """
+
+    def __repr__(self) -> str:
+        return "FROM_GDA"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FromGda)
+
+    def __hash__(self) -> int:
+        return hash(FromGda)
+
+
+FROM_GDA = FromGda()
+
+
 @dataclass(frozen=True)
 class Resource:
     """One leaf of a tree of resources.
 
     Attributes:
-        given: None, a PartitionSpec, a Sharding, `AUTO` or `UNSPECIFIED`.
+        given: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA` or `UNSPECIFIED`.
         layout: The layout that came with it in a `Format`, or None.
     """
 
@@ -55,7 +74,7 @@ class Resource:
     @property
     def is_unspecified(self) -> bool:
         """True if it says nothing."""
-        return isinstance(self.given, UnspecifiedValue | Auto)
+        return isinstance(self.given, UnspecifiedValue | Auto | FromGda)
 
 
 @dataclass(frozen=True)
@@ -86,10 +105,47 @@ class ResourceTree:
         return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
 
 
+_LEAVES = (
+    *(PartitionSpec, Sharding, JaxSharding, Format),
+    *(UnspecifiedValue, Auto, FromGda, Resource),
+)
+
+
 def _is_leaf(x: object) -> bool:
-    return x is None or isinstance(
-        x, PartitionSpec | Sharding | JaxSharding | Format | UnspecifiedValue | Auto | Resource
-    )
+    return x is None or isinstance(x, _LEAVES)
+
+
+def check_from_gda(
+    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str]
+) -> None:
+    """Refuses arguments that bring no sharding where `FROM_GDA` says to take theirs.
+
+    Raises:
+        ResourceError: With the first such argument.
+    """
+    for resource, value, path in zip(resources, values, paths, strict=True):
+        if not isinstance(resource.given, FromGda) or isinstance(value, jax.Array):
+            continue
+        if getattr(value, "sharding", None) is None:
+            raise ResourceError(
+                f"in_shardings of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
+                f"to take: give P(...) for it, or pass {path} as a global array, made by "
+                f"multihost.host_local_array_to_global_array({path}, mesh, P(...))",
+                path=path,
+            )
+
+
+def refuse_from_gda(resources: ResourceTree) -> None:
+    """Refuses `FROM_GDA` among what is said of results.
+
+    Raises:
+        ResourceError: If it is there.
+    """
+    if any(isinstance(leaf.given, FromGda) for leaf in resources.leaves):
+        raise ResourceError(
+            f"{resources.what} holds FROM_GDA, which takes the sharding of an argument; a result "
+            "has none before it is made: give None (replicated), P(...), or UNSPECIFIED"
+        )
 
 
 def read_resources(tree: Any, what: str) -> ResourceTree:
@@ -107,7 +163,7 @@ def _read_leaf(leaf: Any, path: str) -> Resource:
     if isinstance(leaf, Format):
         given = UNSPECIFIED if leaf.sharding is None else leaf.sharding
         return Resource(_read_leaf(given, path).given, leaf.layout)
-    if leaf is None or isinstance(leaf, PartitionSpec | UnspecifiedValue | Auto):
+    if leaf is None or isinstance(leaf, PartitionSpec | UnspecifiedValue | Auto | FromGda):
         return Resource(leaf)
     if isinstance(leaf, Sharding):
         return Resource(leaf)

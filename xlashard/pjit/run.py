@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard._jax.transfer import split
-from xlashard.array import Array, wrap_tree
+from xlashard.array import Array, wrap_kinds, wrap_tree
 from xlashard.array.guards import guards_in_force
-from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.handles import KindOf, is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import DonationError, NonFiniteError
 from xlashard.pjit.arguments import bare
@@ -39,10 +39,35 @@ class Giving:
     naming: Naming | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Results:
+    """How the results of a program reach the caller.
+
+    Attributes:
+        tree: Their tree.
+        kind_of: Which class of arrays each is; None for `Array`.
+    """
+
+    tree: Any
+    kind_of: KindOf | None = None
+
+    def kinds(self, handles: Sequence[Any]) -> tuple[type[Array], ...] | None:
+        """The class of each; None where all are Arrays."""
+        return None if self.kind_of is None else tuple(map(self.kind_of, handles))
+
+    def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+        """The results over their handles; keys and tokens stay what they are."""
+        if not all(map(is_handle, handles)):
+            return self.tree.unflatten([wrap_result(h) for h in handles])
+        if kinds is not None:
+            return wrap_kinds((self.tree, kinds), handles)
+        return wrap_tree(self.tree, handles)
+
+
 def run_repeatably(
     prepared: Prepared,
     values: Sequence[Any],
-    out_tree: Any,
+    results: Results,
     given: Giving | None,
     body: Any = None,
 ) -> tuple[Any, Any]:
@@ -51,7 +76,7 @@ def run_repeatably(
     Args:
         prepared: The program.
         values: All arguments of the call, flat.
-        out_tree: The tree of the result.
+        results: How its results reach the caller.
         given: What the call gives away; None for nothing.
         body: The jaxpr of the arguments, to look for what made a result that is forbidden.
 
@@ -69,10 +94,11 @@ def run_repeatably(
         raise explained(error, name, Run(body, tuple(values), paths)) from None
     if given is not None:
         _mark_donated(values, given)
-    if not all(map(is_handle, handles)):
-        return out_tree.unflatten([wrap_result(h) for h in handles]), None
-    path = _fast_path(prepared, out_tree, handles) if repeatable else None
-    return wrap_tree(out_tree, handles), path
+    kinds = results.kinds(handles)
+    path = None
+    if repeatable and all(map(is_handle, handles)):
+        path = _fast_path(prepared, dispatch.output_tree(results.tree, handles, kinds), handles)
+    return results.wrapped(handles, kinds), path
 
 
 def _run_guarded(prepared: Prepared, values: Sequence[Any], paths: Sequence[str]) -> list[Any]:
@@ -166,14 +192,14 @@ def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
     )
 
 
-def _fast_path(prepared: Prepared, out_tree: Any, handles: Sequence[Any]) -> Any:
+def _fast_path(prepared: Prepared, wrapping: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
     if prepared.stateful or program.parts.body.has_effects or checking.checks_results():
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,
-        out_pytree_def=dispatch.output_tree(out_tree, handles),
+        out_pytree_def=wrapping,
         in_shardings=program.physical_in_twins,
         out_shardings=program.out_twins,
         out_avals=[h.aval for h in handles],

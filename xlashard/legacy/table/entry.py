@@ -1,0 +1,29 @@
+"""One name of the era, and what is done about it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+type Treatment = Literal["works", "differs", "refused"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name that programs of the era import or reach for.
+
+    Attributes:
+        name: Where they find it: `jax.experimental.maps.Mesh`.
+        gone: The release of JAX since which it is gone, or is something else: `0.4.14`.
+        treatment: Whether it works as it did, works with differences, or refuses to be used and
+            says what to do instead.
+        source: What is put there, imported when first asked for: `module:attribute`, or `module`
+            for a whole module.
+        today: What to write today, as code.
+        note: How it differs, or why it is refused; empty where it works as it did.
+    """
+
+    name: str
+    gone: str
+    treatment: Treatment
+    source: str
+    today: str
+    note: str = ""
