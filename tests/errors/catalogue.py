@@ -142,6 +142,7 @@ TOPICS = (
     "constructors",
     "pmap",
     "legacy",
+    "legacy_worlds",
     "process_local",
     "multihost",
     "pods",

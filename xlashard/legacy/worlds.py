@@ -1,0 +1,45 @@
+"""The three worlds of the era: what kind of arrays its functions take and give."""
+
+from dataclasses import dataclass
+
+from xlashard.legacy import flags
+
+
+@dataclass(frozen=True)
+class World:
+    """How values of parallel functions are meant.
+
+    Attributes:
+        jax_array: All are Arrays and global; the other field says nothing then.
+        output_gda: Without `jax_array`: results are `GlobalDeviceArray`s, and not this process's
+            part of them (`DeviceArray`, `ShardedDeviceArray`).
+    """
+
+    jax_array: bool = True
+    output_gda: bool = False
+
+    @property
+    def gives_gda(self) -> bool:
+        """Whether results are GlobalDeviceArrays."""
+        return self.output_gda and not self.jax_array
+
+    @property
+    def gives_host_local(self) -> bool:
+        """Whether results are this process's part of what was computed."""
+        return not self.output_gda and not self.jax_array
+
+
+_WORLDS = {(a, g): World(a, g) for a in (False, True) for g in (False, True)}
+
+
+def world_in_force() -> World:
+    """The world that the flags say for this thread. Ask once, where a call comes in.
+
+    Example:
+        >>> from xlashard import legacy
+        >>> with legacy.jax_array(False), legacy.parallel_functions_output_gda(True):
+        ...     print(world_in_force().gives_gda)
+        True
+    """
+    key = flags.jax_array.value, flags.parallel_functions_output_gda.value
+    return _WORLDS[key]
