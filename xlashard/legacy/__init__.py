@@ -2,6 +2,8 @@
 
 | modules | what is in them |
 |---|---|
+| `specs` | the era's `PartitionSpec`, which is a tuple |
+| `positional` | whether shapes are this process's part of an array or all of it |
 | `table` | every name of the era: since when it is gone, and what is done about it |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
 """

@@ -112,6 +112,9 @@ class NamedSharding(_NamedBase):
                 f"the spec of a NamedSharding must be a PartitionSpec, not "
                 f"{type(spec).__name__}: write P{_as_call(spec)}"
             )
+        if isinstance(spec, tuple):
+            # The era's (`legacy.specs`), which is both: today's is the one that others compare.
+            spec = PartitionSpec(*spec)
         normal = spec_of(spec)
         if not mesh.empty:
             validate_spec(normal, grid_of(mesh))
