@@ -1,0 +1,11 @@
+"""`import xlashard.legacy.install` brings the names of 2022 and 2023 back to JAX.
+
+As the first line of a program it lets the rest stay as it is. `xlashard.legacy.install.uninstall()`
+takes them away again.
+"""
+
+from xlashard.legacy.installing import install, uninstall
+
+__all__ = ["install", "uninstall"]
+
+install()

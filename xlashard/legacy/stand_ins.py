@@ -1,0 +1,144 @@
+"""Modules that stand where programs of the era import from."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import FrameType, ModuleType
+from typing import Any
+
+from xlashard.legacy.table.entry import Entry
+
+type Listener = Callable[[Entry, Any, FrameType], None]
+"""Is told of an entry that was asked for, what it is, and the frame that asked."""
+
+_LACKING = object()
+
+
+def find(source: str) -> Any:
+    """What a source of the table leads to.
+
+    Args:
+        source: `module:attribute`, or `module` for a whole module.
+
+    Example:
+        >>> find("math:pi")
+        3.141592653589793
+    """
+    home, _, member = source.partition(":")
+    value = importlib.import_module(home)
+    for part in filter(None, member.split(".")):
+        value = getattr(value, part)
+    return value
+
+
+@dataclass
+class Members:
+    """The names that are served to those who ask a module for an attribute.
+
+    Attributes:
+        module: The module's name.
+        whole: The module's own entry, all of whose attributes are served, if there is one.
+        entries: The entry of each name that has one.
+        children: The modules that stand below this one, by their last name.
+        behind: What the module gives without us; JAX's own code goes on getting that.
+        listener: Is told of every name that was asked for.
+    """
+
+    module: str
+    whole: Entry | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    children: dict[str, "StandIn"] = field(default_factory=dict)
+    behind: Callable[[str], Any] | None = None
+    listener: Listener | None = None
+
+    def get(self, name: str, frame: FrameType) -> Any:
+        """The value of a name.
+
+        Args:
+            name: The name.
+            frame: Who asks.
+
+        Raises:
+            AttributeError: There is none.
+        """
+        if self.behind is not None and _is_of_jax(frame):
+            return self.behind(name)
+        value = self._find(name)
+        if value is not _LACKING:
+            if self.listener is not None:
+                self._tell(self.listener, name, value, frame)
+            return value
+        if self.behind is not None:
+            return self.behind(name)
+        raise AttributeError(f"module {self.module!r} has no attribute {name!r}", name=name)
+
+    def names(self) -> set[str]:
+        """All names that are served."""
+        names = {*self.entries, *self.children}
+        if self.whole is not None:
+            home = importlib.import_module(self.whole.source)
+            names |= {name for name in dir(home) if not _is_private(name)}
+        return names
+
+    def _find(self, name: str) -> Any:
+        if name in self.children:
+            return self.children[name]
+        if name in self.entries:
+            return find(self.entries[name].source)
+        if self.whole is None or _is_private(name):
+            return _LACKING
+        return getattr(importlib.import_module(self.whole.source), name, _LACKING)
+
+    def _tell(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
+        entry = self.entries.get(name)
+        if isinstance(value, StandIn):
+            entry = value._members.whole
+        elif entry is None and self.whole is not None:
+            entry = replace(self.whole, name=f"{self.module}.{name}")
+        if entry is not None:
+            listener(entry, value, frame)
+
+
+def _is_private(name: str) -> bool:
+    """Whether a module's attribute is its own business: `__file__`, `__spec__`."""
+    return name.startswith("__")
+
+
+def _is_of_jax(frame: FrameType) -> bool:
+    """Whether JAX's own code asks."""
+    asking = frame.f_globals.get("__name__") or ""
+    return asking.partition(".")[0] in ("jax", "jaxlib")
+
+
+class StandIn(ModuleType):
+    """A module of the era, in place of one that is gone or that is something else today.
+
+    It has the attributes that the table gives it, found when somebody first asks for them.
+
+    Args:
+        members: What it serves.
+        today: The module that it stands in place of, if there is one today.
+    """
+
+    _members: Members
+    _today: ModuleType | None
+
+    def __init__(self, members: Members, today: ModuleType | None = None) -> None:
+        super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
+        # What a program assigns, and what it has asked for, is kept in the dictionary as well.
+        self.__dict__.update(_members=members, _today=today)
+        if members.children:
+            self.__dict__.update(__path__=[])
+
+    def __getattr__(self, name: str) -> Any:
+        members = self._members
+        if name == "__all__":
+            return [name for name in dir(self) if not name.startswith("_")]
+        value = members.get(name, sys._getframe(1))
+        if members.listener is None and members.behind is None:
+            self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._members.names(), *dir(self._today)})
