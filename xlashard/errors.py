@@ -368,3 +368,15 @@ class PodError(XlashardError, RuntimeError):
         self.tracebacks = dict(tracebacks or {})
         self.outputs = dict(outputs or {})
         self.errors = dict(errors or {})
+
+
+class RefusedError(XlashardError, RuntimeError):
+    """A name of 2022 or 2023 that can't do today what it did then.
+
+    Attributes:
+        name: The name, as programs import it.
+    """
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name

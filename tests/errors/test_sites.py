@@ -42,7 +42,16 @@ PLUGIN = "raised inside pytest; tests/testing/test_plugin.py"
 PASSED_ON = "raises again what JAX or a caller of the package raised"
 
 # File, function, and a part of the statement; and why no call on the page raises it.
+RUNNER = "what the command line says; tests/legacy/test_command.py"
+OWN_WORDS = "what Python says of an attribute that is not there"
+
 UNREACHED = {
+    ("legacy/command.py", "read_command", ""): RUNNER,
+    ("legacy/command.py", "_program", ""): RUNNER,
+    ("legacy/installing.py", "behind", ""): OWN_WORDS,
+    ("legacy/stand_ins.py", "get", ""): OWN_WORDS,
+    ("legacy/refusals.py", "__getattr__", ""): OWN_WORDS,
+    ("legacy/era/util.py", "split_dict", ""): "as it was: the key alone; test_everyday.py",
     ("pjit/arguments.py", "_compatible", "{error}"): "JAX's own arrays carry its own shardings",
     ("pjit/arguments.py", "_compatible", "one shape only"): "as above: JAX refuses others before",
     ("pjit/arguments.py", "check_concrete", "raise error"): PASSED_ON,

@@ -1,14 +1,33 @@
-"""JAX as programs of 2022 and 2023 reach into it, and what it has today instead."""
+"""What programs of 2022 and 2023 reach for inside of JAX, where it is there today."""
 
 from typing import Any
 
-# What imports only when asked is imported here, so that the era's modules can stand in place of
-# these without a module of JAX being loaded by it.
+# Each of these two is imported by JAX only when it is asked for. The era's modules stand in place
+# of them, and need them loaded before.
+import jax.core
 import jax.experimental.multihost_utils
-import jax.experimental.pjit  # noqa: F401
+import jax.experimental.pjit
+import jax.extend.core
+import jax.extend.linear_util
+from jax._src import core as inner_core
+from jax._src import linear_util as inner_functions
+from jax._src import util as inner_util
+from jax._src import xla_bridge as inner_bridge
 from jax._src.array import ArrayImpl
+from jax._src.compiler import get_compile_options
+from jax._src.lib import xla_client as inner_client
+
+# Modules, and not their names one by one: what a program reaches for is listed where it does so.
+core: Any = inner_core
+jaxprs: Any = jax.extend.core
+functions: Any = jax.extend.linear_util
+linear_util: Any = inner_functions
+util: Any = inner_util
+xla_bridge: Any = inner_bridge
+xla_client: Any = inner_client
+compile_options: Any = get_compile_options
 
 
-def concrete_class(abstract: Any) -> type:
+def concrete_class(shown: type) -> Any:
     """The class whose instances JAX gives out for one that it shows: of arrays, that of handles."""
-    return {jax.Array: ArrayImpl}.get(abstract, abstract)
+    return ArrayImpl if shown is jax.Array else shown

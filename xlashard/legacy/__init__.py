@@ -5,6 +5,11 @@
 | `specs` | the era's `PartitionSpec`, which is a tuple |
 | `positional` | whether shapes are this process's part of an array or all of it |
 | `table` | every name of the era: since when it is gone, and what is done about it |
+| `installing`, `stand_ins` | puts these names into JAX's modules, and takes them away |
+| `install` | does so when it is imported |
+| `era` | what the era's modules had, one module for each |
+| `running`, `command` | runs a program with these names in place |
+| `refusals` | names that say, when used, what to write instead |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
 """
 
@@ -16,15 +21,18 @@ from xlashard.legacy.flags import (
     pmap_no_rank_reduction,
     show_flags,
 )
+from xlashard.legacy.installing import installed, uninstall
 from xlashard.legacy.worlds import World, world_in_force
 
 __all__ = [
     "World",
     "config",
     "hide_flags",
+    "installed",
     "jax_array",
     "parallel_functions_output_gda",
     "pmap_no_rank_reduction",
     "show_flags",
+    "uninstall",
     "world_in_force",
 ]

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import jax
-
 from xlashard._jax.era import concrete_class
 from xlashard.legacy.flags import hide_flags, show_flags
 from xlashard.legacy.stand_ins import Listener, Members, StandIn, find
@@ -142,7 +140,11 @@ class Installation:
         parents = {name.rpartition(".")[0] for name in self._table} - self._own
         return {
             parent: Members(
-                parent, None, self._entries_in(parent), self._children_of(parent), None,
+                parent,
+                None,
+                self._entries_in(parent),
+                self._children_of(parent),
+                None,
                 self._listener,
             )
             for parent in sorted(parents)

@@ -1,0 +1,132 @@
+"""Reads the command line of `python -m xlashard.legacy`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xlashard.errors import ConfigError
+from xlashard.legacy.flags import config
+from xlashard.legacy.installing import INSTALLER
+from xlashard.legacy.running import Program, run, why_missing
+
+_USAGE = """\
+usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...
+       python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] -m module ARGS ..."""
+
+_HELP = f"""{_USAGE}
+
+Runs a program of 2022 or 2023 as it is: the names of JAX that it imports are there again.
+
+  --report         at the end, list which of these names ran, from which lines, and what to write
+                   today
+  --report=FILE    write that list to a file, as JSON, for other programs
+  --jax_array=0    any flag of JAX or of the era, as the program could set it itself:
+                   --jax_parallel_functions_output_gda=1, --jax_enable_x64=1
+  -m module        run a module, as `python -m module` does
+  -h, --help       show this
+
+Everything behind script.py or module is the program's own."""
+
+
+class UsageError(Exception):
+    """A command line that can't be understood; says what to write."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command line asks for.
+
+    Attributes:
+        program: What to run.
+        report: Whether to report on the names that it uses.
+        report_file: Where to write the report to, instead of showing it.
+        flags: Flags to set before, by name.
+    """
+
+    program: Program
+    report: bool = False
+    report_file: str = ""
+    flags: dict[str, str | bool] = field(default_factory=dict)
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """Reads a command line.
+
+    Args:
+        words: Without the program's name.
+
+    Raises:
+        UsageError: It makes no sense.
+
+    Example:
+        >>> read_command(["--jax_array=0", "train.py", "--steps=3"]).program
+        Program(target='train.py', is_module=False, arguments=('--steps=3',))
+    """
+    report, file, flags = False, "", {}
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name == "--report":
+            if equals and not value:
+                raise UsageError("--report= needs the name of a file: --report=uses.json")
+            report, file = True, value
+        elif name.startswith(("--jax_", "--nojax_")):
+            flags.update([_flag(name, equals, value)])
+        else:
+            raise UsageError(f"{name} is none of its options; those of the program go behind it")
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    return Command(_program(rest), report, file, flags)
+
+
+def _flag(name: str, equals: str, value: str) -> tuple[str, str | bool]:
+    if name.startswith("--no"):
+        return name.removeprefix("--no"), False
+    return name.removeprefix("--"), value if equals else True
+
+
+def _program(words: list[str]) -> Program:
+    is_module = words[:1] == ["-m"]
+    if is_module:
+        words = words[1:]
+    if not words:
+        what = "-m needs the name of a module" if is_module else "there is no program to run"
+        raise UsageError(what)
+    return Program(words[0], is_module, tuple(words[1:]))
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a program with the era's names.
+
+    Args:
+        words: The command line without the program's name.
+
+    Returns:
+        The exit code, where the program itself did not end the process: 0 done, 2 wrong use.
+    """
+    if words[:1] in (["-h"], ["--help"]):
+        print(_HELP)
+        return 0
+    try:
+        command = read_command(words)
+        for name, value in command.flags.items():
+            config.update(name, _typed(name, value))
+    except (UsageError, ConfigError) as error:
+        print(f"{_USAGE}\nerror: {error}", file=sys.stderr)
+        return 2
+    missing = why_missing(command.program)
+    if missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1 if command.program.is_module else 2
+    INSTALLER.install()
+    run(command.program)
+    return 0
+
+
+def _typed(name: str, value: str | bool) -> Any:
+    """A flag's value of the type that it has now."""
+    now = config.read(name)
+    if isinstance(value, bool) or not isinstance(now, bool | int) or isinstance(now, bool):
+        return value
+    return int(value)
