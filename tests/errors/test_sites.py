@@ -46,7 +46,8 @@ RUNNER = "what the command line says; tests/legacy/test_command.py"
 OWN_WORDS = "what Python says of an attribute that is not there"
 
 UNREACHED = {
-    ("legacy/command.py", "read_command", ""): RUNNER,
+    ("legacy/command.py", "read_command", "needs the name"): RUNNER,
+    ("legacy/command.py", "read_command", "none of its options"): RUNNER,
     ("legacy/command.py", "_program", ""): RUNNER,
     ("legacy/installing.py", "behind", ""): OWN_WORDS,
     ("legacy/stand_ins.py", "get", ""): OWN_WORDS,
