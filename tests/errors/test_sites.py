@@ -58,6 +58,7 @@ UNREACHED = {
     ("pjit/arguments.py", "check_concrete", "raise error"): PASSED_ON,
     ("pjit/constraint.py", "_is_all_manual", ""): "for jaxprs traced elsewhere; test_nested.py",
     ("pjit/executable.py", "_checked", ""): "for the two classes that derive from it",
+    ("legacy/parsed.py", "get_op_sharding_from_executable", ""): COMPILER,
     ("pjit/saving.py", "_joined", ""): HEADER,
     ("pjit/trees.py", "tree_from_json", "entries for the keys"): HEADER,
     ("pjit/trees.py", "_write_place", ""): "is caught, and the node written as unknown",

@@ -45,6 +45,7 @@ __all__ = [
     "get_unconstrained_dims",
     "parse_flatten_op_sharding",
     "strides_for_sizes",
+    "tile_assignment_of",
     "to_op_sharding_sharding",
     "unflatten_array",
     "unflatten_superdims",
@@ -229,12 +230,18 @@ def parse_flatten_op_sharding(
         >>> [s.partitions for s in parse_flatten_op_sharding("{devices=[1,8]<=[8]}", mesh)]
         [((), ('x', 'y'))]
     """
-    assignment = _assignment(op_sharding)
+    assignment = tile_assignment_of(op_sharding)
     parts = assignment.elements if assignment.kind == "tuple" else (assignment,)
     return [_parsed(part, mesh) for part in parts]
 
 
-def _assignment(given: Any) -> TileAssignment:
+def tile_assignment_of(given: Any) -> TileAssignment:
+    """The tiles of what XLA writes: an `OpSharding`, an `HloSharding`, or its text.
+
+    Raises:
+        ArgumentError: If it is something else.
+        ShardingTextError: If it is a text, but not of a sharding.
+    """
     if isinstance(given, TileAssignment):
         return given
     if isinstance(given, OpSharding | HloSharding):

@@ -1,0 +1,132 @@
+"""The era's `Mesh` and `mesh`, and its sums over the part of a mesh that one process has."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.mesh_stack import UnhashableMesh
+from xlashard.errors import MeshError
+from xlashard.geometry import Box, MeshGrid
+from xlashard.legacy.parsed import array_mapping_to_axis_resources
+from xlashard.multihost.host_mesh import host_mesh
+from xlashard.sharding import Mesh as TodaysMesh
+
+if TYPE_CHECKING:
+    Mesh = TodaysMesh
+else:
+
+    class _MeshType(type(TodaysMesh)):
+        """Makes meshes of today, which are its instances, and of fake devices others."""
+
+        def __call__(cls, devices: Any, axis_names: Any, **options: Any) -> TodaysMesh:
+            names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+            if not isinstance(devices, np.ndarray):
+                devices = np.asarray(devices, dtype=object)
+            try:
+                return TodaysMesh(devices, names, **options)
+            except TypeError:
+                if _have_hashes(devices):
+                    raise
+            return _FakeMesh(devices, names)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, TodaysMesh)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, TodaysMesh)
+
+    class Mesh(TodaysMesh, metaclass=_MeshType):
+        """Devices in a grid with named axes: what it makes is a `jax.sharding.Mesh`.
+
+        Unlike that class it also takes devices without a hash, such as the dataclasses that tests
+        use for devices; what only needs their places works on a mesh of those.
+
+        Args:
+            devices: An array, or nested lists, of devices.
+            axis_names: One name for each of its dimensions; a single one may stand alone.
+
+        Example:
+            >>> with Mesh(jax.devices()[:1], "data") as mesh:
+            ...     mesh.shape["data"], mesh is jax.sharding.Mesh(jax.devices()[:1], "data")
+            (1, True)
+        """
+
+
+def mesh(devices: Any, axis_names: Sequence[str]) -> TodaysMesh:
+    """A mesh for a `with` block or as a decorator.
+
+    Args:
+        devices: An array, or nested lists, of devices.
+        axis_names: One name for each of its dimensions.
+
+    Example:
+        >>> with mesh([jax.devices()[:1]], ("x", "y")) as made:
+        ...     dict(made.shape)
+        {'x': 1, 'y': 1}
+    """
+    return Mesh(np.asarray(devices, dtype=object), axis_names)
+
+
+def _have_hashes(devices: Any) -> bool:
+    try:
+        for device in devices.flat:
+            hash(device)
+    except TypeError:
+        return False
+    return True
+
+
+class _FakeMesh(UnhashableMesh):
+    """A mesh of devices that JAX knows nothing of but what they have as attributes."""
+
+    @property
+    def local_devices(self) -> list[Any]:
+        """The devices whose `process_index` is this process's."""
+        return [d for d in self.devices.flat if d.process_index == jax.process_index()]
+
+    @property
+    def local_mesh(self) -> TodaysMesh:
+        """The mesh of those, which must be a contiguous part of it.
+
+        Raises:
+            MeshError: If there are none.
+            BoxError: If they leave a gap.
+        """
+        return self._local_mesh(jax.process_index())
+
+    def _local_mesh(self, process_index: int) -> TodaysMesh:
+        grid = MeshGrid(self.axis_names, self.devices.shape)
+        positions = [
+            n for n, device in enumerate(self.devices.flat) if device.process_index == process_index
+        ]
+        if not positions:
+            raise MeshError(
+                f"{self} has no device of process {process_index}: ask for its local mesh in "
+                f"process {self.devices.flat[0].process_index}"
+            )
+        box: Box = grid.local_box(positions)
+        window = tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
+        return _FakeMesh(self.devices[window], self.axis_names)
+
+
+def local_to_global(mesh: TodaysMesh, axes: Mapping[str, int], aval: Any) -> Any:
+    """The type of the whole array of which each process has a part.
+
+    Args:
+        mesh: The mesh of all processes; this one's devices must be a contiguous part of it.
+        axes: From mesh axes to the dimensions that they cut, as `get_array_mapping` gives it.
+        aval: The type of the part of this process: a `ShapedArray` or `ShapeDtypeStruct`.
+
+    Raises:
+        GeometryError: If the part can't be dealt out over this process's devices.
+    """
+    spec = array_mapping_to_axis_resources(axes)
+    return aval.update(shape=host_mesh(mesh).global_shape(spec, aval.shape))
+
+
+def global_to_local(mesh: TodaysMesh, axes: Mapping[str, int], aval: Any) -> Any:
+    """The type of the part of an array that this process has; see `local_to_global`."""
+    spec = array_mapping_to_axis_resources(axes)
+    return aval.update(shape=host_mesh(mesh).local_shape(spec, aval.shape))
