@@ -16,7 +16,10 @@ from xlashard.sharding import from_jax
 
 
 class ArraySuite:
-    """Give it fixtures `array`, `expected` (its value) and `sharding` (None: uncommitted)."""
+    """Give it fixtures `array`, `expected` (its value) and `sharding` (None: uncommitted).
+
+    Or `at_once(ArraySuite)` a fixture `subjects` that makes many of them (`tests/together.py`).
+    """
 
     def test_its_value_reads_back(self, array: Array, expected: np.ndarray) -> None:
         assert type(array) is Array

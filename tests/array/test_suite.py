@@ -1,5 +1,7 @@
 """The suite over every constructor, kind of sharding and dtype."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,75 +10,72 @@ import pytest
 
 from tests.array import cases
 from tests.array.suite import ArraySuite
+from tests.together import at_once
 from xlashard import Array, device_put
 
-
-def _pick(step: int) -> list[Any]:
-    """Every kind of sharding, each with a few of the dtypes: other ones for every constructor."""
-    dtypes = list(cases.DTYPES)
-    return [
-        pytest.param(kind, dtypes[(number * 3 + step + turn) % len(dtypes)])
-        for number, kind in enumerate(cases.SHARDINGS)
-        for turn in (0, 4)
-    ]
+type Subjects = Mapping[str, Callable[[], Mapping[str, Any]]]
 
 
-ALL = [
-    pytest.param(constructor, *params.values)
-    for step, constructor in enumerate(cases.CONSTRUCTORS)
-    for params in _pick(step)
-]
+def _subject(constructor: str, kind: str, expected: np.ndarray) -> Callable[[], Mapping[str, Any]]:
+    def make() -> Mapping[str, Any]:
+        sharding = cases.SHARDINGS[kind]
+        array = cases.CONSTRUCTORS[constructor](expected, sharding)
+        return {"array": array, "expected": expected, "sharding": sharding}
 
-
-@pytest.fixture
-def array(expected: np.ndarray, sharding: Any, constructor: str) -> Array:
-    return cases.CONSTRUCTORS[constructor](expected, sharding)
-
-
-@pytest.fixture
-def sharding(kind: str) -> Any:
-    return cases.SHARDINGS[kind]
-
-
-@pytest.fixture
-def expected(dtype: str) -> np.ndarray:
-    return cases.value(cases.DTYPES[dtype])
-
-
-@pytest.mark.parametrize(("constructor", "kind", "dtype"), ALL)
-class TestEveryConstructor(ArraySuite):
-    pass
+    return make
 
 
 @pytest.mark.parametrize("constructor", list(cases.CONSTRUCTORS))
-@pytest.mark.parametrize("kind", ["columns", "replicated", "single", "bare tiles", "listed tiles"])
-@pytest.mark.parametrize("shape", [(0, 4), (8, 0)])
-class TestNoElements(ArraySuite):
+class TestEveryConstructor(at_once(ArraySuite)):
     @pytest.fixture
-    def expected(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.zeros(shape, np.float32)
+    def subjects(self, constructor: str) -> Subjects:
+        """Every kind of sharding, each with two of the dtypes: others for every constructor."""
+        dtypes, step = list(cases.DTYPES), list(cases.CONSTRUCTORS).index(constructor)
+        chosen = [
+            (kind, dtypes[(number * 3 + step + turn) % len(dtypes)])
+            for number, kind in enumerate(cases.SHARDINGS)
+            for turn in (0, 4)
+        ]
+        return {
+            f"{kind}, {dtype}": _subject(constructor, kind, cases.value(cases.DTYPES[dtype]))
+            for kind, dtype in chosen
+        }
 
+
+class ArrayWithoutElements(ArraySuite):
     def test_its_text_shows_its_shape(self, array: Array) -> None:
         assert repr(array) == f"Array([], shape={array.shape}, dtype=float32)"
 
 
-@pytest.mark.parametrize("constructor", list(cases.CONSTRUCTORS)[:4])
-@pytest.mark.parametrize("kind", ["replicated", "single"])
-class TestNoDimensions(ArraySuite):
+@pytest.mark.parametrize("constructor", list(cases.CONSTRUCTORS))
+class TestNoElements(at_once(ArrayWithoutElements)):
     @pytest.fixture
-    def expected(self) -> np.ndarray:
-        return np.array(7, np.int32)
+    def subjects(self, constructor: str) -> Subjects:
+        return {
+            f"{kind}, {shape}": _subject(constructor, kind, np.zeros(shape, np.float32))
+            for kind in ("columns", "replicated", "single", "bare tiles", "listed tiles")
+            for shape in ((0, 4), (8, 0))
+        }
 
 
-@pytest.mark.parametrize("dtype", list(cases.DTYPES))
-class TestUncommitted(ArraySuite):
+class TestNoDimensions(at_once(ArraySuite)):
     @pytest.fixture
-    def sharding(self) -> None:
-        return None
+    def subjects(self) -> Subjects:
+        return {
+            f"{constructor}, {kind}": _subject(constructor, kind, np.array(7, np.int32))
+            for constructor in list(cases.CONSTRUCTORS)[:4]
+            for kind in ("replicated", "single")
+        }
 
+
+class TestUncommitted(at_once(ArraySuite)):
     @pytest.fixture
-    def array(self, expected: np.ndarray) -> Array:
-        return device_put(expected)
+    def subjects(self) -> Subjects:
+        def make(dtype: Any) -> Mapping[str, Any]:
+            expected = cases.value(dtype)
+            return {"array": device_put(expected), "expected": expected, "sharding": None}
+
+        return {name: partial(make, dtype) for name, dtype in cases.DTYPES.items()}
 
 
 class TestFromAProgram(ArraySuite):

@@ -1,0 +1,63 @@
+"""Many cases in one test: all run, and those that fail are named."""
+
+import re
+import traceback
+
+import pytest
+
+from tests.together import Together, at_once
+
+
+class Numbers:
+    def test_small(self, number: int, most: int) -> None:
+        assert number < most
+
+    def test_told(self, number: int) -> None:
+        with pytest.raises(ValueError, match="at all"):
+            if number != 3:
+                raise ValueError("at all")
+
+
+def subjects(*numbers: int):
+    return {f"the number {n}": lambda n=n: {"number": n, "most": 5, "rest": 0} for n in numbers}
+
+
+def test_all_cases_run_and_those_that_fail_are_named() -> None:
+    suite = at_once(Numbers)()
+    suite.test_small(subjects(1, 2, 3))
+    with pytest.raises(ExceptionGroup, match="2 of 4 cases failed") as caught:
+        suite.test_small(subjects(7, 1, 9, 3))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert re.findall("in the case: .*", shown) == [
+        "in the case: the number 7",
+        "in the case: the number 9",
+    ]
+    assert "assert 7 < 5" in shown and "assert 9 < 5" in shown
+
+
+def test_failures_that_are_no_exceptions_count_too() -> None:
+    with pytest.raises(BaseExceptionGroup, match="1 of 2 cases failed") as caught:
+        at_once(Numbers)().test_told(subjects(2, 3))
+    assert "DID NOT RAISE" in str(caught.value.exceptions[0])
+    assert caught.value.exceptions[0].__notes__ == ["in the case: the number 3"]
+
+
+def test_a_subject_that_can_t_be_made_fails_by_its_name() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        at_once(Numbers)().test_small(
+            {"none": lambda: {}["number"], "one": subjects(1)["the number 1"]}
+        )
+    assert caught.value.exceptions[0].__notes__ == ["in the case: none"]
+
+
+def test_no_case_at_all_is_a_failure() -> None:
+    with pytest.raises(AssertionError, match="no case"), Together():
+        pass
+
+
+def test_an_interrupt_ends_it() -> None:
+    with pytest.raises(KeyboardInterrupt), Together() as together:
+        with together.case("first"):
+            raise ValueError
+        with together.case("second"):
+            raise KeyboardInterrupt

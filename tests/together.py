@@ -1,0 +1,69 @@
+"""Many small cases in one test: all of them run, and each that fails is named.
+
+A test of pytest costs some milliseconds by itself. Where a case costs less than that, and there are
+hundreds, one test goes through all.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+class Together:
+    """A `with` block whose cases may fail one by one; at its end all that failed are raised."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._failed: list[BaseException] = []
+
+    def __enter__(self) -> "Together":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        assert kind is not None or self._count, "there was no case"
+        if self._failed and (kind is None or issubclass(kind, Exception)):
+            text = f"{len(self._failed)} of {self._count} cases failed"
+            raise BaseExceptionGroup(text, self._failed) from None
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """A block whose failure is told, under its name, when all the others have run."""
+        self._count += 1
+        try:
+            yield
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"in the case: {name}")
+            self._failed.append(error)
+
+
+def at_once(suite: type) -> type:
+    """A suite that takes many subjects, of one that takes a single one.
+
+    Args:
+        suite: A class of tests whose parameters are fixtures that say what is tested.
+
+    Returns:
+        A class with the same tests. Each takes one fixture, `subjects`: by the name of each case a
+        function that makes those fixtures' values.
+    """
+
+    def over_all(check: Callable[..., None]) -> Callable[..., None]:
+        wanted = [name for name in inspect.signature(check).parameters if name != "self"]
+
+        def test(self: Any, subjects: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+            with Together() as together:
+                for name, make in subjects.items():
+                    with together.case(name):
+                        made = make()
+                        check(self, **{wish: made[wish] for wish in wanted})
+
+        test.__name__ = check.__name__
+        return test
+
+    tests = {
+        name: over_all(getattr(suite, name)) for name in dir(suite) if name.startswith("test_")
+    }
+    return type(suite.__name__, (), tests)
