@@ -6,6 +6,8 @@ results that are on its devices: `tests.pjit.test_across_processes` puts them to
 
 import pickle
 import sys
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +76,14 @@ def named(name: str) -> tuple[Any, bool]:
     return compiled(*given), reduces
 
 
-def drawn() -> list[str]:
+def drawn() -> Iterator[str]:
     """The first random programs over all devices that are called as they are."""
-    found = []
-    for seed in range(100):
+    for seed in count():
         text = program_text(draw_program(seed))
         header = read_header(text)
-        count = int(np.prod(list(header.axes.values())))
-        if count == len(jax.devices()) and header.call in ("call", "lower"):
-            found.append(text)
-    return found[:RANDOM]
+        devices = int(np.prod(list(header.axes.values())))
+        if devices == len(jax.devices()) and header.call in ("call", "lower"):
+            yield text
 
 
 def write_all(folder: Path, step: int) -> None:
@@ -91,7 +91,7 @@ def write_all(folder: Path, step: int) -> None:
     for name in list(PROGRAMS)[::step]:
         result, reduces = named(name)
         out[name] = pieces(result), reduces
-    for number, text in list(enumerate(drawn()))[::step]:
+    for number, text in islice(enumerate(drawn()), 0, RANDOM, step):
         header = read_header(text)
         mesh = make_mesh(header)
         with under(header.partitioner):
