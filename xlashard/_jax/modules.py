@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
@@ -56,6 +56,14 @@ class Constraint:
     open_dims: tuple[int, ...] = ()
 
 
+class Place(NamedTuple):
+    """A line of source, and the name of the function around it."""
+
+    file: str
+    line: int
+    function: str
+
+
 def to_text(module: Module, *, debug_info: bool = False) -> str:
     """The module as MLIR text."""
     return mlir.module_to_string(module, enable_debug_info=debug_info)
@@ -75,6 +83,22 @@ def without_locations(module: Module) -> Module:
         strip.enable_verifier(False)
         strip.run(copy)
     return copy
+
+
+def places(module: Module) -> Iterator[tuple[Place, ...]]:
+    """Where each operation of a module comes from: a stack of calls, the innermost first."""
+    for op in operations(module.operation):
+        yield tuple(_places(op.location))
+
+
+def _places(location: Any, function: str = "") -> Iterator[Place]:
+    if isinstance(location, ir.FileLineColLoc):
+        yield Place(location.filename, location.start_line, function)
+    elif isinstance(location, ir.NameLoc):
+        yield from _places(location.child_loc, location.name_str)
+    elif isinstance(location, ir.CallSiteLoc):
+        yield from _places(location.callee)
+        yield from _places(location.caller)
 
 
 def digest(module: Module) -> str:

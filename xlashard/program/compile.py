@@ -201,6 +201,7 @@ def compile_program(
         out_avals=tuple(avals[1]),
         committed=committed,
         body=body,
+        request=request,
     )
     return Program(loaded, parts, source, terms)
 

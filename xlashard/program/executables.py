@@ -32,12 +32,14 @@ class Loaded:
         code: The bytes that it comes from, where it was not compiled here.
     """
 
-    __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable")
+    __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable", "module")
 
     def __init__(
         self, executable: compiling.Executable | None = None, *, code: bytes | None = None
     ) -> None:
         self.executable: Any = executable
+        # What it was compiled of here. A program that shares it says the same in other places.
+        self.module: Any = None
         self._code = code
         self._again: Callable[[], compiling.Executable] | None = None
         self._lock = threading.Lock()
@@ -66,6 +68,7 @@ class Loaded:
             nonlocal source
             with compiling.persistent_cache_hits() as hits:
                 executable = compiling.compile_module(module, request)
+            self.module = module
             source = "the persistent cache" if hits else "the compiler"
             if hits and compiling.forgets_code(request):
                 self._again = partial(compiling.compile_anew, module, request)

@@ -1,14 +1,15 @@
 """A compiled program: buffer handles in, buffer handles out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax import checking, compiling, dispatch
+from xlashard._jax import analysis, checking, compiling, dispatch, modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard.program.agreement import AGREEMENTS, Naming, Terms
 from xlashard.program.executables import Loaded, Source
+from xlashard.program.hlo import Frame
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import XLACompatibleSharding
 
@@ -27,6 +28,7 @@ class ProgramParts:
         out_avals: The abstract values of the results.
         committed: Whether the results are bound to their devices.
         body: The module, and what must live as long as the program.
+        request: How it was compiled; None of one that was loaded from a file.
     """
 
     plan: ProgramPlan
@@ -36,6 +38,7 @@ class ProgramParts:
     out_avals: tuple[Any, ...]
     committed: bool
     body: LoweredBody
+    request: compiling.CompileRequest | None = None
 
 
 class Program:
@@ -67,6 +70,23 @@ class Program:
     def name(self) -> str:
         """The module's name."""
         return self.parts.plan.name
+
+    def text(self, place: Callable[[Sequence[Frame]], object]) -> str:
+        """The optimised HLO, with the lines of this program's own functions.
+
+        An executable names the lines of the module that it was compiled of, and other programs
+        whose modules say the same share it. One that comes from elsewhere is compiled for its text.
+
+        Args:
+            place: Of a stack of calls, the innermost first, what is looked at.
+        """
+        own, used, request = self.parts.body.module, self.loaded.module, self.parts.request
+        executable = self.executable
+        if used is not None and used is not own and request is not None:
+            stacks = zip(_stacks(own), _stacks(used), strict=True)
+            if any(place(mine) != place(other) for mine, other in stacks):
+                executable = compiling.compile_anew(own, request)
+        return analysis.compiled_text(executable)
 
     @cached_property
     def in_twins(self) -> tuple[Any, ...]:
@@ -181,6 +201,10 @@ class Program:
         """Places values and runs."""
         self.admit()
         return self.run(self.place(values))
+
+
+def _stacks(module: modules.Module) -> Iterator[list[Frame]]:
+    return ([Frame(*place) for place in stack] for stack in modules.places(module))
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:

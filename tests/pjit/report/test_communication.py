@@ -8,6 +8,7 @@ import pytest
 
 from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
+from xlashard._jax import compiling
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.hlo import Frame
 
@@ -139,3 +140,39 @@ def test_a_shift_without_a_mesh_is_told_by_its_pairs():
     (found,) = report.collectives
     assert (found.kind, found.along) == ("collective-permute", "8 pairs of devices")
     assert sorted(found.groups) == [(i, (i + 1) % 8) for i in range(8)]
+
+
+def test_lines_are_those_of_the_function_itself_where_one_that_says_the_same_was_there_first(mesh):
+    def made_of(reduce):
+        def step(x):
+            return reduce(x) + 1
+
+        return pjit(step, in_shardings=named(mesh, "x"), out_shardings=named(mesh))
+
+    def one(x):
+        return x.sum(0)  # ONE
+
+    def other(x):
+        return x.sum(0)  # OTHER
+
+    programs = [made_of(reduce).lower(f32(8, 4)).compile() for reduce in (one, other)]
+    kept = [program._prepared.program for program in programs]
+    assert kept[0].executable is kept[1].executable
+    for reduce, mark in ((one, "ONE"), (other, "OTHER"), (one, "ONE")):
+        (found,) = explain(made_of(reduce), f32(8, 4)).collectives
+        assert (found.source.file, found.source.line) == (__file__, line_of(mark))
+
+
+def test_whoever_traces_it_from_another_line_needs_no_other_text(mesh, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiling, "compile_anew", refuse)
+    f = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
+    report = explain(f, f32(8, 4))
+    with mesh:
+        again = explain(f, f32(8, 4))
+        program = f.lower(f32(8, 4)).compile()._prepared.program
+    assert program.source == "a program that says the same"
+    assert program.loaded.module is not program.parts.body.module
+    assert again.collectives == report.collectives

@@ -55,6 +55,12 @@ class Sources:
         frame = next((f for f in inside if _is_users_file(f.file)), inside[0])
         return SourceLine(frame.file, frame.line, frame.function, _is_users_file(frame.file))
 
+    def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
+        """The same, but None where no line is the function's own, if it is known which it is."""
+        if self.file and not any(map(self._is_of_function, frames)):
+            return None
+        return self.line(frames)
+
     def _is_of_function(self, frame: Frame) -> bool:
         return frame.file == self.file and frame.function.rpartition(".")[2] == self.function
 

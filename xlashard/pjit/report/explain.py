@@ -16,7 +16,7 @@ from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face
 from xlashard.pjit.function import Function
 from xlashard.pjit.prepare import Order
-from xlashard.pjit.report.communication import Sources, describe_collectives
+from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.replication import describe_replications
 from xlashard.pjit.report.report import ProgramReport
@@ -38,6 +38,10 @@ def explain(fun: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
     The program is compiled as the call itself would compile it, and kept: a call with such
     arguments afterwards finds it. Nothing runs, and nothing is donated.
+
+    Lines are those of this very function, also where an earlier one that says the same was compiled
+    for both. What comes out of JAX's persistent cache has the lines that it had when it came there:
+    JAX looks for it without them, unless `jax_compilation_cache_include_metadata_in_key` is set.
 
     Args:
         fun: A function made by `xlashard.pjit`; or one of its stages, or a program made by
@@ -126,8 +130,6 @@ def _report(program: Program) -> ProgramReport:
     mesh = program.mesh
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
-    call = program.call
-    sources = Sources.of(None if call is None else call.traced.jaxpr.debug_info.func_src_info)
     return ProgramReport(
         name=program.face.name,
         place=_place(program),
@@ -135,10 +137,12 @@ def _report(program: Program) -> ProgramReport:
         memory=_memory(program),
         inputs=inputs,
         outputs=describe_outputs(program),
-        collectives=describe_collectives(collectives, grid, {v.path for v in inputs}, sources),
+        collectives=describe_collectives(
+            collectives, grid, {v.path for v in inputs}, program.sources
+        ),
         moves=describe_moves(program),
         donations=describe_donations(program),
-        replications=describe_replications(program, collectives, sources),
+        replications=describe_replications(program, collectives, program.sources),
     )
 
 

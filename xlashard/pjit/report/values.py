@@ -18,6 +18,7 @@ from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.call import Call
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.report.communication import Sources
 from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.program import ProgramPlan
 from xlashard.sharding import (
@@ -123,9 +124,15 @@ class Program:
         return self.plan.mesh or next(meshes, None)
 
     @cached_property
+    def sources(self) -> Sources:
+        """Which lines of the program's source a report shows."""
+        call = self.call
+        return Sources.of(None if call is None else call.traced.jaxpr.debug_info.func_src_info)
+
+    @cached_property
     def text(self) -> str:
-        """The optimised HLO."""
-        return analysis.compiled_text(self.prepared.program.executable)
+        """The optimised HLO, with the lines of this very function."""
+        return self.prepared.program.text(self.sources.own_line)
 
     @cached_property
     def arguments(self) -> tuple[Value, ...]:
