@@ -175,6 +175,10 @@ class DLPackError(XlashardError, BufferError, ValueError):
     """Memory that can't be shared between libraries as asked."""
 
 
+class RefusedError(XlashardError, NotImplementedError):
+    """Something of the migration era that can't be done, then or today; it says what to write."""
+
+
 class DeletedError(XlashardError, RuntimeError):
     """An array whose buffers are gone: deleted, or donated to a program."""
 

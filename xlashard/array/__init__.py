@@ -4,10 +4,7 @@ import typing as _typing
 
 from xlashard.array.array import Array, wrap, wrap_kinds, wrap_tree
 from xlashard.array.buffer_makers import make_device_array, make_sharded_device_array
-from xlashard.array.constructors import (
-    make_array_from_callback,
-    make_array_from_single_device_arrays,
-)
+from xlashard.array.constructors import make_array_from_callback
 from xlashard.array.dlpack import from_dlpack
 from xlashard.array.getting import device_get
 from xlashard.array.keys import key_shards
@@ -16,6 +13,7 @@ from xlashard.array.makers import device_put_replicated, device_put_sharded
 from xlashard.array.moving import device_put
 from xlashard.array.process_local import make_array_from_process_local_data
 from xlashard.array.shard import Shard
+from xlashard.array.singles import make_array_from_single_device_arrays
 from xlashard.array.unstacked import UnstackedShard, unstacked_shards
 from xlashard.lazily import on_demand as _on_demand
 

@@ -10,11 +10,11 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Tracer, dressed
 from xlashard.array.array import Array, wrap
 from xlashard.array.buffer_shape import in_shape
-from xlashard.array.constructors import make_array_from_single_device_arrays
 from xlashard.array.holder import check_alive
 from xlashard.array.keys import is_key_array, key_handle, keys_over
 from xlashard.array.moving import placed
 from xlashard.array.placement import places
+from xlashard.array.singles import make_array_from_single_device_arrays
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry import ShardingSpec
 from xlashard.geometry.sharding_spec import without_dims

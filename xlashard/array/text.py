@@ -21,11 +21,11 @@ def array_repr(array: Holder) -> str:
     """`Array([1, 2], dtype=int32)`; only what it is of a big value, or of one that is elsewhere."""
     handle = array._handle
     if handle.is_deleted():
-        return f"Array({type_text(handle)}, deleted)"
+        return f"{type(array).__name__}({type_text(handle)}, deleted)"
     suffix = f"dtype={handle.dtype.name}"
     if handle.weak_type:
         suffix += ", weak_type=True"
-    prefix = "Array("
+    prefix = f"{type(array).__name__}("
     if not has_value(array):
         tiling, distinct = distinct_here(handle)
         here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"

@@ -1,0 +1,285 @@
+"""`DeviceArray` and `ShardedDeviceArray`: what functions gave before there was `jax.Array`.
+
+Both are Arrays with the members of that time. `isinstance` asks where an array is and not of which
+class it was made, so that arrays of today, which are of one class wherever they are, pass for the
+one or the other as well.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard import Array
+from xlashard import PmapSharding as _TodaysPmapSharding
+from xlashard._jax.install import install_array_type
+from xlashard._jax.shardings import Device
+from xlashard._jax.transfer import HandleType, split
+from xlashard.array.buffer_shape import in_shape
+from xlashard.array.holder import Holder, check_alive, type_text
+from xlashard.array.host import distinct_here
+from xlashard.geometry import ShardIndex, ShardingSpec
+from xlashard.geometry.sharding_spec import without_dims
+from xlashard.geometry.spec_of_tiling import spec_of_tiling
+from xlashard.sharding import from_jax
+
+
+def _devices_of(x: Any) -> int:
+    """On how many devices an array of this process alone is; 0 for anything else."""
+    kind = type(x)
+    if kind is not HandleType and kind is not Array and not issubclass(kind, _EraArray):
+        return 0
+    handle = _handle_of(x)
+    return handle.sharding.num_devices if handle.is_fully_addressable else 0
+
+
+class _OneDevice(type(jax.Array)):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _devices_of(instance) == 1
+
+
+class _SeveralDevices(type(jax.Array)):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return _devices_of(instance) > 1
+
+
+def device_buffers(x: Any) -> list[Any]:
+    """What each of this process's devices holds, in the order of the device assignment.
+
+    Where the array has a `PmapSharding`, its `Unstacked` dimensions are left out.
+
+    Args:
+        x: An array of this package or of JAX.
+
+    Raises:
+        DeletedError: Its buffers are gone.
+    """
+    check_alive(x)
+    buffers = split(_handle_of(x))
+    sharding = x.sharding
+    if isinstance(sharding, _TodaysPmapSharding) and sharding.sharding_spec.unstacked_dims:
+        spec = sharding.sharding_spec
+        shape = without_dims(spec.shard_shape(x.shape), spec.unstacked_dims)
+        buffers = [in_shape(buffer, shape) for buffer in buffers]
+    return [as_device_array(buffer) for buffer in buffers]
+
+
+def device_buffer(x: Any) -> Any:
+    """What the only device of an array holds.
+
+    Args:
+        x: An array of this package or of JAX.
+
+    Raises:
+        AttributeError: It is on several devices.
+        DeletedError: Its buffers are gone.
+    """
+    count = _handle_of(x).sharding.num_devices
+    if count != 1:
+        raise AttributeError(
+            f"device_buffer is what one device holds, and this array, {type_text(x)}, is on "
+            f"{count} devices: write x.addressable_data(0), or x.device_buffers for all"
+        )
+    return device_buffers(x)[0]
+
+
+def sharding_spec(x: Any) -> ShardingSpec:
+    """How an array is cut, and dealt to a grid of its devices.
+
+    Args:
+        x: An array of this package or of JAX.
+
+    Raises:
+        TilingError: No grid of the devices says it.
+    """
+    sharding = from_jax(x.sharding)
+    if isinstance(sharding, _TodaysPmapSharding):
+        return sharding.sharding_spec
+    return spec_of_tiling(sharding.tiling(x.shape))
+
+
+def buffer_indices(x: Any) -> tuple[ShardIndex, ...]:
+    """Which part of an array each of its devices holds, by the sharding spec's order.
+
+    Args:
+        x: An array of this package or of JAX.
+
+    Raises:
+        TilingError: No grid of the devices says it.
+    """
+    return tuple(sharding_spec(x).indices(x.shape).flat)
+
+
+def one_replica_buffer_indices(x: Any) -> list[int]:
+    """The numbers of buffers that hold an array once, without copies.
+
+    Args:
+        x: An array of this package or of JAX.
+    """
+    return list(distinct_here(_handle_of(x))[1].buffers)
+
+
+def to_py(x: Any) -> np.ndarray:
+    """The value.
+
+    Args:
+        x: An array of this package or of JAX.
+    """
+    return np.asarray(x)
+
+
+class _EraArray(Array):
+    """An Array with the members of its time."""
+
+    __slots__ = ()
+
+    @property
+    def device_buffer(self) -> Any:
+        """What its only device holds; `addressable_data(0)` today."""
+        return device_buffer(self)
+
+    @property
+    def device_buffers(self) -> list[Any]:
+        """What each device holds; the data of `addressable_shards` today."""
+        return device_buffers(self)
+
+    @property
+    def sharding_spec(self) -> ShardingSpec:
+        """How it is cut and dealt; `sharding` today."""
+        return sharding_spec(self)
+
+    @property
+    def indices(self) -> tuple[ShardIndex, ...]:
+        """Which part each device holds; `sharding.devices_indices_map(shape)` today."""
+        return buffer_indices(self)
+
+    @property
+    def one_replica_buffer_indices(self) -> list[int]:
+        """Numbers of buffers that hold it once; `shard.replica_id == 0` today."""
+        return one_replica_buffer_indices(self)
+
+    def to_py(self) -> np.ndarray:
+        """The value; `np.asarray(x)` today."""
+        return to_py(self)
+
+
+class DeviceArray(_EraArray, metaclass=_OneDevice):
+    """An array on one device of this process.
+
+    Programs get instances where `jax_array` is off. `isinstance(x, DeviceArray)` holds for every
+    array on one device, also for those of today.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> isinstance(jnp.zeros(3), DeviceArray)
+        True
+    """
+
+    __slots__ = ()
+
+
+class ShardedDeviceArray(_EraArray, metaclass=_SeveralDevices):
+    """An array over several devices of this process.
+
+    Programs get instances where `jax_array` is off. `isinstance(x, ShardedDeviceArray)` holds for
+    every array on more than one device, all of them this process's, also for those of today; one
+    on a single device can't be told from a `DeviceArray`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> isinstance(jnp.zeros(3), ShardedDeviceArray)
+        False
+    """
+
+    __slots__ = ()
+
+
+install_array_type(DeviceArray)
+install_array_type(ShardedDeviceArray)
+
+
+def device_array_kind(handle: Any) -> type[Array]:
+    """Which of the two a result is.
+
+    Args:
+        handle: The result's buffers.
+    """
+    return DeviceArray if handle.sharding.num_devices == 1 else ShardedDeviceArray
+
+
+def as_device_array(handle: Any) -> DeviceArray:
+    """A `DeviceArray` over a handle, sharing its buffers."""
+    out = DeviceArray()
+    out._handle = handle
+    return out
+
+
+def _handle_of(x: Any) -> Any:
+    return x._handle if isinstance(x, Holder) else x
+
+
+_MEMBERS = {
+    "device_buffer": property(device_buffer),
+    "device_buffers": property(device_buffers),
+    "sharding_spec": property(sharding_spec),
+    "indices": property(buffer_indices),
+    "one_replica_buffer_indices": property(one_replica_buffer_indices),
+    "to_py": to_py,
+}
+
+
+def _itself(device: Device) -> Device:
+    """What `x.device()` gives where `x.device` is the device already."""
+    return device
+
+
+def era_members() -> Iterator[tuple[type, str, Any]]:
+    """What arrays and devices of today lack that programs of the era ask them for.
+
+    Yields:
+        A class, a name, and what is to be put there as long as such programs run.
+    """
+    for owner in (Array, HandleType):
+        for name, member in _MEMBERS.items():
+            yield owner, name, member
+    # `x.device` was a method, and is a property now: called, the device gives itself.
+    yield type(jax.local_devices()[0]), "__call__", _itself
+
+
+class DeviceRow(tuple[Device, ...]):
+    """Devices in a row: a tuple that also answers as the NumPy array that it was once.
+
+    Example:
+        >>> import jax
+        >>> row = DeviceRow(jax.devices()[:1])
+        >>> row.shape, len(row), row == tuple(row.flat)
+        ((1,), 1, True)
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(np.array(list(self), dtype=object), name)
+
+
+class PmapSharding(_TodaysPmapSharding):
+    """`PmapSharding` whose `devices` also answer as a NumPy array.
+
+    Args:
+        devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
+        sharding_spec: How arrays are cut and dealt to them.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> sharding = PmapSharding.default((1, 4), devices=jax.devices()[:1])
+        >>> sharding.devices.size, sharding.devices.flat[0] == jax.devices()[0]
+        (1, True)
+    """
+
+    @property
+    def devices(self) -> Any:
+        """The devices of the grid in row-major order."""
+        return DeviceRow(super().devices)
