@@ -175,10 +175,6 @@ class DLPackError(XlashardError, BufferError, ValueError):
     """Memory that can't be shared between libraries as asked."""
 
 
-class RefusedError(XlashardError, NotImplementedError):
-    """Something of the migration era that can't be done, then or today; it says what to write."""
-
-
 class DeletedError(XlashardError, RuntimeError):
     """An array whose buffers are gone: deleted, or donated to a program."""
 
@@ -374,8 +370,8 @@ class PodError(XlashardError, RuntimeError):
         self.errors = dict(errors or {})
 
 
-class RefusedError(XlashardError, RuntimeError):
-    """A name of 2022 or 2023 that can't do today what it did then.
+class RefusedError(XlashardError, NotImplementedError):
+    """A name of 2022 or 2023 that can't do today what it did then, or could not do then either.
 
     Attributes:
         name: The name, as programs import it.

@@ -143,6 +143,7 @@ TOPICS = (
     "pmap",
     "legacy",
     "legacy_worlds",
+    "legacy_gda",
     "legacy_surface",
     "process_local",
     "multihost",

@@ -21,6 +21,8 @@ METHODS = ("shardings", "parsing", "reading", "environment")
 MORE_THAN_ONE = {
     "A value that is read after it was donated": 3,
     "An Array made by its class": 4,
+    "The mesh of a GlobalDeviceArray that lies on none": 2,
+    "The device_buffer of an array on several devices": 3,
 }
 # What goes through the calls that people make all day has none at all.
 NONE = {

@@ -6,6 +6,8 @@ from typing import Any
 
 from jax._src import pmap as pmap_module
 
+from xlashard._jax.tracebacks import short_tracebacks
+
 
 def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
     """Makes `jax.pmap` ask about every argument of a type before it deals it out.
@@ -22,7 +24,8 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
     def checked(args: Sequence[Any], in_axes: Any) -> Any:
         for arg in args:
             if isinstance(arg, array_type):
-                refuse(arg)
+                with short_tracebacks:
+                    refuse(arg)
         return size_of(args, in_axes)
 
     # By this name every call looks it up, also of functions that were wrapped earlier.

@@ -10,9 +10,12 @@
 | `era` | what the era's modules had, one module for each |
 | `running`, `command` | runs a program with these names in place |
 | `refusals` | names that say, when used, what to write instead |
+| `gda`, `gda_making`, `shards` | `GlobalDeviceArray`, and which part of it each device holds |
+| `device_arrays` | `DeviceArray` and `ShardedDeviceArray` |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
 """
 
+from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.flags import (
     config,
     hide_flags,
@@ -21,10 +24,14 @@ from xlashard.legacy.flags import (
     pmap_no_rank_reduction,
     show_flags,
 )
+from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.installing import installed, uninstall
 from xlashard.legacy.worlds import World, world_in_force
 
 __all__ = [
+    "DeviceArray",
+    "GlobalDeviceArray",
+    "ShardedDeviceArray",
     "World",
     "config",
     "hide_flags",

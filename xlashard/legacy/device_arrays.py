@@ -261,7 +261,7 @@ class DeviceRow(tuple[Device, ...]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)
+            return super().__getattribute__(name)  # which says that there is none
         return getattr(np.array(list(self), dtype=object), name)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from xlashard import Array, Mesh, NamedSharding, device_put
 from xlashard._jax.era_arrays import refuse_in_pmap
 from xlashard._jax.install import install_array_type
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import split
 from xlashard.array.array import wrap
 from xlashard.array.holder import check_alive, type_text
@@ -173,12 +174,12 @@ class GlobalDeviceArray(Array):
             PlacementError: It does not lie so: nothing is moved here.
             ArgumentError: It is no array with buffers.
         """
-        if not isinstance(array, Array):
-            array = Array.from_jax(array)
-        check_alive(array)
-        if global_mesh is None:
-            return cls()._become(array)
-        return cls()._become(making.named(array, global_mesh, mesh_axes))
+        with short_tracebacks:
+            given = array if isinstance(array, Array) else Array.from_jax(array)
+            check_alive(given)
+            if global_mesh is not None:
+                given = making.named(given, global_mesh, mesh_axes)
+            return cls()._become(given)
 
     def to_array(self) -> Array:
         """The Array over the same buffers.
@@ -320,9 +321,9 @@ def _unpickle(
 def _not_compared(operator: str, x: GlobalDeviceArray) -> RefusedError:
     return RefusedError(
         f"a GlobalDeviceArray is not compared by {operator}, here one {type_text(x)}, for that "
-        "might mean its value or its place: write jnp.array_equal(x, y) for all values, "
-        f"x.to_array() {operator} y.to_array() for each, or x.sharding.is_equivalent_to("
-        "y.sharding, x.ndim) for the place"
+        f"might mean its value or its place: write x.to_array() {operator} y.to_array() for the "
+        "values, or x.sharding.is_equivalent_to(y.sharding, x.ndim) for the place",
+        name="GlobalDeviceArray.__eq__",
     )
 
 
@@ -330,7 +331,8 @@ def _refused_by_pmap(x: GlobalDeviceArray) -> NoReturn:
     raise RefusedError(
         f"pmap takes what lies on this process's devices one beside the other, not a "
         f"GlobalDeviceArray {type_text(x)}: write pjit(fun, in_axis_resources=FROM_GDA, ...)(x), "
-        "or give pmap the Array x.to_array()"
+        "or bring it there by device_put(x.to_array(), PmapSharding.default(x.shape))",
+        name="jax.pmap",
     )
 
 

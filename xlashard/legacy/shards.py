@@ -1,12 +1,14 @@
 """Which part of a global array each device of a mesh holds, in the era's words."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import Any
 
 from xlashard._jax.shardings import AbstractMesh
 from xlashard._jax.shardings import Device as Device
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.specs import PartitionSpec
@@ -72,7 +74,8 @@ def get_shard_indices(
         >>> get_shard_indices((8, 2), mesh, ("y",))[1]
         (slice(4, 8, None), slice(None, None, None))
     """
-    return dict(_indices(global_shape, global_mesh, mesh_axes))
+    with short_tracebacks:
+        return dict(_indices(global_shape, global_mesh, mesh_axes))
 
 
 def get_shard_indices_replica_ids(
@@ -98,7 +101,8 @@ def get_shard_indices_replica_ids(
         >>> get_shard_indices_replica_ids((4,), mesh, ("y",))[2]
         ((slice(0, 2, None),), 1)
     """
-    return dict(_indices_replica_ids(global_shape, global_mesh, mesh_axes))
+    with short_tracebacks:
+        return dict(_indices_replica_ids(global_shape, global_mesh, mesh_axes))
 
 
 def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any) -> Shape:
@@ -117,7 +121,8 @@ def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: An
         >>> get_shard_shape((8, 2), jax.sharding.AbstractMesh((2, 2), ("x", "y")), ("x", "y"))
         (4, 1)
     """
-    return _shard_shape(global_shape, global_mesh, mesh_axes)
+    with short_tracebacks:
+        return _shard_shape(global_shape, global_mesh, mesh_axes)
 
 
 def get_shard_indices_replica_ids_uncached(
@@ -143,10 +148,9 @@ def _kept[T](size: int, work_out: Callable[[Any, Any, Any], T]) -> Callable[[Any
 
     @wraps(work_out)
     def answer(shape: Any, mesh: Any, mesh_axes: Any) -> T:
-        try:
+        with suppress(TypeError):  # a list, or a mesh of devices without a hash
             return remembered(shape, mesh, mesh_axes)
-        except TypeError:  # a list, or a mesh of devices without a hash; or an error said again
-            return work_out(tuple(shape), mesh, mesh_axes)
+        return work_out(tuple(shape), mesh, mesh_axes)
 
     return answer
 
