@@ -291,6 +291,18 @@ class SavedProgramError(XlashardError, ValueError):
     """A compiled program that can't be saved, or a saved one that can't be loaded here."""
 
 
+class SerializationError(XlashardError, ValueError):
+    """An array that can't be written to its files, or read from them.
+
+    Attributes:
+        stored_at: Where the files are, or were to be.
+    """
+
+    def __init__(self, message: str, *, stored_at: str = "") -> None:
+        super().__init__(message)
+        self.stored_at = stored_at
+
+
 class NonFiniteError(XlashardError, FloatingPointError):
     """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them.
 

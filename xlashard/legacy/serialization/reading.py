@@ -1,0 +1,225 @@
+"""Files to arrays: each process reads the pieces that its devices hold, each of them once."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+from xlashard import Array
+from xlashard._jax.serialization import (
+    LimitInFlightBytes,
+    estimate_read_memory_footprint,
+    tensorstore,
+)
+from xlashard._jax.transfer import aligned_empty
+from xlashard.array.host_put import gather_pieces, put_on
+from xlashard.array.moving import at_path, placed
+from xlashard.array.placement import Places, places
+from xlashard.array.reshard import relayout
+from xlashard.errors import GeometryError, SerializationError
+from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
+from xlashard.legacy.serialization.kinds import Kind, kind_in
+from xlashard.legacy.serialization.running import all_of, run_to_end
+from xlashard.legacy.serialization.specs import filling, unreadable
+from xlashard.legacy.worlds import world_in_force
+
+
+@overload
+async def async_deserialize(
+    sharding: Any,
+    tensorstore_spec: Any,
+    global_shape: Sequence[int] | None = None,
+    dtype: Any = None,
+    byte_limiter: Any = None,
+    context: Any = ...,
+    chunk_layout: Any = ...,
+    assume_metadata: bool = False,
+) -> Array: ...
+@overload
+async def async_deserialize(
+    mesh: Any,
+    mesh_axes: Any,
+    tensorstore_spec: Any,
+    global_shape: Sequence[int] | None = None,
+    dtype: Any = None,
+    byte_limiter: Any = None,
+    context: Any = ...,
+) -> Array: ...
+async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
+    """Reads one array, to whichever devices and in whichever dtype; see `run_deserialization`.
+
+    Two forms: `(sharding, tensorstore_spec, ...)` and, as until 2022, `(mesh, mesh_axes,
+    tensorstore_spec, ...)`. Then `global_shape`, `dtype`, `byte_limiter` (who is asked for memory
+    before a piece is read), `context`, `chunk_layout`, `assume_metadata`.
+
+    Returns:
+        An Array; without `jax_array` a GlobalDeviceArray.
+
+    Raises:
+        SerializationError: There is nothing, or not all of it, or it can't be read.
+        PlacementError: It can't be dealt out so.
+        ArgumentError: Arguments of neither form.
+
+    Example:
+        >>> import asyncio, tempfile, jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P
+        >>> from xlashard.legacy.serialization import (
+        ...     async_deserialize, async_serialize, get_tensorstore_spec,
+        ... )
+        >>> spec = get_tensorstore_spec(tempfile.mkdtemp() + "/w")
+        >>> asyncio.run(async_serialize(np.arange(4, dtype=np.int32), spec))
+        >>> place = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P("x"))
+        >>> asyncio.run(async_deserialize(place, spec, global_shape=(6,)))
+        Array([0, 1, 2, 3, 0, 0], dtype=int32)
+    """
+    call = read_one(args, kwargs)
+    return await _read(call.wanted, call.byte_limiter, call.opening, kind_in(world_in_force()))
+
+
+@overload
+def run_deserialization(
+    shardings: Sequence[Any],
+    tensorstore_specs: Sequence[Any],
+    global_shapes: Sequence[Any] | None = None,
+    dtypes: Sequence[Any] | None = None,
+    concurrent_gb: float = 32,
+) -> list[Array]: ...
+@overload
+def run_deserialization(
+    global_meshes: Sequence[Any],
+    mesh_axes: Sequence[Any],
+    tensorstore_specs: Sequence[Any],
+    global_shapes: Sequence[Any] | None = None,
+    dtypes: Sequence[Any] | None = None,
+    concurrent_gb: float = 32,
+) -> list[Array]: ...
+def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
+    """Reads arrays, all at the same time.
+
+    They may come to another mesh, spec or number of processes than they were written from, and
+    in another dtype or shape. All arguments are lists, with one entry for each array.
+
+    Two forms: `(shardings, tensorstore_specs, ...)` and, as until 2022, `(global_meshes,
+    mesh_axes, tensorstore_specs, ...)`. Then `global_shapes` (what is stored beyond is left out,
+    what is not stored is zero), `dtypes`, and `concurrent_gb`: into how much memory to read at a
+    time, in units of 10^9 bytes.
+
+    Returns:
+        Arrays; without `jax_array` GlobalDeviceArrays.
+
+    Raises:
+        SerializationError: There is nothing, or not all of it, or it can't be read.
+        PlacementError: An array can't be dealt out so.
+        ArgumentError: Arguments of neither form, or of different lengths.
+
+    Example:
+        >>> import tempfile, jax, numpy as np
+        >>> from xlashard import Mesh, NamedSharding, P
+        >>> from xlashard.legacy import serialization
+        >>> spec = serialization.get_tensorstore_spec(tempfile.mkdtemp() + "/w")
+        >>> serialization.run_serialization([np.arange(4, dtype=np.int32)], [spec])
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+        >>> serialization.run_deserialization([NamedSharding(mesh, P("x"))], [spec])
+        [Array([0, 1, 2, 3], dtype=int32)]
+        >>> serialization.run_deserialization([mesh], [P("x")], [spec], dtypes=[np.float32])
+        [Array([0., 1., 2., 3.], dtype=float32)]
+    """
+    return deserialize_all("run_deserialization", args, kwargs)
+
+
+def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
+    """Reads arrays for a caller that is called `name`; see `run_deserialization`."""
+    call = read_many(name, args, kwargs)
+    kind = kind_in(world_in_force())
+
+    async def read_all() -> list[Array]:
+        limiter = LimitInFlightBytes(call.concurrent_bytes)
+        return await all_of(_read(wanted, limiter, Opening(), kind) for wanted in call.wanted)
+
+    return run_to_end(read_all())
+
+
+async def _read(wanted: Wanted, limiter: Any, opening: Opening, kind: Kind) -> Array:
+    kind.check(wanted)
+    try:
+        store = await _open(wanted, opening)
+        shape = tuple(store.shape) if wanted.shape is None else wanted.shape
+        if len(shape) != store.rank:
+            raise SerializationError(
+                f"the array at {wanted.stored_at!r} has shape {tuple(store.shape)}, and global_shape "
+                f"says {shape}: sizes may differ, the number of dimensions may not",
+                stored_at=wanted.stored_at,
+            )
+        stored = store.dtype.numpy_dtype
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(stored)) if wanted.dtype is None else wanted.dtype
+        target = _target(shape, wanted)
+        holders: dict[int, list[int]] = {}
+        for number, tile in enumerate(target.tiles):
+            holders.setdefault(tile, []).append(number)
+        parts = await all_of(
+            _read_piece(store, target, numbers, dtype, limiter) for numbers in holders.values()
+        )
+    except SerializationError:
+        raise
+    except ValueError as error:
+        if isinstance(error, GeometryError):
+            raise
+        raise unreadable(error, wanted.spec) from None
+    buffers = {number: buffer for part in parts for number, buffer in part.items()}
+    ordered = [buffers[number] for number in range(len(target.devices))]
+    handle = relayout(gather_pieces(ordered, dtype, target), wanted.layout, target)
+    return kind.made_of(placed(handle, target.sharding))
+
+
+async def _open(wanted: Wanted, opening: Opening) -> Any:
+    async def opened(spec: dict[str, Any]) -> Any:
+        return await tensorstore.open(
+            tensorstore.Spec(spec),
+            open=True,
+            assume_metadata=opening.assume_metadata,
+            context=opening.context,
+            chunk_layout=opening.chunk_layout,
+        )
+
+    store = await opened(wanted.spec)
+    # Files that say what stands for parts that are not there, as other writers leave out zeros.
+    return store if store.fill_value is None else await opened(filling(wanted.spec))
+
+
+def _target(shape: tuple[int, ...], wanted: Wanted) -> Places:
+    try:
+        return places(shape, wanted.sharding)
+    except GeometryError as error:
+        raise at_path(error, f"the array at {wanted.stored_at!r}") from None
+
+
+async def _read_piece(
+    store: Any, target: Places, numbers: list[int], dtype: np.dtype, limiter: Any
+) -> dict[int, Any]:
+    """Reads what some devices hold: by their numbers the buffers, or what becomes them."""
+    index = target.indices[numbers[0]]
+    asked = tensorstore.IndexTransform(input_shape=target.shape)[index].domain
+    there = store.domain.intersect(asked)
+    size = estimate_read_memory_footprint(store, there)
+    if limiter is not None:
+        await limiter.wait_for_bytes(size)
+    try:
+        out = aligned_empty(target.shard_shape, store.dtype.numpy_dtype)
+        if there != asked:
+            out[...] = np.zeros((), out.dtype)
+        at = tensorstore.d[:].translate_to[asked.origin]
+        await tensorstore.array(out)[at][there].write(store[there])
+        return _put(out.astype(dtype, copy=False), target, numbers)
+    finally:
+        if limiter is not None:
+            await limiter.release_bytes(size)
+
+
+def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any]:
+    if target.on_host:
+        return dict.fromkeys(numbers, value)  # the memory itself becomes the buffers, at the end
+    kind = target.sharding.memory_kind
+    return {
+        n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers
+    }

@@ -1,0 +1,206 @@
+"""Where an array is stored and how, as TensorStore is told: specs, and the metadata of arrays."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax import serialization as door
+from xlashard.array.host_put import as_host_value
+from xlashard.errors import ArgumentError, SerializationError
+
+type Spec = dict[str, Any]
+"""What `get_tensorstore_spec` gives, or any other spec of TensorStore's, as JSON has it."""
+
+_CHUNKED = ("zarr", "zarr3", "n5")
+# How what is stored was cut and packed: its own files say so, and whoever reads need not know.
+_OF_THE_WRITER = ("compressor", "chunks", "codecs", "chunk_grid")
+_SHOWN = 4
+
+
+def get_tensorstore_spec(ckpt_path: str, ocdbt: bool = False) -> Spec:
+    """Says where an array is stored: a folder of zarr files.
+
+    Args:
+        ckpt_path: The folder, also `gs://bucket/...` and `s3://bucket/...`.
+        ocdbt: One database for all arrays of a folder, in place of a folder for each.
+
+    Returns:
+        A spec of TensorStore's, to which you may add.
+
+    Example:
+        >>> get_tensorstore_spec("/checkpoints/step_100/params.w")["kvstore"]["path"]
+        '/checkpoints/step_100/params.w'
+    """
+    return door.get_tensorstore_spec(ckpt_path, ocdbt=ocdbt)
+
+
+def get_metadata(arr: Any) -> dict[str, Any]:
+    """What is written down beside an array: its shape and dtype, how it is cut and packed.
+
+    Each piece that a device holds becomes a file, so that processes never write to the same one.
+
+    Args:
+        arr: An Array, an array of JAX or of NumPy.
+
+    Returns:
+        The metadata of a zarr array. `dtype` is a name of NumPy's such as `'<f4'`, or that of a
+        type that NumPy hasn't, such as `'bfloat16'`.
+
+    Example:
+        >>> import numpy as np
+        >>> get_metadata(np.zeros((8, 2), np.float32))["dtype"]
+        '<f4'
+    """
+    value = arr if isinstance(arr, jax.Array) else as_host_value(arr, lambda: "arr").value
+    shape, dtype = tuple(value.shape), np.dtype(value.dtype)
+    piece = value.sharding.shard_shape(shape) if isinstance(value, jax.Array) else shape
+    return {
+        "compressor": {"id": "zstd"},
+        "shape": shape,
+        "chunks": [max(1, size) for size in piece],
+        "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+    }
+
+
+def spec_to_write(given: Any, x: Any) -> Spec:
+    """A spec with the metadata of an array, if it has none; the given one stays as it is."""
+    spec = as_spec(given)
+    if door.spec_has_metadata(spec):
+        return spec
+    inner = _innermost(spec)
+    if inner.get("driver") not in ("zarr", None):
+        inner["metadata"] = dict(door.metadata_of_driver(x, inner["driver"]))
+        return spec
+    metadata = get_metadata(x)
+    if "dtype" in inner:
+        del metadata["dtype"]
+    inner["metadata"] = metadata
+    return spec
+
+
+def spec_to_read(given: Any) -> Spec:
+    """A spec by which what is stored is read, whoever has written it and however it is packed.
+
+    Parts that are missing are an error in it, where TensorStore would take them for zeros.
+    """
+    spec = as_spec(given)
+    inner = _innermost(spec)
+    if inner.get("driver") in _CHUNKED:
+        inner.setdefault("fill_missing_data_reads", False)
+    if isinstance(inner.get("metadata"), Mapping):
+        kept = {k: v for k, v in inner["metadata"].items() if k not in _OF_THE_WRITER}
+        inner["metadata"] = kept
+    return spec
+
+
+def filling(spec: Spec) -> Spec:
+    """A spec to read in which parts that are missing are what the files say to fill them with."""
+    out = copy.deepcopy(spec)
+    _innermost(out)["fill_missing_data_reads"] = True
+    return out
+
+
+def as_spec(given: Any) -> Spec:
+    """A copy of what a caller gave for a spec.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    if isinstance(given, door.tensorstore.Spec):
+        given = given.to_json()
+    if not isinstance(given, Mapping) or not ("kvstore" in given or "base" in given):
+        shown = f"a dict with keys {sorted(given)}" if isinstance(given, Mapping) else repr(given)
+        raise ArgumentError(
+            f"a TensorStore spec says where an array is stored, but here is {shown}: write "
+            "get_tensorstore_spec('/checkpoints/step_100/w')"
+        )
+    return copy.deepcopy(dict(given))
+
+
+def _innermost(spec: Spec) -> Spec:
+    """Below drivers that change what they pass on, such as `cast`, the one that stores."""
+    while isinstance(spec.get("base"), dict):
+        spec = spec["base"]
+    return spec
+
+
+def stored_at(given: Any) -> str:
+    """Where a spec says that an array is stored, as a person would write it."""
+    inner = _innermost(as_spec(given))
+    return _joined(_store_text(inner["kvstore"]), inner.get("path", ""))
+
+
+def _store_text(store: Any) -> str:
+    if not isinstance(store, Mapping):
+        return str(store)
+    path = str(store.get("path", ""))
+    match store.get("driver"):
+        case "file":
+            return path
+        case "gcs":
+            return f"gs://{store.get('bucket')}/{path}"
+        case "s3":
+            return f"s3://{store.get('bucket')}/{path}"
+    if "base" in store:
+        return _joined(_store_text(store["base"]), path)
+    return f"{store.get('driver')}://{path}"
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name.lstrip('/')}" if name else folder.rstrip("/") or folder
+
+
+def unreadable(error: Exception, given: Any) -> SerializationError:
+    """What to say of an array that TensorStore can't read.
+
+    Args:
+        error: What TensorStore raised.
+        given: The spec.
+    """
+    where, text = stored_at(given), reason(error)
+    if text.startswith("NOT_FOUND") and "etadata" in text:
+        return SerializationError(
+            f"there is no array at {where!r}{_beside(where)}", stored_at=where
+        )
+    if text.startswith("NOT_FOUND"):
+        return SerializationError(
+            f"the array at {where!r} is not whole: {text.removeprefix('NOT_FOUND: ')}. Its "
+            "writing was broken off, or not all files were copied: take another checkpoint",
+            stored_at=where,
+        )
+    return SerializationError(f"the array at {where!r} can't be read: {text}", stored_at=where)
+
+
+def unwritable(error: Exception, given: Any) -> SerializationError:
+    """What to say of an array that TensorStore can't write."""
+    where, text = stored_at(given), reason(error)
+    if "FAILED_PRECONDITION" in text and "onstraint" in text or "does not match" in text:
+        text += ". An array of another type is stored there: give a folder of its own to each step"
+    return SerializationError(f"the array at {where!r} can't be written: {text}", stored_at=where)
+
+
+def reason(error: BaseException) -> str:
+    """The part of an error's text that is for people: without specs and lines of C++."""
+    text = str(error) or type(error).__name__
+    for mark in (" [tensorstore_spec=", " [source locations="):
+        text = text.partition(mark)[0]
+    return text
+
+
+def _beside(where: str) -> str:
+    """What there is in place of something that is not."""
+    path = Path(where)
+    if "://" in where:
+        return ""
+    for folder in path.parents:
+        if folder.is_dir():
+            names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
+            more = ", ..." if len(names) > _SHOWN else ""
+            found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
+            return f"; in {str(folder)!r} there is {found}"
+    return ""
+

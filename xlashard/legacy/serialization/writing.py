@@ -1,0 +1,211 @@
+"""Arrays to files: each process writes the pieces that it holds and that are the first copies."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+import jax
+import numpy as np
+
+from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
+from xlashard._jax.transfer import Tracer
+from xlashard.array.holder import check_alive
+from xlashard.array.host_put import as_host_value
+from xlashard.array.keys import is_key_array
+from xlashard.errors import ArgumentError, PlacementError, XlashardError
+from xlashard.legacy.serialization.commits import Commit
+from xlashard.legacy.serialization.forms import as_list
+from xlashard.legacy.serialization.running import all_of, run_to_end
+from xlashard.legacy.serialization.specs import Spec, spec_to_write, stored_at, unwritable
+from xlashard.wording import typed
+
+
+class WriteOptions(TypedDict, total=False):
+    """What few programs say of writing.
+
+    Attributes:
+        chunk_layout: How to cut an array, where the spec doesn't say.
+        primary_host: The one process that writes what is beside the pieces; None for each that
+            has a piece.
+        replica_id: Which copies are written, where there are several.
+        transaction: One of TensorStore's, in which to write.
+    """
+
+    chunk_layout: Any
+    primary_host: int | None
+    replica_id: int
+    transaction: Any
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of an array that this process writes.
+
+    Attributes:
+        index: Which part.
+        data: On one device, or in the host's memory.
+    """
+
+    index: tuple[slice, ...]
+    data: Any
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be written of one array.
+
+    Attributes:
+        spec: Where to, with metadata.
+        pieces: What this process writes.
+        unchanging: Whether nobody will write to the memory of the pieces.
+    """
+
+    spec: Spec
+    pieces: tuple[_Piece, ...]
+    unchanging: bool
+
+
+async def async_serialize(
+    gda_inp: Any,
+    tensorstore_spec: Any,
+    commit_future: list[Any] | None = None,
+    context: Any = TS_CONTEXT,
+    **options: Unpack[WriteOptions],
+) -> None:
+    """Writes one array.
+
+    All processes that hold pieces of it call this, and each writes its own, copies once.
+
+    Args:
+        gda_inp: An Array, a GlobalDeviceArray or an array of JAX; of a value on the host, the same
+            in all processes, the first process writes all.
+        tensorstore_spec: Where to: `get_tensorstore_spec(path)`, or another spec of TensorStore's.
+        commit_future: Takes what is still to be waited for, by `.result()`. The array may be
+            deleted or donated when this returns. Without it, all is written by then.
+        context: TensorStore's limits and caches.
+        **options: `chunk_layout`, `primary_host`, `replica_id`, `transaction`.
+
+    Raises:
+        SerializationError: It can't be written there.
+        PlacementError: In one of several processes: an array of this process alone.
+        ArgumentError: No array, a traced one, or keys; no spec.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import asyncio, tempfile, numpy as np
+        >>> from xlashard.legacy.serialization import async_serialize, get_tensorstore_spec
+        >>> spec = get_tensorstore_spec(tempfile.mkdtemp() + "/w")
+        >>> asyncio.run(async_serialize(np.arange(4), spec))
+    """
+    plan = _plan(gda_inp, tensorstore_spec, options.get("replica_id", 0))
+    layout, transaction = options.get("chunk_layout", CHUNK_LAYOUT), options.get("transaction")
+    opening: dict[str, Any] = {
+        "context": context, "chunk_layout": layout, "transaction": transaction, "open": True
+    }
+    primary = options.get("primary_host")
+    writes_metadata = bool(plan.pieces) if primary is None else jax.process_index() == primary
+    try:
+        spec = tensorstore.Spec(plan.spec)
+        made = tensorstore.open(spec, create=True, **opening) if writes_metadata else None
+        if made is not None and commit_future is None:
+            await made
+        elif made is not None:
+            commit_future.append(Commit(made, plan.spec))
+        if plan.pieces:
+            # Opened once more without asking the storage, so that pieces needn't wait for it.
+            store = await tensorstore.open(spec, assume_metadata=True, **opening)
+            await all_of(_write(store, piece, plan, commit_future) for piece in plan.pieces)
+    except XlashardError:
+        raise
+    except ValueError as error:
+        raise unwritable(error, plan.spec) from None
+
+
+async def _write(store: Any, piece: _Piece, plan: _Plan, commits: list[Any] | None) -> None:
+    data = piece.data
+    if isinstance(data, jax.Array):
+        data.copy_to_host_async()
+        await asyncio.sleep(0)  # the other pieces start on their way before one is waited for
+        data = np.asarray(data)
+    writing = store[piece.index].write(
+        data, can_reference_source_data_indefinitely=plan.unchanging
+    )
+    if commits is None:
+        await writing.commit
+        return
+    commits.append(Commit(writing.commit, plan.spec))
+    await writing.copy
+
+
+def _plan(x: Any, given: Any, replica_id: int) -> _Plan:
+    where = stored_at(given)
+    _check(x, where)
+    if not isinstance(x, jax.Array):
+        value = as_host_value(x, lambda: f"what is to be written at {where!r}").value
+        whole = (_Piece((), value),) if jax.process_index() == 0 else ()
+        return _Plan(spec_to_write(given, value), whole, unchanging=False)
+    pieces = tuple(
+        _Piece(shard.index, shard.data)
+        for shard in x.addressable_shards
+        if shard.replica_id == replica_id
+    )
+    return _Plan(spec_to_write(given, x), pieces, unchanging=True)
+
+
+def _check(x: Any, where: str) -> None:
+    if isinstance(x, Tracer):
+        raise ArgumentError(
+            f"what is to be written at {where!r} is traced, and only known values can be: call "
+            "async_serialize outside of jit, grad and vmap"
+        )
+    if not isinstance(x, jax.Array):
+        return
+    if is_key_array(x):
+        raise ArgumentError(
+            f"what is to be written at {where!r} are keys, which no file can hold: write "
+            "jax.random.key_data(keys), and jax.random.wrap_key_data(...) of what is read"
+        )
+    check_alive(x)
+    if jax.process_count() > 1 and x.is_fully_addressable:
+        raise PlacementError(
+            f"the array {typed(x.dtype, x.shape)} that is to be written at {where!r} is on the "
+            "devices of this process alone, and each process would write another one there: write "
+            "host_local_array_to_global_array(x, mesh, spec), or np.asarray(x) if all have the same"
+        )
+
+
+def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> None:
+    """Writes arrays, all at the same time, and returns when they are written.
+
+    Args:
+        gdas: As for `async_serialize`: a list, not a tree.
+        tensorstore_specs: Where to, one for each.
+
+    Raises:
+        SerializationError: One can't be written.
+        ArgumentError: Lists of different lengths, or none.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from xlashard.legacy.serialization import get_tensorstore_spec, run_serialization
+        >>> folder = tempfile.mkdtemp()
+        >>> specs = [get_tensorstore_spec(f"{folder}/{name}") for name in ("w", "b")]
+        >>> run_serialization([np.ones((2, 2)), np.zeros(2)], specs)
+    """
+    run_to_end(serialize_all(gdas, tensorstore_specs, None, {}))
+
+
+async def serialize_all(
+    gdas: Sequence[Any],
+    specs: Sequence[Any],
+    commit_futures: list[Any] | None,
+    options: WriteOptions,
+) -> None:
+    """Writes arrays at the same time; see `async_serialize`."""
+    specs = as_list(specs, "tensorstore_specs")
+    arrays = as_list(gdas, "gdas", len(specs))
+    await all_of(
+        async_serialize(x, spec, commit_futures, **options)
+        for x, spec in zip(arrays, specs, strict=True)
+    )
