@@ -50,19 +50,3 @@ class Commit:
             return (yield from self.future.__await__())
         except ValueError as error:
             raise unwritable(error, self.spec) from None
-
-
-@dataclass(frozen=True, eq=False)
-class Failed:
-    """What could not even be begun, where others wait for this process to be done.
-
-    Attributes:
-        error: Why.
-    """
-
-    error: BaseException
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Raises the error."""
-        del timeout
-        raise self.error

@@ -72,7 +72,7 @@ class Opening:
     """
 
     context: Any = TS_CONTEXT
-    chunk_layout: Any = CHUNK_LAYOUT
+    chunk_layout: Any = field(default_factory=lambda: CHUNK_LAYOUT)
     assume_metadata: bool = False
 
 
@@ -116,7 +116,9 @@ def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> One:
         place, given["tensorstore_spec"], given.get("global_shape"), given.get("dtype"), ""
     )
     opening = {
-        name: given[name] for name in ("context", "chunk_layout", "assume_metadata") if name in given
+        name: given[name]
+        for name in ("context", "chunk_layout", "assume_metadata")
+        if name in given
     }
     return One(wanted, given.get("byte_limiter"), Opening(**opening))
 
@@ -218,8 +220,8 @@ def _wanted(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> Wante
     if isinstance(place, jax.ShapeDtypeStruct):
         dtype = place.dtype if dtype is None else dtype
         place = place.sharding
-    if isinstance(place, tuple) and not isinstance(place, PartitionSpec):
-        place = _on_mesh(*place, number)
+    if type(place) is tuple:
+        place = _on_mesh(place, number)
     try:
         sharding, layout = as_sharding(place, name)
         sizes = None if shape is None else as_shape(shape, f"global_shape{many}{number}")
@@ -228,7 +230,8 @@ def _wanted(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> Wante
     return Wanted(sharding, layout, read, sizes, None if dtype is None else _canonical(dtype))
 
 
-def _on_mesh(mesh: Any, axes: Any, number: str) -> NamedSharding:
+def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
+    mesh, axes = place
     if not isinstance(mesh, Mesh):
         name = f"global_meshes{number}" if number else "mesh"
         raise ArgumentError(

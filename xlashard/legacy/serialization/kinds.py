@@ -23,9 +23,9 @@ class Kind:
         """Refuses a place that arrays of this kind can't have, before anything is read."""
         if self.is_gda and not isinstance(wanted.sharding, NamedSharding):
             raise ArgumentError(
-                f"without jax_array, what is read is a GlobalDeviceArray, which is placed by a mesh "
-                f"and axes, and the array at {wanted.stored_at!r} is to go to {wanted.sharding}: "
-                "give NamedSharding(mesh, P(...))"
+                "without jax_array, what is read is a GlobalDeviceArray, which is placed by a mesh "
+                f"and axes, and the array at {wanted.stored_at!r} is to go to "
+                f"{wanted.sharding}: give NamedSharding(mesh, P(...))"
             )
 
     def made_of(self, x: Array) -> Array:

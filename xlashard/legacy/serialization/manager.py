@@ -4,7 +4,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from xlashard import Array
 from xlashard._jax import coordination
 from xlashard._jax.serialization import ManagerBase, is_remote_storage
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
-from xlashard.legacy.serialization.commits import Failed
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.running import run_to_end
 from xlashard.legacy.serialization.specs import get_tensorstore_spec
@@ -27,6 +25,7 @@ logger = logging.getLogger("xlashard.legacy")
 
 # Managers that write do so in the same order in all processes.
 _numbers = count()
+_WRITING, _COMMITTING = "writing a checkpoint", "committing a checkpoint"
 
 
 class AsyncManager:
@@ -79,7 +78,6 @@ class AsyncManager:
         self._commit_futures = futures
 
     def _start_async_commit(self, on_commit_callback: Callable[[], None] | None) -> None:
-        self._series = self._series or f"legacy checkpoints/{next(_numbers)}"
         self._thread = threading.Thread(
             target=self._commit, args=(on_commit_callback,), name="checkpoint"
         )
@@ -88,11 +86,11 @@ class AsyncManager:
     def _commit(self, on_commit_callback: Callable[[], None] | None) -> None:
         """Waits for this process, then for the others; then the first process commits."""
         error = _failure(self._wait_for_futures)
-        error = self._heard("writing a checkpoint", error)
+        error = self._heard(_WRITING, error)
         if error is None:
-            first = jax.process_index() == 0 and on_commit_callback is not None
-            error = _failure(on_commit_callback) if first else None
-            error = self._heard("committing a checkpoint", error)
+            if jax.process_index() == 0 and on_commit_callback is not None:
+                error = _failure(on_commit_callback)
+            error = self._heard(_COMMITTING, error)
         if error is not None:
             logger.warning("a checkpoint was not written: %s", error)
         self._exception = error
@@ -104,6 +102,7 @@ class AsyncManager:
 
     def _heard(self, what: str, own: BaseException | None) -> BaseException | None:
         """Why it failed, here or in another process, once all are as far as this one."""
+        self._series = self._series or f"legacy checkpoints/{next(_numbers)}"
         everybody = tuple(range(jax.process_count()))
         invitation = Invitation(everybody, self._series, self._timeout_secs, what=what)
         try:
@@ -209,10 +208,9 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
 
     def _tell_others(self, error: Exception) -> None:
         """Lets those who wait for this process hear why it doesn't come."""
-        self._add_futures([Failed(error)])
-        self._start_async_commit(None)
-        with suppress(type(error)):
-            self.wait_until_finished()
+        telling = threading.Thread(target=self._heard, args=(_WRITING, error), name="checkpoint")
+        telling.start()
+        telling.join()
 
     def serialize_with_paths(
         self,

@@ -17,7 +17,7 @@ from xlashard.array.host_put import gather_pieces, put_on
 from xlashard.array.moving import at_path, placed
 from xlashard.array.placement import Places, places
 from xlashard.array.reshard import relayout
-from xlashard.errors import GeometryError, SerializationError
+from xlashard.errors import GeometryError, SerializationError, XlashardError
 from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
 from xlashard.legacy.serialization.kinds import Kind, kind_in
 from xlashard.legacy.serialization.running import all_of, run_to_end
@@ -147,12 +147,16 @@ async def _read(wanted: Wanted, limiter: Any, opening: Opening, kind: Kind) -> A
         shape = tuple(store.shape) if wanted.shape is None else wanted.shape
         if len(shape) != store.rank:
             raise SerializationError(
-                f"the array at {wanted.stored_at!r} has shape {tuple(store.shape)}, and global_shape "
-                f"says {shape}: sizes may differ, the number of dimensions may not",
+                f"the array at {wanted.stored_at!r} has shape {tuple(store.shape)}, and "
+                f"global_shape says {shape}: sizes may differ, the number of dimensions may not",
                 stored_at=wanted.stored_at,
             )
         stored = store.dtype.numpy_dtype
-        dtype = np.dtype(jax.dtypes.canonicalize_dtype(stored)) if wanted.dtype is None else wanted.dtype
+        dtype = (
+            np.dtype(jax.dtypes.canonicalize_dtype(stored))
+            if wanted.dtype is None
+            else wanted.dtype
+        )
         target = _target(shape, wanted)
         holders: dict[int, list[int]] = {}
         for number, tile in enumerate(target.tiles):
@@ -160,11 +164,9 @@ async def _read(wanted: Wanted, limiter: Any, opening: Opening, kind: Kind) -> A
         parts = await all_of(
             _read_piece(store, target, numbers, dtype, limiter) for numbers in holders.values()
         )
-    except SerializationError:
+    except XlashardError:
         raise
     except ValueError as error:
-        if isinstance(error, GeometryError):
-            raise
         raise unreadable(error, wanted.spec) from None
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
@@ -220,6 +222,4 @@ def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any
     if target.on_host:
         return dict.fromkeys(numbers, value)  # the memory itself becomes the buffers, at the end
     kind = target.sharding.memory_kind
-    return {
-        n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers
-    }
+    return {n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers}

@@ -1,6 +1,7 @@
 """Where an array is stored and how, as TensorStore is told: specs, and the metadata of arrays."""
 
 import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _CHUNKED = ("zarr", "zarr3", "n5")
 # How what is stored was cut and packed: its own files say so, and whoever reads need not know.
 _OF_THE_WRITER = ("compressor", "chunks", "codecs", "chunk_grid")
 _SHOWN = 4
+# Where a message of TensorStore's goes on with specs, lines of C++ and numbers of errors.
+_FOR_MACHINES = re.compile(r" \[(?=\w+( \w+)?=')")
 
 
 def get_tensorstore_spec(ckpt_path: str, ocdbt: bool = False) -> Spec:
@@ -178,17 +181,15 @@ def unreadable(error: Exception, given: Any) -> SerializationError:
 def unwritable(error: Exception, given: Any) -> SerializationError:
     """What to say of an array that TensorStore can't write."""
     where, text = stored_at(given), reason(error)
-    if "FAILED_PRECONDITION" in text and "onstraint" in text or "does not match" in text:
-        text += ". An array of another type is stored there: give a folder of its own to each step"
+    if "but received" in text:
+        text += ". Another array is stored there: give each checkpoint a folder of its own"
     return SerializationError(f"the array at {where!r} can't be written: {text}", stored_at=where)
 
 
 def reason(error: BaseException) -> str:
     """The part of an error's text that is for people: without specs and lines of C++."""
     text = str(error) or type(error).__name__
-    for mark in (" [tensorstore_spec=", " [source locations="):
-        text = text.partition(mark)[0]
-    return text
+    return _FOR_MACHINES.split(text)[0].replace("\\x00", "/")
 
 
 def _beside(where: str) -> str:
@@ -203,4 +204,3 @@ def _beside(where: str) -> str:
             found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
             return f"; in {str(folder)!r} there is {found}"
     return ""
-

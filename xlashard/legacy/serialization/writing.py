@@ -1,6 +1,5 @@
 """Arrays to files: each process writes the pieces that it holds and that are the first copies."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
@@ -99,23 +98,25 @@ async def async_serialize(
         >>> asyncio.run(async_serialize(np.arange(4), spec))
     """
     plan = _plan(gda_inp, tensorstore_spec, options.get("replica_id", 0))
-    layout, transaction = options.get("chunk_layout", CHUNK_LAYOUT), options.get("transaction")
-    opening: dict[str, Any] = {
-        "context": context, "chunk_layout": layout, "transaction": transaction, "open": True
-    }
     primary = options.get("primary_host")
     writes_metadata = bool(plan.pieces) if primary is None else jax.process_index() == primary
+    for piece in plan.pieces:
+        if isinstance(piece.data, jax.Array):
+            piece.data.copy_to_host_async()
+    if not plan.pieces and not writes_metadata:
+        return
     try:
-        spec = tensorstore.Spec(plan.spec)
-        made = tensorstore.open(spec, create=True, **opening) if writes_metadata else None
-        if made is not None and commit_future is None:
-            await made
-        elif made is not None:
-            commit_future.append(Commit(made, plan.spec))
-        if plan.pieces:
-            # Opened once more without asking the storage, so that pieces needn't wait for it.
-            store = await tensorstore.open(spec, assume_metadata=True, **opening)
-            await all_of(_write(store, piece, plan, commit_future) for piece in plan.pieces)
+        # What is there already must be of this type before a piece of it is written over.
+        store = await tensorstore.open(
+            tensorstore.Spec(plan.spec),
+            open=True,
+            create=writes_metadata,
+            assume_metadata=not writes_metadata,
+            context=context,
+            chunk_layout=options.get("chunk_layout", CHUNK_LAYOUT),
+            transaction=options.get("transaction"),
+        )
+        await all_of(_write(store, piece, plan, commit_future) for piece in plan.pieces)
     except XlashardError:
         raise
     except ValueError as error:
@@ -123,13 +124,8 @@ async def async_serialize(
 
 
 async def _write(store: Any, piece: _Piece, plan: _Plan, commits: list[Any] | None) -> None:
-    data = piece.data
-    if isinstance(data, jax.Array):
-        data.copy_to_host_async()
-        await asyncio.sleep(0)  # the other pieces start on their way before one is waited for
-        data = np.asarray(data)
     writing = store[piece.index].write(
-        data, can_reference_source_data_indefinitely=plan.unchanging
+        np.asarray(piece.data), can_reference_source_data_indefinitely=plan.unchanging
     )
     if commits is None:
         await writing.commit
