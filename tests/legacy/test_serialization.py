@@ -1,0 +1,335 @@
+"""Checkpoints of single arrays: values, places, dtypes, shapes, forms of calls and errors."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.array_serialization import serialization as of_jax
+
+from tests.array.cases import DTYPES, SHARDINGS, named, same, value
+from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
+from xlashard.errors import ArgumentError, DeletedError, PlacementError, SerializationError
+from xlashard.legacy import jax_array
+from xlashard.legacy import serialization as saving
+from xlashard.legacy.gda import GlobalDeviceArray
+
+V = value(np.float32)
+TALL = Mesh(np.array(jax.devices()), ("all",))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> dict[str, Any]:
+    return saving.get_tensorstore_spec(f"{tmp_path}/w")
+
+
+def specs_in(folder: Path, count: int) -> list[dict[str, Any]]:
+    return [saving.get_tensorstore_spec(f"{folder}/{number}") for number in range(count)]
+
+
+def test_arrays_of_every_sharding_go_to_every_other(tmp_path: Path) -> None:
+    places = list(SHARDINGS.values())
+    specs = specs_in(tmp_path, len(places))
+    saving.run_serialization([device_put(V, place) for place in places], specs)
+    for shift in range(3):
+        there = places[shift:] + places[:shift]
+        for x, place in zip(saving.run_deserialization(there, specs), there, strict=True):
+            assert type(x) is Array and x.committed
+            assert x.sharding.is_equivalent_to(device_put(V, place).sharding, x.ndim)
+            assert same(x, V)
+
+
+def test_every_dtype_comes_back(tmp_path: Path) -> None:
+    arrays = [device_put(value(dtype), named("x", "y")) for dtype in DTYPES.values()]
+    specs = specs_in(tmp_path, len(arrays))
+    saving.run_serialization(arrays, specs)
+    for x, back in zip(
+        arrays, saving.run_deserialization([named("y")] * len(arrays), specs), strict=True
+    ):
+        assert same(back, np.asarray(x)), x.dtype
+
+
+def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
+    given = [np.arange(6.0), 3, True, jnp.ones((4, 2)), np.zeros((0, 3)), np.float32(7)]
+    specs = specs_in(tmp_path, len(given))
+    saving.run_serialization(given, specs)
+    for x, back in zip(
+        given, saving.run_deserialization([named()] * len(given), specs), strict=True
+    ):
+        assert np.array_equal(back, x) and back.dtype == jnp.asarray(x).dtype
+
+
+def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x", "y"))], [spec])
+    ask = saving.run_deserialization
+    (larger,) = ask([named("x")], [spec], global_shapes=[(12, 6)])
+    (smaller,) = ask([named("x", "y")], [spec], [(4, 2)])
+    (mixed,) = ask([named(None, "y")], [spec], [(4, 6)], dtypes=[jnp.bfloat16])
+    whole = np.zeros((12, 6), np.float32)
+    whole[: V.shape[0], : V.shape[1]] = V
+    assert same(larger, whole)
+    assert same(smaller, V[:4, :2])
+    assert same(mixed, whole[:4].astype(jnp.bfloat16))
+
+
+def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    manager = saving.GlobalAsyncCheckpointManager()
+    limiter = saving.LimitInFlightBytes(10**6)
+    one = saving.async_deserialize
+    back = [
+        *saving.run_deserialization([TALL], [P(None, None)], [spec], [V.shape]),
+        *saving.run_deserialization(
+            global_meshes=[TALL], mesh_axes=[None], tensorstore_specs=[spec], concurrent_gb=1
+        ),
+        *manager.deserialize((TALL,), (("all",),), (spec,), dtypes=(np.float32,)),
+        *manager.deserialize([NamedSharding(TALL, P("all"))], [spec], concurrent_gb=1),
+        asyncio.run(one(TALL, P("all"), spec, V.shape, np.float32, limiter)),
+        asyncio.run(one(mesh=TALL, mesh_axes=P("all"), tensorstore_spec=spec)),
+        asyncio.run(one(NamedSharding(TALL, P("all")), spec, byte_limiter=limiter)),
+        asyncio.run(one(in_sharding=NamedSharding(TALL, P("all")), tensorstore_spec=spec)),
+    ]
+    assert all(same(x, V) for x in back)
+    cut = [x.sharding.shard_shape(x.shape)[0] for x in back]
+    assert cut == [8, 8, 1, 1, 1, 1, 1, 1]
+
+
+def test_without_jax_array_global_device_arrays_come_and_go(spec: Any) -> None:
+    x = GlobalDeviceArray.from_array(device_put(V, named("x", "y")))
+    saving.run_serialization([x], [spec])
+    with jax_array(False):
+        (back,) = saving.run_deserialization([x.sharding], [spec])
+        alone = asyncio.run(saving.async_deserialize(TALL, P("all"), spec))
+        with pytest.raises(ArgumentError, match=r"GlobalDeviceArray.*SingleDevice.*NamedSharding\("):
+            saving.run_deserialization([SingleDeviceSharding(jax.devices()[0])], [spec])
+    assert type(back) is type(alone) is GlobalDeviceArray
+    assert back.mesh == x.mesh and back.mesh_axes == P("x", "y")
+    assert alone.mesh == TALL and alone.mesh_axes == ("all",)
+    assert same(back, V) and same(alone, V)
+
+
+def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
+    x = device_put(V.astype(jnp.bfloat16), named("x", None))
+    metadata = saving.get_metadata(x)
+    assert metadata["dtype"] == "bfloat16" and metadata["shape"] == V.shape
+    assert list(metadata["chunks"]) == list(x.sharding.shard_shape(V.shape))
+    assert saving.get_metadata(np.zeros((0, 3)))["chunks"] == [1, 3]
+    assert saving.get_metadata(V)["dtype"] == "<f4"
+    # As T5X did: the dtype to store stands in the spec, and another one in the driver around it.
+    base = saving.get_tensorstore_spec(f"{tmp_path}/cast")
+    del metadata["dtype"]
+    spec = {"driver": "cast", "dtype": "float32", "base": {**base, "dtype": "bfloat16"}}
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    stored = json.loads((tmp_path / "cast" / ".zarray").read_text())
+    assert stored["dtype"] == "bfloat16"
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, V.astype(jnp.bfloat16).astype(np.float32))
+    (bare,) = saving.run_deserialization([named()], [{**base, "metadata": metadata}])
+    assert bare.dtype == jnp.bfloat16
+
+
+def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
+    ours, theirs = specs_in(tmp_path, 2)
+    x = device_put(V, named("x", "y"))
+    saving.run_serialization([x], [ours])
+    of_jax.run_serialization([x.to_jax()], [theirs])
+    there = [jax.sharding.NamedSharding(TALL, P("all"))]
+    (read_by_jax,) = of_jax.run_deserialization(there, [saving.get_tensorstore_spec(f"{tmp_path}/0")])
+    (read_by_us,) = saving.run_deserialization(there, [theirs])
+    assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
+
+
+def test_a_gzipped_array_of_the_era_is_read_by_any_spec(tmp_path: Path, spec: Any) -> None:
+    x = device_put(V, named("x", "y"))
+    packed = {**spec, "metadata": {**saving.get_metadata(x), "compressor": {"id": "gzip"}}}
+    saving.run_serialization([x], [packed])
+    assert '"gzip"' in (tmp_path / "w" / ".zarray").read_text()
+    mine = {**spec, "metadata": saving.get_metadata(device_put(V, named()))}
+    (back,) = saving.run_deserialization([named("y")], [mine])
+    assert same(back, V)
+
+
+def test_parts_that_a_writer_left_out_as_fill_values_are_filled(spec: Any) -> None:
+    x = device_put(np.zeros((8, 4), np.float32), named("x"))
+    filled = {**spec, "metadata": {**saving.get_metadata(x), "fill_value": 0.0}}
+    saving.run_serialization([x], [filled])
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, np.zeros((8, 4), np.float32))
+
+
+def test_specs_of_the_caller_stay_as_they_are(spec: Any) -> None:
+    before = json.dumps(spec)
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    saving.run_deserialization([named("x")], [spec])
+    assert json.dumps(spec) == before
+
+
+def test_awaited_in_a_loop_that_runs_already(spec: Any) -> None:
+    async def in_a_notebook() -> Any:
+        saving.run_serialization([device_put(V, named("x"))], [spec])
+        return saving.run_deserialization([named("y")], [spec])
+
+    (back,) = asyncio.run(in_a_notebook())
+    assert same(back, V)
+
+
+def test_a_byte_limiter_is_asked_and_paid_back(spec: Any) -> None:
+    class Limiter:
+        taken, given = 0, 0
+
+        async def wait_for_bytes(self, size: int) -> None:
+            self.taken += size
+
+        async def release_bytes(self, size: int) -> None:
+            self.given += size
+
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    limiter = Limiter()
+    asyncio.run(saving.async_deserialize(named("x"), spec, byte_limiter=limiter))
+    assert limiter.taken == limiter.given == V.nbytes, "each distinct piece once"
+    tight = saving.LimitInFlightBytes(8)
+    assert same(asyncio.run(saving.async_deserialize(named("y"), spec, byte_limiter=tight)), V)
+
+
+def test_an_array_may_be_deleted_or_donated_while_it_is_written(tmp_path: Path) -> None:
+    big = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
+    step = pjit(lambda x: x * 0 - 1, donate_argnums=0)
+    arrays = [device_put(big, named("x")), device_put(big, named("y"))]
+    host = big.copy()
+    specs = specs_in(tmp_path, 3)
+    commits: list[Any] = []
+
+    async def begin() -> None:
+        for x, spec in zip([*arrays, host], specs, strict=True):
+            await saving.async_serialize(x, spec, commit_future=commits)
+
+    asyncio.run(begin())
+    arrays[0].delete()
+    step(arrays[1]).block_until_ready()
+    host[:] = -1
+    for commit in commits:
+        commit.result(timeout=60)
+        assert commit.done() and commit.exception() is None
+    for back in saving.run_deserialization([named("x", "y")] * 3, specs):
+        assert same(back, big)
+
+
+def refused(kind: type[Exception], use: Any, *words: str) -> str:
+    with pytest.raises(kind) as caught:
+        use()
+    for word in words:
+        assert word in str(caught.value), caught.value
+    return str(caught.value)
+
+
+def test_what_is_not_there_is_told_with_its_path(tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([V], [spec])
+    nearby = saving.get_tensorstore_spec(f"{tmp_path}/v")
+    text = refused(
+        SerializationError,
+        lambda: saving.run_deserialization([named()], [nearby]),
+        f"no array at '{tmp_path}/v'",
+        "there is 'w'",
+    )
+    assert "source locations" not in text and len(text.splitlines()) == 1
+    deep = saving.get_tensorstore_spec(f"{tmp_path}/step_9/params/v")
+    refused(
+        SerializationError,
+        lambda: asyncio.run(saving.async_deserialize(named(), deep)),
+        "step_9/params/v",
+        f"in '{tmp_path}'",
+    )
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"])
+def test_damaged_files_are_told_with_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    piece, metadata = tmp_path / "w" / "1.0", tmp_path / "w" / ".zarray"
+    match damage:
+        case "missing":
+            piece.unlink()
+        case "cut off":
+            piece.write_bytes(piece.read_bytes()[:-3])
+        case "not packed":
+            piece.write_bytes(b"something else")
+        case "no metadata":
+            metadata.unlink()
+        case "bad metadata":
+            metadata.write_text("{")
+    words = {"missing": "is not whole", "no metadata": "there is no array"}
+    error = refused(
+        SerializationError,
+        lambda: saving.run_deserialization([named("x")], [spec]),
+        words.get(damage, "can't be read"),
+        f"{tmp_path}/w",
+    )
+    assert "tensorstore_spec" not in error
+
+
+def test_another_array_is_not_written_over(tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([V], [spec])
+    commits: list[Any] = []
+    refused(
+        SerializationError,
+        lambda: asyncio.run(saving.async_serialize(V.ravel(), spec, commit_future=commits)),
+        f"{tmp_path}/w",
+        "can't be written",
+        "a folder of its own",
+    )
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, V) and not commits
+
+
+def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
+    saving.run_serialization([V[:3]], [spec])
+    ask = saving.run_deserialization
+    where = spec["kvstore"]["path"]
+    refused(PlacementError, lambda: ask([named("x")], [spec]), where, "size 3", "'x'=4")
+    refused(
+        SerializationError, lambda: ask([named()], [spec], [(3,)]), where, "(3, 4)", "(3,)", "number"
+    )
+
+
+def test_calls_of_neither_form_are_told_what_to_write(spec: Any) -> None:
+    ask = saving.run_deserialization
+    both = "run_deserialization(shardings, tensorstore_specs, global_shapes"
+    refused(ArgumentError, lambda: ask([TALL], [spec]), "lacks tensorstore_specs", both)
+    refused(ArgumentError, lambda: ask([named()], [spec], axes=1), "axes is none of", both)
+    refused(ArgumentError, lambda: ask([named()] * 2, [spec]), "shardings has 2 entries for 1")
+    refused(ArgumentError, lambda: ask({"w": named()}, [spec]), "is dict", "jax.tree.leaves")
+    refused(ArgumentError, lambda: ask([named()], ["/w"]), "tensorstore_specs[0]", "'/w'")
+    refused(ArgumentError, lambda: ask(["x"], [spec]), "shardings[0]", "NamedSharding(mesh")
+    refused(
+        ArgumentError, lambda: ask([P("x")], [spec]), "shardings[0]", "no mesh", "for the array at"
+    )
+    one = saving.async_deserialize
+    refused(ArgumentError, lambda: asyncio.run(one(spec)), "lacks", "async_deserialize(mesh, mesh")
+
+
+def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
+    save = saving.run_serialization
+    refused(ArgumentError, lambda: save([jax.random.key(0)], [spec]), "keys", "key_data(keys)")
+    refused(ArgumentError, lambda: save(["w"], [spec]), "of str", spec["kvstore"]["path"])
+    refused(ArgumentError, lambda: save([V], [spec, spec]), "gdas has 1 entries for 2")
+    refused(ArgumentError, lambda: jax.jit(lambda x: save([x], [spec]))(V), "traced", "outside")
+    x = device_put(V, named("x"))
+    x.delete()
+    with pytest.raises(DeletedError):
+        save([x], [spec])
+
+
+def test_without_tensorstore_the_import_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['tensorstore'] = None\n"
+        "import xlashard.legacy\n"
+        "try:\n    import xlashard.legacy.serialization\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'xlashard[legacy]'" in done.stdout
