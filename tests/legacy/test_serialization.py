@@ -14,6 +14,7 @@ import pytest
 from jax.experimental.array_serialization import serialization as of_jax
 
 from tests.array.cases import DTYPES, SHARDINGS, named, same, value
+from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
 from xlashard.errors import ArgumentError, DeletedError, PlacementError, SerializationError
 from xlashard.legacy import jax_array
@@ -68,14 +69,14 @@ def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
 def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x", "y"))], [spec])
     ask = saving.run_deserialization
-    (larger,) = ask([named("x")], [spec], global_shapes=[(12, 6)])
-    (smaller,) = ask([named("x", "y")], [spec], [(4, 2)])
-    (mixed,) = ask([named(None, "y")], [spec], [(4, 6)], dtypes=[jnp.bfloat16])
-    whole = np.zeros((12, 6), np.float32)
-    whole[: V.shape[0], : V.shape[1]] = V
+    (larger,) = ask([named("x")], [spec], global_shapes=[(12, 20)])
+    (smaller,) = ask([named("x", "y")], [spec], [(4, 8)])
+    (mixed,) = ask([named(None, "y")], [spec], [(12, 8)], dtypes=[jnp.bfloat16])
+    whole = np.zeros((12, 20), np.float32)
+    whole[:8, :16] = V
     assert same(larger, whole)
-    assert same(smaller, V[:4, :2])
-    assert same(mixed, whole[:4].astype(jnp.bfloat16))
+    assert same(smaller, V[:4, :8])
+    assert same(mixed, whole[:, :8].astype(jnp.bfloat16))
 
 
 def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
@@ -290,9 +291,9 @@ def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
     saving.run_serialization([V[:3]], [spec])
     ask = saving.run_deserialization
     where = spec["kvstore"]["path"]
-    refused(PlacementError, lambda: ask([named("x")], [spec]), where, "size 3", "'x'=4")
+    refused(PlacementError, lambda: ask([named("x")], [spec]), where, "size 3", "'x'=2")
     refused(
-        SerializationError, lambda: ask([named()], [spec], [(3,)]), where, "(3, 4)", "(3,)", "number"
+        SerializationError, lambda: ask([named()], [spec], [(3,)]), where, "(3, 16)", "(3,)", "number"
     )
 
 
@@ -333,3 +334,18 @@ def test_without_tensorstore_the_import_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'xlashard[legacy]'" in done.stdout
+
+
+@pytest.mark.slow
+def test_several_processes_save_and_read(tmp_path: Path) -> None:
+    whole = np.arange(64, dtype=np.float32).reshape(8, 8)
+    saving.run_serialization([whole], [saving.get_tensorstore_spec(f"{tmp_path}/alone")])
+    script = Path(__file__).with_name("pod_serialization.py")
+    for output in run_many(script, 2, 2, str(tmp_path)):
+        assert "saved and read" in output, output
+    specs = [
+        saving.get_tensorstore_spec(f"{tmp_path}/together/{name}")
+        for name in ("rows", "columns", "copies")
+    ]
+    for x in saving.run_deserialization([named("x", "y")] * 3, specs):
+        assert same(x, whole)

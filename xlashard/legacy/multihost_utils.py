@@ -1,0 +1,118 @@
+"""Values between processes, with the signatures and the results of the era."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard import Array, multihost
+from xlashard.legacy.gda import GlobalDeviceArray
+from xlashard.legacy.kinds import device_array_kind
+from xlashard.legacy.worlds import World, world_in_force
+from xlashard.sharding import Mesh
+
+
+def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
+    """Brings the values of all processes to every process, and arrays of several in whole.
+
+    All processes must call it, with trees of the same leaves, dtypes and shapes.
+
+    Args:
+        in_tree: NumPy arrays, numbers, Arrays, GlobalDeviceArrays, arrays and keys of JAX, or a
+            pytree of them.
+        tiled: False stacks the values of the processes: `[processes, ...]`. True puts them one
+            after the other along their first dimension. A GlobalDeviceArray, and an array that
+            spans processes, is one value, and that is what comes of it in either case.
+
+    Returns:
+        `in_tree` with a NumPy array for every value.
+
+    Raises:
+        ProcessesError: Processes that did not come, or with another tree; by process and path.
+
+    Example:
+        >>> process_allgather({"loss": np.float32(0.5)})
+        {'loss': array([0.5], dtype=float32)}
+    """
+    leaves, treedef = jax.tree.flatten(in_tree)
+
+    def only(chosen: list[bool]) -> Any:
+        """The tree with None, which is no leaf, in place of what was not chosen."""
+        kept = [x if choose else None for x, choose in zip(leaves, chosen, strict=True)]
+        return treedef.unflatten(kept)
+
+    spans = [isinstance(x, jax.Array) and not x.is_fully_addressable for x in leaves]
+    one_value = [s or isinstance(x, GlobalDeviceArray) for s, x in zip(spans, leaves, strict=True)]
+    each = [not one for one in one_value]
+    if not any(one_value):
+        return multihost.process_allgather(in_tree, tiled)
+    # A call for each kind that is there, which is the same in all processes.
+    gathered = jax.tree.leaves(multihost.process_allgather(only(spans), True)) if any(spans) else []
+    stacked = jax.tree.leaves(multihost.process_allgather(only(each), tiled)) if any(each) else []
+    whole, own = iter(gathered), iter(stacked)
+    out = [
+        next(whole) if span else np.asarray(x) if one else next(own)
+        for x, span, one in zip(leaves, spans, one_value, strict=True)
+    ]
+    return treedef.unflatten(out)
+
+
+def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+    """Puts the host-local values of all processes together to global arrays.
+
+    Args:
+        local_inputs: What this process has: NumPy arrays, numbers, Arrays, or a pytree of them.
+        global_mesh: The mesh. The devices of each process must be a contiguous box of it.
+        pspecs: A PartitionSpec, or None for replicated, for all of `local_inputs` or as a pytree
+            prefix of it.
+
+    Returns:
+        `local_inputs` with an Array over all devices of the mesh for every value; without
+        `jax_array` a GlobalDeviceArray, which the era's `pjit` takes for global.
+
+    Raises:
+        BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
+        PlacementError: A shape that can't be dealt out, with its path.
+        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
+    """
+    out = multihost.host_local_array_to_global_array(local_inputs, global_mesh, pspecs)
+    return _in_world(out, world_in_force(), GlobalDeviceArray)
+
+
+def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+    """Makes of global arrays what this process holds of them.
+
+    Args:
+        global_inputs: Arrays or GlobalDeviceArrays over the devices of the mesh, or a pytree of
+            them.
+        global_mesh: The mesh. The devices of each process must be a contiguous box of it.
+        pspecs: A PartitionSpec, or None for replicated, for all of `global_inputs` or as a pytree
+            prefix of it.
+
+    Returns:
+        `global_inputs` with an Array over this process's part of the mesh for every value; without
+        `jax_array` a ShardedDeviceArray, or a DeviceArray if it has one device there.
+
+    Raises:
+        BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
+        PlacementError: A shape that can't be dealt out, with its path.
+        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
+    """
+    out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
+    return _in_world(out, world_in_force(), None)
+
+
+def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:
+    """The Arrays of a tree as the world's: of a class, or of that for what a process has."""
+
+    def made(x: Any) -> Any:
+        if not isinstance(x, Array):
+            return x
+        wanted = Array if world.jax_array else kind or device_array_kind(x.to_jax())
+        if type(x) is wanted:
+            return x
+        out = wanted()
+        out._handle, out._own_sharding = x._handle, x._own_sharding
+        return out
+
+    return jax.tree.map(made, tree)
