@@ -48,7 +48,8 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     assert pinned.pop("jaxlib") == pinned["jax"]
     names = ("equinox", "flatbuffers", "flax", "orbax")
     libraries = [entry for entry in EXTRAS["dev"] if entry.startswith(names)]
-    bounds = lower_bounds([*PROJECT["project"]["dependencies"], *EXTRAS["train"], *libraries])
+    used = [*EXTRAS["train"], *EXTRAS["legacy"], *libraries]
+    bounds = lower_bounds([*PROJECT["project"]["dependencies"], *used])
     assert set(pinned) == set(bounds)
     for name, version in pinned.items():
         assert same_release(version, bounds[name]), name

@@ -145,6 +145,7 @@ TOPICS = (
     "legacy_worlds",
     "legacy_gda",
     "legacy_surface",
+    "legacy_saving",
     "process_local",
     "multihost",
     "pods",

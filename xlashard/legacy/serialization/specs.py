@@ -198,7 +198,7 @@ def _beside(where: str) -> str:
     if "://" in where:
         return ""
     for folder in path.parents:
-        if folder.is_dir():
+        if folder.is_dir() and folder != folder.parent:
             names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
             more = ", ..." if len(names) > _SHOWN else ""
             found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
