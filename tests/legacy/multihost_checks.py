@@ -47,14 +47,14 @@ def check_gathering() -> None:
 def check_host_local_and_global() -> None:
     count = jax.process_count()
     mesh = Mesh(np.array(jax.devices()).reshape(count, -1), ("host", "data"))
-    local = {"x": np.ones((4, 8), np.float32) * jax.process_index(), "scale": np.float32(2)}
+    local = {"x": np.ones((8, 4), np.float32) * jax.process_index(), "scale": np.float32(2)}
     specs = {"x": P(("host", "data")), "scale": None}
     for on, of_all in ((True, Array), (False, GlobalDeviceArray)):
         with jax_array(on):
             out = multihost_utils.host_local_array_to_global_array(local, mesh, specs)
             back = multihost_utils.global_array_to_host_local_array(out, mesh, specs)
         assert {type(leaf) for leaf in out.values()} == {of_all}
-        assert out["x"].shape == (4 * count, 8) and out["scale"].shape == ()
+        assert out["x"].shape == (8 * count, 4) and out["scale"].shape == ()
         assert tuple(out["x"].sharding.spec) == (("host", "data"),)
         here = Array if on else ShardedDeviceArray
         assert {type(leaf) for leaf in back.values()} == {here}

@@ -120,7 +120,9 @@ def check_failures_are_heard_of() -> None:
     if ME == 1:
         expect(SerializationError, "file_1.w", lambda: save("file_1/w"))
     else:
-        expect(ProcessesError, "writing a checkpoint failed: process 1: .*file_1", lambda: save("w"))
+        expect(
+            ProcessesError, "writing a checkpoint failed: process 1: .*file_1", lambda: save("w")
+        )
     assert not called
     # The first process can't commit.
     manager.serialize([x], specs(FOLDER, "v"), on_commit_callback=lambda: 1 / 0)
@@ -134,7 +136,9 @@ def check_who_does_not_come_is_named() -> None:
     manager = saving.GlobalAsyncCheckpointManager(timeout_secs=1)
     if ME == 0:
         manager.serialize([x], specs(FOLDER, "u"))
-        expect(ProcessesError, "waited 1 s, and process 1 did not come", manager.wait_until_finished)
+        expect(
+            ProcessesError, "waited 1 s, and process 1 did not come", manager.wait_until_finished
+        )
 
 
 check_saved_together()

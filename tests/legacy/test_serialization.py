@@ -107,7 +107,9 @@ def test_without_jax_array_global_device_arrays_come_and_go(spec: Any) -> None:
     with jax_array(False):
         (back,) = saving.run_deserialization([x.sharding], [spec])
         alone = asyncio.run(saving.async_deserialize(TALL, P("all"), spec))
-        with pytest.raises(ArgumentError, match=r"GlobalDeviceArray.*SingleDevice.*NamedSharding\("):
+        with pytest.raises(
+            ArgumentError, match=r"SingleDevice.*GlobalDeviceArray.*NamedSharding\("
+        ):
             saving.run_deserialization([SingleDeviceSharding(jax.devices()[0])], [spec])
     assert type(back) is type(alone) is GlobalDeviceArray
     assert back.mesh == x.mesh and back.mesh_axes == P("x", "y")
@@ -141,7 +143,9 @@ def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
     saving.run_serialization([x], [ours])
     of_jax.run_serialization([x.to_jax()], [theirs])
     there = [jax.sharding.NamedSharding(TALL, P("all"))]
-    (read_by_jax,) = of_jax.run_deserialization(there, [saving.get_tensorstore_spec(f"{tmp_path}/0")])
+    (read_by_jax,) = of_jax.run_deserialization(
+        there, [saving.get_tensorstore_spec(f"{tmp_path}/0")]
+    )
     (read_by_us,) = saving.run_deserialization(there, [theirs])
     assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
 
@@ -248,7 +252,9 @@ def test_what_is_not_there_is_told_with_its_path(tmp_path: Path, spec: Any) -> N
     )
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"]
+)
 def test_damaged_files_are_told_with_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x"))], [spec])
     piece, metadata = tmp_path / "w" / "1.0", tmp_path / "w" / ".zarray"
@@ -293,7 +299,12 @@ def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
     where = spec["kvstore"]["path"]
     refused(PlacementError, lambda: ask([named("x")], [spec]), where, "size 3", "'x'=2")
     refused(
-        SerializationError, lambda: ask([named()], [spec], [(3,)]), where, "(3, 16)", "(3,)", "number"
+        SerializationError,
+        lambda: ask([named()], [spec], [(3,)]),
+        where,
+        "(3, 16)",
+        "(3,)",
+        "number",
     )
 
 

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from xlashard import Array, multihost
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.legacy.device_arrays import device_array_kind
 from xlashard.legacy.gda import GlobalDeviceArray
-from xlashard.legacy.kinds import device_array_kind
 from xlashard.legacy.worlds import World, world_in_force
 from xlashard.sharding import Mesh
 
@@ -34,6 +35,11 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
         >>> process_allgather({"loss": np.float32(0.5)})
         {'loss': array([0.5], dtype=float32)}
     """
+    with short_tracebacks:
+        return _gathered(in_tree, tiled)
+
+
+def _gathered(in_tree: Any, tiled: bool) -> Any:
     leaves, treedef = jax.tree.flatten(in_tree)
 
     def only(chosen: list[bool]) -> Any:
@@ -75,8 +81,9 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         PlacementError: A shape that can't be dealt out, with its path.
         ArgumentError: A value that no device can hold, or a spec that is none, with its path.
     """
-    out = multihost.host_local_array_to_global_array(local_inputs, global_mesh, pspecs)
-    return _in_world(out, world_in_force(), GlobalDeviceArray)
+    with short_tracebacks:
+        out = multihost.host_local_array_to_global_array(local_inputs, global_mesh, pspecs)
+        return _in_world(out, world_in_force(), GlobalDeviceArray)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -98,8 +105,9 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         PlacementError: A shape that can't be dealt out, with its path.
         ArgumentError: A value that no device can hold, or a spec that is none, with its path.
     """
-    out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
-    return _in_world(out, world_in_force(), None)
+    with short_tracebacks:
+        out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
+        return _in_world(out, world_in_force(), None)
 
 
 def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:

@@ -13,6 +13,7 @@ import jax
 from xlashard import Array
 from xlashard._jax import coordination
 from xlashard._jax.serialization import ManagerBase, is_remote_storage
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.running import run_to_end
@@ -69,10 +70,11 @@ class AsyncManager:
             SerializationError: Something could not be written.
             ProcessesError: Another process failed, or did not come.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check_for_errors()
+        with short_tracebacks:
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            self.check_for_errors()
 
     def _add_futures(self, futures: Sequence[Any]) -> None:
         self._commit_futures = futures
@@ -194,17 +196,18 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
             ProcessesError: The same in another process.
             ArgumentError: Lists of different lengths, or none; one folder without the other.
         """
-        commit = _commit_action(on_commit_callback, temp_checkpoint_dir, final_checkpoint_dir)
-        self.wait_until_finished()
-        futures: list[Any] = []
-        try:
-            options: Any = {"transaction": transaction}
-            run_to_end(serialize_all(gdas, tensorstore_specs, futures, options))
-        except Exception as error:
-            self._tell_others(error)
-            raise
-        self._add_futures(futures)
-        self._start_async_commit(commit)
+        with short_tracebacks:
+            commit = _commit_action(on_commit_callback, temp_checkpoint_dir, final_checkpoint_dir)
+            self.wait_until_finished()
+            futures: list[Any] = []
+            try:
+                options: Any = {"transaction": transaction}
+                run_to_end(serialize_all(gdas, tensorstore_specs, futures, options))
+            except Exception as error:
+                self._tell_others(error)
+                raise
+            self._add_futures(futures)
+            self._start_async_commit(commit)
 
     def _tell_others(self, error: Exception) -> None:
         """Lets those who wait for this process hear why it doesn't come."""
@@ -230,8 +233,9 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
 
     def deserialize(self, *args: Any, **kwargs: Any) -> list[Array]:
         """Waits for the checkpoint that is being written, and reads; see `run_deserialization`."""
-        self.wait_until_finished()
-        return deserialize_all("deserialize", args, kwargs)
+        with short_tracebacks:
+            self.wait_until_finished()
+            return deserialize_all("deserialize", args, kwargs)
 
     def deserialize_with_paths(
         self, shardings: Sequence[Any], paths: Sequence[str], *args: Any, **kwargs: Any

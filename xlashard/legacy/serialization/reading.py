@@ -12,6 +12,7 @@ from xlashard._jax.serialization import (
     estimate_read_memory_footprint,
     tensorstore,
 )
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import aligned_empty
 from xlashard.array.host_put import gather_pieces, put_on
 from xlashard.array.moving import at_path, placed
@@ -19,10 +20,10 @@ from xlashard.array.placement import Places, places
 from xlashard.array.reshard import relayout
 from xlashard.errors import GeometryError, SerializationError, XlashardError
 from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
-from xlashard.legacy.serialization.kinds import Kind, kind_in
+from xlashard.legacy.serialization.kinds import check_place, in_world
 from xlashard.legacy.serialization.running import all_of, run_to_end
 from xlashard.legacy.serialization.specs import filling, unreadable
-from xlashard.legacy.worlds import world_in_force
+from xlashard.legacy.worlds import World, world_in_force
 
 
 @overload
@@ -73,8 +74,9 @@ async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
         >>> asyncio.run(async_deserialize(place, spec, global_shape=(6,)))
         Array([0, 1, 2, 3, 0, 0], dtype=int32)
     """
-    call = read_one(args, kwargs)
-    return await _read(call.wanted, call.byte_limiter, call.opening, kind_in(world_in_force()))
+    with short_tracebacks:
+        call = read_one(args, kwargs)
+        return await _read(call.wanted, call.byte_limiter, call.opening, world_in_force())
 
 
 @overload
@@ -125,23 +127,24 @@ def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
         >>> serialization.run_deserialization([mesh], [P("x")], [spec], dtypes=[np.float32])
         [Array([0., 1., 2., 3.], dtype=float32)]
     """
-    return deserialize_all("run_deserialization", args, kwargs)
+    with short_tracebacks:
+        return deserialize_all("run_deserialization", args, kwargs)
 
 
 def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
     """Reads arrays for a caller that is called `name`; see `run_deserialization`."""
     call = read_many(name, args, kwargs)
-    kind = kind_in(world_in_force())
+    world = world_in_force()
 
     async def read_all() -> list[Array]:
         limiter = LimitInFlightBytes(call.concurrent_bytes)
-        return await all_of(_read(wanted, limiter, Opening(), kind) for wanted in call.wanted)
+        return await all_of(_read(wanted, limiter, Opening(), world) for wanted in call.wanted)
 
     return run_to_end(read_all())
 
 
-async def _read(wanted: Wanted, limiter: Any, opening: Opening, kind: Kind) -> Array:
-    kind.check(wanted)
+async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) -> Array:
+    check_place(wanted, world)
     try:
         store = await _open(wanted, opening)
         shape = tuple(store.shape) if wanted.shape is None else wanted.shape
@@ -171,7 +174,7 @@ async def _read(wanted: Wanted, limiter: Any, opening: Opening, kind: Kind) -> A
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
     handle = relayout(gather_pieces(ordered, dtype, target), wanted.layout, target)
-    return kind.made_of(placed(handle, target.sharding))
+    return in_world(placed(handle, target.sharding), world)
 
 
 async def _open(wanted: Wanted, opening: Opening) -> Any:

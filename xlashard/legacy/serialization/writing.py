@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Tracer
 from xlashard.array.holder import check_alive
 from xlashard.array.host_put import as_host_value
@@ -58,11 +59,19 @@ class _Plan:
         spec: Where to, with metadata.
         pieces: What this process writes.
         unchanging: Whether nobody will write to the memory of the pieces.
+        options: What the caller says besides.
     """
 
     spec: Spec
     pieces: tuple[_Piece, ...]
     unchanging: bool
+    options: WriteOptions
+
+    @property
+    def writes_metadata(self) -> bool:
+        """Whether this process writes what is beside the pieces."""
+        primary = self.options.get("primary_host")
+        return bool(self.pieces) if primary is None else jax.process_index() == primary
 
 
 async def async_serialize(
@@ -97,26 +106,28 @@ async def async_serialize(
         >>> spec = get_tensorstore_spec(tempfile.mkdtemp() + "/w")
         >>> asyncio.run(async_serialize(np.arange(4), spec))
     """
-    plan = _plan(gda_inp, tensorstore_spec, options.get("replica_id", 0))
-    primary = options.get("primary_host")
-    writes_metadata = bool(plan.pieces) if primary is None else jax.process_index() == primary
+    with short_tracebacks:
+        await _serialize(_plan(gda_inp, tensorstore_spec, options), commit_future, context)
+
+
+async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> None:
     for piece in plan.pieces:
         if isinstance(piece.data, jax.Array):
             piece.data.copy_to_host_async()
-    if not plan.pieces and not writes_metadata:
+    if not plan.pieces and not plan.writes_metadata:
         return
     try:
         # What is there already must be of this type before a piece of it is written over.
         store = await tensorstore.open(
             tensorstore.Spec(plan.spec),
             open=True,
-            create=writes_metadata,
-            assume_metadata=not writes_metadata,
+            create=plan.writes_metadata,
+            assume_metadata=not plan.writes_metadata,
             context=context,
-            chunk_layout=options.get("chunk_layout", CHUNK_LAYOUT),
-            transaction=options.get("transaction"),
+            chunk_layout=plan.options.get("chunk_layout", CHUNK_LAYOUT),
+            transaction=plan.options.get("transaction"),
         )
-        await all_of(_write(store, piece, plan, commit_future) for piece in plan.pieces)
+        await all_of(_write(store, piece, plan, commits) for piece in plan.pieces)
     except XlashardError:
         raise
     except ValueError as error:
@@ -134,19 +145,19 @@ async def _write(store: Any, piece: _Piece, plan: _Plan, commits: list[Any] | No
     await writing.copy
 
 
-def _plan(x: Any, given: Any, replica_id: int) -> _Plan:
+def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
     where = stored_at(given)
     _check(x, where)
     if not isinstance(x, jax.Array):
         value = as_host_value(x, lambda: f"what is to be written at {where!r}").value
         whole = (_Piece((), value),) if jax.process_index() == 0 else ()
-        return _Plan(spec_to_write(given, value), whole, unchanging=False)
+        return _Plan(spec_to_write(given, value), whole, unchanging=False, options=options)
     pieces = tuple(
         _Piece(shard.index, shard.data)
         for shard in x.addressable_shards
-        if shard.replica_id == replica_id
+        if shard.replica_id == options.get("replica_id", 0)
     )
-    return _Plan(spec_to_write(given, x), pieces, unchanging=True)
+    return _Plan(spec_to_write(given, x), pieces, unchanging=True, options=options)
 
 
 def _check(x: Any, where: str) -> None:
@@ -189,7 +200,8 @@ def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> 
         >>> specs = [get_tensorstore_spec(f"{folder}/{name}") for name in ("w", "b")]
         >>> run_serialization([np.ones((2, 2)), np.zeros(2)], specs)
     """
-    run_to_end(serialize_all(gdas, tensorstore_specs, None, {}))
+    with short_tracebacks:
+        run_to_end(serialize_all(gdas, tensorstore_specs, None, {}))
 
 
 async def serialize_all(
