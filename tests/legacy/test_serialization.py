@@ -11,15 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from jax.experimental.array_serialization import serialization as of_jax
 
 from tests.array.cases import DTYPES, SHARDINGS, named, same, value
 from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
-from xlashard.errors import ArgumentError, DeletedError, PlacementError, SerializationError
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    PlacementError,
+    ProcessesError,
+    SerializationError,
+)
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving
 from xlashard.legacy.gda import GlobalDeviceArray
+from xlashard.legacy.serialization.commits import Commit
 
 V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))
@@ -334,6 +342,66 @@ def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
     x.delete()
     with pytest.raises(DeletedError):
         save([x], [spec])
+
+
+def test_a_storage_that_fails_late_is_told_with_its_path(spec: Any) -> None:
+    promise, future = tensorstore.Promise.new()
+    commit = Commit(future, spec)
+    assert not commit.done()
+    promise.set_exception(ValueError("UNAVAILABLE: no such disk [source locations='a.cc:1']"))
+    words = f"'{spec['kvstore']['path']}' can't be written: UNAVAILABLE: no such disk"
+
+    async def awaited() -> None:
+        await commit
+
+    assert refused(SerializationError, commit.result, words).endswith("disk")
+    refused(SerializationError, lambda: asyncio.run(awaited()), words)
+    assert words in str(commit.exception())
+
+    manager = saving.AsyncManager()
+    manager._add_futures([commit])
+    manager._start_async_commit(lambda: pytest.fail("it is not committed"))
+    refused(SerializationError, manager.wait_until_finished, words)
+    manager.check_for_errors()  # it is told once
+
+
+def test_a_manager_writes_one_checkpoint_after_the_other(tmp_path: Path) -> None:
+    manager = saving.GlobalAsyncCheckpointManager(timeout_secs=60)
+    assert isinstance(manager, of_jax.GlobalAsyncCheckpointManagerBase)
+    done: list[int] = []
+    for step in range(3):
+        x = device_put(V + step, named("x"))
+        paths = [f"{tmp_path}/{step}/w", f"{tmp_path}/{step}/b"]
+        manager.serialize_with_paths(
+            [x, V], paths, on_commit_callback=lambda step=step: done.append(step)
+        )
+        assert done[:step] == list(range(step)), "the one before is committed"
+    manager.wait_until_finished()
+    manager.wait_until_finished()
+    assert done == [0, 1, 2]
+    there = [named("y"), named()]
+    (back, _) = manager.deserialize_with_paths(there, [f"{tmp_path}/2/w", f"{tmp_path}/2/b"])
+    assert same(back, V + 2)
+
+
+def test_a_manager_renames_a_temporary_folder(tmp_path: Path) -> None:
+    manager = saving.GlobalAsyncCheckpointManager()
+    spec = saving.get_tensorstore_spec(f"{tmp_path}/temporary/w")
+    folders = (f"{tmp_path}/temporary", f"{tmp_path}/step_1")
+    names: dict[str, Any] = dict(
+        zip(("temp_checkpoint_dir", "final_checkpoint_dir"), folders, strict=True)
+    )
+    manager.serialize([V], [spec], **names)
+    manager.wait_until_finished()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    manager.serialize([V], [spec], **names)  # which is there already
+    with pytest.raises(OSError, match="step_1"):
+        manager.wait_until_finished()
+
+
+def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    refused(ProcessesError, saving.AsyncManager, "one of 2", "jax.distributed.initialize()")
 
 
 def test_without_tensorstore_the_import_says_what_to_install() -> None:

@@ -12,6 +12,8 @@
 | `refusals` | names that say, when used, what to write instead |
 | `gda`, `gda_making`, `shards` | `GlobalDeviceArray`, and which part of it each device holds |
 | `device_arrays` | `DeviceArray` and `ShardedDeviceArray` |
+| `serialization` | checkpoints of single arrays, over TensorStore, which it asks for |
+| `multihost_utils` | values between processes |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
 """
 
