@@ -17,35 +17,14 @@ from xlashard._jax.shardings import (
     JaxSharding,
     Mesh,
     OpSharding,
-    UnspecifiedValue,
     hlo_from_text,
 )
 from xlashard.errors import DuplicateAxisError, ShardingError
+from xlashard.legacy.markers import is_auto, is_unspecified_or_from_gda_or_auto
 from xlashard.legacy.specs import PartitionSpec
-from xlashard.pjit import AUTO, FROM_GDA
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, parse
 
 type OpShardings = list[Any]
-
-
-def is_auto(x: Any) -> bool:
-    """Whether it leaves a sharding to the compiler."""
-    return isinstance(x, type(AUTO))
-
-
-def is_unspecified(x: Any) -> bool:
-    """Whether it says nothing."""
-    return isinstance(x, UnspecifiedValue)
-
-
-def is_from_gda(x: Any) -> bool:
-    """Whether it says to take the argument's sharding."""
-    return isinstance(x, type(FROM_GDA))
-
-
-def is_unspecified_or_from_gda_or_auto(x: Any) -> bool:
-    """Whether it is none of those that say a placement."""
-    return is_from_gda(x) or is_auto(x) or is_unspecified(x)
 
 
 class ParsedPartitionSpec(parse.ParsedPartitionSpec):
@@ -146,9 +125,14 @@ def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
     return PartitionSpec(*parse.get_partition_spec(parse.ParsedPartitionSpec(None, axes)))
 
 
+def get_single_pspec(parsed: parse.ParsedPartitionSpec) -> Any:
+    """The era's partition spec of a parsed one, without what says nothing at its end."""
+    return array_mapping_to_axis_resources(get_array_mapping(parsed))
+
+
 def get_partition_spec(ppspec: Sequence[parse.ParsedPartitionSpec]) -> list[Any]:
-    """The era's partition specs of parsed ones, without what says nothing at their end."""
-    return [array_mapping_to_axis_resources(get_array_mapping(parsed)) for parsed in ppspec]
+    """The era's partition specs of parsed ones."""
+    return [get_single_pspec(parsed) for parsed in ppspec]
 
 
 def prepare_axis_resources(
@@ -264,6 +248,17 @@ def get_pspec_from_executable(
     """The same as partition specs."""
     ins, outs = get_ppspec_from_executable(executable, mesh)
     return tuple(get_partition_spec(ins)), tuple(get_partition_spec(outs))
+
+
+def flatten_op_sharding(op_sharding: Any) -> OpShardings:
+    """The elements of a tuple's sharding; any other one alone.
+
+    Args:
+        op_sharding: An `OpSharding`.
+    """
+    if op_sharding.type == OpSharding.Type.TUPLE:
+        return list(op_sharding.tuple_shardings)
+    return [op_sharding]
 
 
 def hlo_sharding(op_sharding: Any) -> Any:

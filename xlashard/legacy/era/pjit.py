@@ -1,0 +1,73 @@
+"""What `jax.experimental.pjit` held."""
+
+from xlashard import (
+    FROM_GDA,
+    NamedSharding,
+    OpShardingSharding,
+    PmapSharding,
+    Sharding,
+    pjit,
+    with_sharding_constraint,
+)
+from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
+from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
+from xlashard.legacy.markers import AUTO_ON_MESH as AUTO
+from xlashard.legacy.markers import AutoAxisResource as _AUTOAxisResource
+from xlashard.legacy.markers import FromGdaSingleton as _FromGdaSingleton
+from xlashard.legacy.markers import is_auto as _is_auto
+from xlashard.legacy.markers import is_from_gda as _is_from_gda
+from xlashard.legacy.markers import is_unspecified as _is_unspecified
+from xlashard.legacy.markers import (
+    is_unspecified_or_from_gda_or_auto as _is_unspecified_or_from_gda_or_auto,
+)
+from xlashard.legacy.meshes import Mesh
+from xlashard.legacy.parsed import (
+    REPLICATED,
+    CanonicalizedParsedPartitionSpec,
+    ParsedPartitionSpec,
+    get_array_mapping,
+    get_unconstrained_dims,
+    parse_flatten_op_sharding,
+)
+from xlashard.legacy.parsed import flatten_op_sharding as _get_op_sharding
+from xlashard.legacy.parsed import (
+    get_op_sharding_from_executable as _get_op_sharding_from_executable,
+)
+from xlashard.legacy.parsed import get_partition_spec as _get_partition_spec
+from xlashard.legacy.parsed import get_ppspec_from_executable as _get_ppspec_from_executable
+from xlashard.legacy.parsed import get_pspec_from_executable as _get_pspec_from_executable
+from xlashard.legacy.parsed import get_single_pspec as _get_single_pspec
+from xlashard.legacy.parsed import (
+    mesh_sharding as _create_mesh_pspec_sharding_from_parsed_pspec,
+)
+from xlashard.legacy.parsed import prepare_axis_resources as _prepare_axis_resources
+from xlashard.legacy.refusals import Refusal
+from xlashard.legacy.shape_checks import check_aval_shardings as pjit_check_aval_sharding
+from xlashard.legacy.shape_checks import create_sharding_for_array as _create_sharding_for_array
+from xlashard.legacy.shape_checks import (
+    flatten_axis_resources,
+    global_to_local,
+    hashable_pytree,
+    local_to_global,
+    to_op_sharding_sharding,
+)
+from xlashard.legacy.shardings import XLACompatibleSharding
+from xlashard.legacy.specs import PartitionSpec
+from xlashard.pjit.constraint import constraint_p as sharding_constraint_p
+from xlashard.pjit.primitive import pjit_p
+from xlashard.sharding.parse import (
+    SpecSync,
+    explode_superdims,
+    strides_for_sizes,
+    unflatten_array,
+    unflatten_superdims,
+)
+
+_pjit_call_impl = Refusal("jax.experimental.pjit._pjit_call_impl")
+_pjit_jaxpr = Refusal("jax.experimental.pjit._pjit_jaxpr")
+_pjit_lower = Refusal("jax.experimental.pjit._pjit_lower")
+
+PjitSharding = OpShardingSharding | _UnspecifiedValue | _AUTOAxisResource
+PjitShardingMinusUnspecified = OpShardingSharding | _AUTOAxisResource
+MeshSharding = NamedSharding | _UnspecifiedValue | _AUTOAxisResource
+MeshShardingMinusUnspecified = NamedSharding | _AUTOAxisResource

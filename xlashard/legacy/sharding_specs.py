@@ -1,0 +1,133 @@
+"""Placements by `ShardingSpec`, and arrays over them, as `jax.interpreters.pxla` had them."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+import xlashard
+from xlashard.errors import DivisibilityError
+from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, ShardingSpec
+
+
+def mesh_sharding_specs(
+    axis_sizes: Mapping[str, int], axis_names: Sequence[str], allow_uneven_axes: bool = False
+) -> Callable[[Any, Mapping[str, int]], ShardingSpec]:
+    """A function that says a placement on a mesh as a `ShardingSpec`.
+
+    Args:
+        axis_sizes: The sizes of the mesh's axes.
+        axis_names: Their names, in the order of the mesh's dimensions.
+        allow_uneven_axes: Whether a dimension may leave its last tiles smaller.
+
+    Returns:
+        A function of an array's type and a mapping from mesh axes to the dimensions that they cut.
+        It raises a DivisibilityError if a dimension does not divide.
+
+    Example:
+        >>> to_spec = mesh_sharding_specs({"x": 2, "y": 4}, ("x", "y"))
+        >>> to_spec(jax.ShapeDtypeStruct((8, 8), "float32"), {"y": 0})
+        ShardingSpec((Chunked((4,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
+    """
+
+    def to_spec(aval: Any, aval_axes: Mapping[str, int]) -> ShardingSpec:
+        shape = tuple(aval.shape)
+        by_dim = [
+            [axis for axis, at in aval_axes.items() if at == dim] for dim in range(len(shape))
+        ]
+        for dim, axes in enumerate(by_dim):
+            tiles = math.prod(axis_sizes[axis] for axis in axes)
+            if not allow_uneven_axes and shape[dim] % tiles:
+                raise DivisibilityError(
+                    f"dimension {dim} of shape {shape} does not divide into {tiles} tiles, as the "
+                    f"axes {axes} of the mesh would have it: give another size, or "
+                    "allow_uneven_axes=True",
+                    dim=dim,
+                    tiles=tiles,
+                    shape=shape,
+                )
+        cuts = {axis: number for number, axis in enumerate(a for axes in by_dim for a in axes)}
+        return ShardingSpec(
+            tuple(
+                Chunked(tuple(axis_sizes[axis] for axis in axes)) if axes else NoSharding()
+                for axes in by_dim
+            ),
+            tuple(
+                ShardedAxis(cuts[name]) if name in cuts else Replicated(axis_sizes[name])
+                for name in axis_names
+            ),
+        )
+
+    return to_spec
+
+
+def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:
+    """Which part of an array each device of a spec's grid holds, in the grid's order.
+
+    Args:
+        shape: Of the array, in elements.
+        spec: How it is cut and dealt.
+
+    Raises:
+        GeometryError: The shape can't be cut so.
+
+    Example:
+        >>> spec = ShardingSpec((Chunked((2,)),), (Replicated(2), ShardedAxis(0)))
+        >>> spec_to_indices((4,), spec)[:2]
+        ((slice(0, 2, None),), (slice(2, 4, None),))
+    """
+    return tuple(spec.indices(shape).flat)
+
+
+def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[Any]:
+    """An array on each of some devices: the era's `pxla.device_put`.
+
+    Args:
+        x: One array for each device, or one for all.
+        devices: The devices.
+        replicate: Whether `x` is one array for all.
+    """
+    values: Iterable[Any] = [x] * len(devices) if replicate else x
+    return [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+
+
+def tile_aval_nd(axis_sizes: Mapping[str, int], in_axes: Mapping[str, int], aval: Any) -> Any:
+    """The type of one tile of an array.
+
+    Args:
+        axis_sizes: The sizes of the mesh's axes.
+        in_axes: From mesh axes to the dimensions that they cut.
+        aval: The type of the array.
+
+    Raises:
+        DivisibilityError: A dimension does not divide.
+    """
+    spec = mesh_sharding_specs(axis_sizes, list(axis_sizes))(aval, in_axes)
+    return aval.update(shape=spec.tiling.shard_shape(tuple(aval.shape)))
+
+
+def untile_aval_nd(axis_sizes: Mapping[str, int], out_axes: Mapping[str, int], aval: Any) -> Any:
+    """The type of the array that tiles of a type make up; see `tile_aval_nd`."""
+    shape = list(aval.shape)
+    for axis, dim in out_axes.items():
+        shape[dim] *= axis_sizes[axis]
+    return aval.update(shape=tuple(shape))
+
+
+def show_axes(axes: Iterable[str]) -> str:
+    """Names of axes as messages list them.
+
+    Args:
+        axes: The names.
+    """
+    return ", ".join(sorted(f"`{axis}`" for axis in axes))
+
+
+def hashable_index(idx: Any) -> Any:
+    """An index with pairs in place of its slices, which can be compared and be a key.
+
+    Args:
+        idx: A slice, a number, or a tuple of those.
+    """
+    return jax.tree.map(lambda x: (x.start, x.stop) if isinstance(x, slice) else x, idx)
