@@ -47,6 +47,7 @@ __all__ = [
     "listed_device_ids",
     "listed_sharding",
     "memory_kinds",
+    "op_sharding",
     "sdy_array",
     "with_interface",
 ]
@@ -135,6 +136,15 @@ def hlo_text(sharding: Any) -> str:
         return f"{{{', '.join(map(hlo_text, elements))}}}"
     # The partitioner may answer in the mesh form (V3); the tile form says the same.
     return HloSharding.v3_to_v2_sharding(sharding).to_string()
+
+
+def op_sharding(hlo: Any) -> Any:
+    """An `HloSharding` as an `OpSharding` proto that lists its devices, which once all did."""
+    proto = hlo.to_proto()
+    if proto.iota_reshape_dims:
+        proto.tile_assignment_devices = hlo.tile_assignment_devices()
+        proto.iota_reshape_dims, proto.iota_transpose_perm = [], []
+    return proto
 
 
 def jax_hlo_sharding(sharding: JaxSharding, ndim: int) -> Any:

@@ -18,6 +18,7 @@ from xlashard._jax.shardings import (
     Mesh,
     OpSharding,
     hlo_from_text,
+    op_sharding,
 )
 from xlashard.errors import DuplicateAxisError, ShardingError
 from xlashard.legacy.markers import is_auto, is_unspecified_or_from_gda_or_auto
@@ -180,6 +181,18 @@ def _prepared(leaf: Any, what: str, allow_unconstrained_dims: bool) -> Any:
     return parsed
 
 
+def array_mapping_of_resource(axis_resources: Any) -> Any:
+    """From each mesh axis to the dimension that it cuts, of a resource as users write it.
+
+    Args:
+        axis_resources: A partition spec, None for the replicated one, or `AUTO` and the like.
+
+    Raises:
+        ArgumentError: If it is something else.
+    """
+    return get_array_mapping(_prepared(axis_resources, "axis_resources", True))
+
+
 def mesh_sharding(mesh: Mesh, parsed: Any) -> Any:
     """The sharding of a parsed spec on a mesh; what is no spec comes back as it is.
 
@@ -225,7 +238,7 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
             "the compiler does not tell how it dealt out this program's values: ask the compiled "
             "stage, compiled.input_shardings and compiled.output_shardings"
         )
-    ins, outs = ([hlo_from_text(text).to_proto() for text in texts] for texts in reported)
+    ins, outs = ([op_sharding(hlo_from_text(text)) for text in texts] for texts in reported)
     return ins, outs
 
 

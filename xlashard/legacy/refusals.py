@@ -55,6 +55,12 @@ class Refusal:
             raise AttributeError(name)
         refuse(self._name)
 
+    def __getitem__(self, key: Any) -> NoReturn:
+        refuse(self._name)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        refuse(self._name)
+
     def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
         refuse(self._name)
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from xlashard import NamedSharding, OpShardingSharding
-from xlashard._jax.shardings import JaxSharding, OpSharding, jax_hlo_sharding
+from xlashard import NamedSharding
+from xlashard._jax.shardings import JaxSharding, Mesh, jax_hlo_sharding
+from xlashard._jax.shardings import op_sharding as _proto
 from xlashard.legacy.parsed import ParsedPartitionSpec
 from xlashard.sharding import Sharding
 from xlashard.sharding import XLACompatibleSharding as _Own
@@ -33,6 +34,17 @@ class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
     """
 
 
+def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
+    """A sharding on a mesh.
+
+    Args:
+        mesh: The mesh.
+        pspec: The spec, or None for the replicated one.
+        parsed_pspec: The same spec parsed, which says nothing more.
+    """
+    return NamedSharding(mesh, pspec)
+
+
 def op_sharding_of(sharding: Any, ndim: int) -> Any:
     """XLA's `OpSharding` of a placement of arrays of a rank: the era's `_to_xla_op_sharding`.
 
@@ -40,27 +52,16 @@ def op_sharding_of(sharding: Any, ndim: int) -> Any:
         sharding: A sharding of this package or of JAX.
         ndim: The rank.
     """
-    return jax_hlo_sharding(sharding, ndim).to_proto()
+    return _proto(jax_hlo_sharding(sharding, ndim))
 
 
 @property
 def op_sharding(self: Any) -> Any:
     """XLA's `OpSharding` of bare tiles: the era's `_op_sharding`."""
-    return self._hlo_sharding.to_proto()
+    return _proto(self._hlo_sharding)
 
 
 @property
 def parsed_pspec(self: Any) -> Any:
     """The parsed spec of a sharding on a mesh: the era's `_parsed_pspec`."""
     return ParsedPartitionSpec.from_user_input(self.spec, "spec", allow_unconstrained_dims=True)
-
-
-__all__ = [
-    "NamedSharding",
-    "OpSharding",
-    "OpShardingSharding",
-    "XLACompatibleSharding",
-    "op_sharding",
-    "op_sharding_of",
-    "parsed_pspec",
-]

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
+from xlashard import make_sharded_device_array
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.geometry import (
@@ -21,11 +22,11 @@ from xlashard.legacy.meshes import Mesh
 from xlashard.legacy.parsed import (
     are_op_shardings_equal,
     array_mapping_to_axis_resources,
+    get_num_ways_dim_sharded,
     is_op_sharding_replicated,
 )
-from xlashard.legacy.parsed import get_array_mapping as _get_array_mapping
+from xlashard.legacy.parsed import array_mapping_of_resource as _get_array_mapping
 from xlashard.legacy.parsed import get_num_ways_dim_sharded as _get_num_ways_dim_sharded
-from xlashard.legacy.parsed import get_num_ways_dim_sharded
 from xlashard.legacy.refusals import Refusal
 from xlashard.legacy.resources import EMPTY_ENV, ResourceEnv, thread_resources
 from xlashard.legacy.sharding_specs import buffers_on as device_put
@@ -37,6 +38,7 @@ from xlashard.legacy.sharding_specs import (
     tile_aval_nd,
     untile_aval_nd,
 )
+from xlashard.legacy.shardings import on_mesh as _create_mesh_pspec_sharding
 from xlashard.legacy.specs import PartitionSpec
 from xlashard.sharding import NamedSharding
 
@@ -47,34 +49,76 @@ type ResourceAxisName = Any
 type Index = int | slice | tuple[int | slice, ...]
 
 ArrayMapping = OrderedDict
+ArrayMappingOrAutoOrUnspecified = OrderedDict | _AUTOAxisResource | _UnspecifiedValue
 
-_MACHINERY = (
+ExecuteReplicated = Refusal("jax.interpreters.pxla.ExecuteReplicated")
+InputsHandlerMode = Refusal("jax.interpreters.pxla.InputsHandlerMode")
+MeshExecutable = Refusal("jax.interpreters.pxla.MeshExecutable")
+OutputType = Refusal("jax.interpreters.pxla.OutputType")
+custom_resource_typing_rules = Refusal("jax.interpreters.pxla.custom_resource_typing_rules")
+global_result_handlers = Refusal("jax.interpreters.pxla.global_result_handlers")
+lower_mesh_computation = Refusal("jax.interpreters.pxla.lower_mesh_computation")
+lower_sharding_computation = Refusal("jax.interpreters.pxla.lower_sharding_computation")
+parallel_callable = Refusal("jax.interpreters.pxla.parallel_callable")
+resource_typecheck = Refusal("jax.interpreters.pxla.resource_typecheck")
+shard_arg_handlers = Refusal("jax.interpreters.pxla.shard_arg_handlers")
+shard_args = Refusal("jax.interpreters.pxla.shard_args")
+spmd_primitive_batchers = Refusal("jax.interpreters.pxla.spmd_primitive_batchers")
+xla_pmap_p = Refusal("jax.interpreters.pxla.xla_pmap_p")
+
+__all__ = [
+    "AUTO",
+    "EMPTY_ENV",
+    "_UNSPECIFIED",
+    "ArrayMapping",
+    "ArrayMappingOrAutoOrUnspecified",
+    "AvalDimSharding",
+    "Chunked",
     "ExecuteReplicated",
+    "Index",
     "InputsHandlerMode",
+    "Mesh",
+    "MeshAxisName",
+    "MeshDimAssignment",
     "MeshExecutable",
+    "NamedSharding",
+    "NoSharding",
     "OutputType",
-    "PmapExecutable",
+    "PartitionSpec",
+    "Replicated",
+    "ResourceAxisName",
+    "ResourceEnv",
+    "ShardedAxis",
+    "ShardingSpec",
+    "Unstacked",
+    "_AUTOAxisResource",
+    "_UnspecifiedValue",
+    "_create_mesh_pspec_sharding",
+    "_get_array_mapping",
+    "_get_num_ways_dim_sharded",
+    "_hashable_index",
+    "_is_auto",
+    "_is_unspecified",
+    "are_op_shardings_equal",
+    "array_mapping_to_axis_resources",
     "custom_resource_typing_rules",
+    "device_put",
+    "get_num_ways_dim_sharded",
     "global_result_handlers",
-    "local_result_handlers",
+    "is_op_sharding_replicated",
     "lower_mesh_computation",
-    "lower_parallel_callable",
     "lower_sharding_computation",
+    "make_sharded_device_array",
+    "mesh_sharding_specs",
     "parallel_callable",
     "resource_typecheck",
     "shard_arg_handlers",
     "shard_args",
-    "sharded_result_handlers",
+    "show_axes",
+    "spec_to_indices",
     "spmd_primitive_batchers",
+    "thread_resources",
+    "tile_aval_nd",
+    "untile_aval_nd",
     "xla_pmap_p",
-)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MACHINERY:
-        return Refusal(f"jax.interpreters.pxla.{name}")
-    raise AttributeError(f"module 'jax.interpreters.pxla' has no attribute {name!r}", name=name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MACHINERY})
+]

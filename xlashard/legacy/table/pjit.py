@@ -1,0 +1,104 @@
+"""`jax.experimental.pjit`, and what programs reach for inside of it."""
+
+from xlashard.legacy.table.entry import Entry
+
+_HOME = "jax.experimental.pjit"
+_ERA = "xlashard.legacy.era.pjit"
+_PARSE = "xlashard.sharding.parse"
+
+_SPECS = "sharding.spec"
+_INNER = "xlashard makes programs in other steps than JAX did then"
+
+_WORKS = (
+    ("with_sharding_constraint", "0.4.14", "jax.lax.with_sharding_constraint(x, sharding)"),
+    ("FROM_GDA", "0.4.7", "leave the argument's sharding out, or xlashard.FROM_GDA"),
+    ("_FromGdaSingleton", "0.4.7", "type(xlashard.FROM_GDA)"),
+    ("_is_from_gda", "0.4.7", "x == xlashard.FROM_GDA"),
+    ("_AUTOAxisResource", "0.4.7", "type(xlashard.AUTO)"),
+    ("_is_auto", "0.4.14", "x == xlashard.AUTO"),
+    ("_UNSPECIFIED", "0.4.7", "xlashard.UNSPECIFIED"),
+    ("_UnspecifiedValue", "0.4.7", "type(xlashard.UNSPECIFIED)"),
+    ("_is_unspecified", "0.4.14", "x is xlashard.UNSPECIFIED"),
+    ("_is_unspecified_or_from_gda_or_auto", "0.4.7", "x in (AUTO, FROM_GDA, UNSPECIFIED)"),
+    ("Mesh", "0.4.7", "jax.sharding.Mesh"),
+    ("NamedSharding", "0.4.11", "jax.sharding.NamedSharding"),
+    ("OpShardingSharding", "0.4.9", "xlashard.OpShardingSharding"),
+    ("PmapSharding", "0.4.9", "xlashard.PmapSharding"),
+    ("Sharding", "0.4.9", "jax.sharding.Sharding"),
+    ("XLACompatibleSharding", "0.4.34", "jax.sharding.Sharding"),
+    ("PjitSharding", "0.4.9", "jax.sharding.Sharding"),
+    ("PjitShardingMinusUnspecified", "0.4.9", "jax.sharding.Sharding"),
+    ("MeshSharding", "0.4.9", "jax.sharding.NamedSharding"),
+    ("MeshShardingMinusUnspecified", "0.4.9", "jax.sharding.NamedSharding"),
+    ("SpecSync", "0.4.35", f"{_PARSE}.SpecSync"),
+    ("REPLICATED", "0.4.7", "jax.P()"),
+    ("ParsedPartitionSpec", "0.7.1", f"{_PARSE}.ParsedPartitionSpec"),
+    ("CanonicalizedParsedPartitionSpec", "0.7.1", f"{_PARSE}.CanonicalizedParsedPartitionSpec"),
+    ("_prepare_axis_resources", "0.4.11", "jax.tree.leaves(specs)"),
+    ("flatten_axis_resources", "0.4.14", "jax.tree.broadcast(specs, args)"),
+    ("get_array_mapping", "0.4.11", f"{_PARSE}.get_array_mapping(spec)"),
+    ("get_unconstrained_dims", "0.4.14", f"{_PARSE}.get_unconstrained_dims(sharding)"),
+    ("to_op_sharding_sharding", "0.4.9", f"{_PARSE}.to_op_sharding_sharding(sharding, ndim)"),
+    ("parse_flatten_op_sharding", "0.4.11", f"{_PARSE}.parse_flatten_op_sharding(op, mesh)"),
+    ("unflatten_array", "0.4.11", f"{_PARSE}.unflatten_array(sizes, devices)"),
+    ("unflatten_superdims", "0.4.11", f"{_PARSE}.unflatten_superdims(devices)"),
+    ("explode_superdims", "0.4.11", f"{_PARSE}.explode_superdims(sizes, dims)"),
+    ("strides_for_sizes", "0.4.11", f"{_PARSE}.strides_for_sizes(sizes)"),
+    ("hashable_pytree", "0.4.14", "jax.tree.flatten(tree)"),
+    ("pjit_check_aval_sharding", "0.4.14", "sharding.shard_shape(shape)"),
+    ("pjit_p", "0.4.14", "jaxpr.eqns[0].primitive"),
+    ("sharding_constraint_p", "0.4.14", "jaxpr.eqns[0].primitive"),
+    ("_create_sharding_for_array", "0.4.14", "jax.sharding.NamedSharding(mesh, spec)"),
+    (
+        "_create_mesh_pspec_sharding_from_parsed_pspec",
+        "0.4.14",
+        "jax.sharding.NamedSharding(mesh, spec)",
+    ),
+    ("_get_op_sharding", "0.4.14", "op_sharding.tuple_shardings"),
+    ("_get_op_sharding_from_executable", "0.4.14", "compiled.input_shardings"),
+    ("_get_partition_spec", "0.4.14", _SPECS),
+    ("_get_single_pspec", "0.4.14", _SPECS),
+    ("_get_ppspec_from_executable", "0.4.14", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
+    ("_get_pspec_from_executable", "0.4.14", f"{_PARSE}.get_pspec_from_executable(c, mesh)"),
+)
+
+_REFUSED = (
+    ("_pjit_call_impl", "pjit(f)(x)"),
+    ("_pjit_jaxpr", "pjit(f).trace(x).jaxpr"),
+    ("_pjit_lower", "pjit(f).lower(x)"),
+)
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(_HOME, "0.8.0", "works", _ERA, "jax.jit, jax.P, jax.sharding"),
+    Entry(
+        f"{_HOME}.pjit",
+        "0.8.0",
+        "works",
+        f"{_ERA}:pjit",
+        "jax.jit(f, in_shardings=..., out_shardings=...)",
+        "Also with `in_axis_resources` and `out_axis_resources`, gone since 0.4.14.",
+    ),
+    Entry(
+        f"{_HOME}.AUTO",
+        "0.4.7",
+        "differs",
+        f"{_ERA}:AUTO",
+        "xlashard.AUTO",
+        "`AUTO(mesh)`, as it was from 0.4.9 on, is `AUTO`: the mesh is the one in force.",
+    ),
+    *(
+        Entry(f"{_HOME}.{name}", "0.4.7", "works", f"{_ERA}:{name}", today)
+        for name, today in (
+            ("global_to_local", "x.sharding.shard_shape(x.shape)"),
+            ("local_to_global", "jax.make_array_from_process_local_data(sharding, local).shape"),
+        )
+    ),
+    *(
+        Entry(f"{_HOME}.{name}", gone, "works", f"{_ERA}:{name}", today)
+        for name, gone, today in _WORKS
+    ),
+    *(
+        Entry(f"{_HOME}.{name}", "0.4.14", "refused", f"{_ERA}:{name}", today, _INNER)
+        for name, today in _REFUSED
+    ),
+)

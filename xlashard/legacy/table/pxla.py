@@ -1,0 +1,92 @@
+"""`jax.interpreters.pxla`, `jax.interpreters.sharded_jit`, and `jax.pxla`."""
+
+from xlashard.legacy.table.entry import Entry
+
+_HOME = "jax.interpreters.pxla"
+_ERA = "xlashard.legacy.era.pxla"
+_PARSE = "xlashard.sharding.parse"
+
+_INNER = "it was a part of JAX's machinery, and nothing asks it any more"
+_PROGRAM = "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
+_NO_SHARDED_JIT = "JAX has no sharded_jit any more, and what it was told is said to jit"
+
+_WORKS = (
+    ("Mesh", "0.4.11", "jax.sharding.Mesh"),
+    ("thread_resources", "0.8.2", "jax.sharding.get_mesh()"),
+    ("ResourceEnv", "0.4.9", "with jax.set_mesh(mesh):"),
+    ("EMPTY_ENV", "0.4.9", "jax.sharding.get_mesh()"),
+    ("NamedSharding", "0.4.9", "jax.sharding.NamedSharding"),
+    ("ShardingSpec", "0.4.9", "xlashard.ShardingSpec"),
+    ("Chunked", "0.4.9", "xlashard.Chunked"),
+    ("NoSharding", "0.4.9", "xlashard.NoSharding"),
+    ("Unstacked", "0.4.9", "xlashard.Unstacked"),
+    ("ShardedAxis", "0.4.9", "xlashard.ShardedAxis"),
+    ("Replicated", "0.4.9", "xlashard.Replicated"),
+    ("AUTO", "0.4.9", "xlashard.AUTO"),
+    ("_AUTOAxisResource", "0.4.9", "type(xlashard.AUTO)"),
+    ("_is_auto", "0.4.9", "x == xlashard.AUTO"),
+    ("_UNSPECIFIED", "0.4.9", "xlashard.UNSPECIFIED"),
+    ("_UnspecifiedValue", "0.4.9", "type(xlashard.UNSPECIFIED)"),
+    ("_is_unspecified", "0.4.9", "x is xlashard.UNSPECIFIED"),
+    ("ArrayMapping", "0.4.11", "collections.OrderedDict"),
+    ("ArrayMappingOrAutoOrUnspecified", "0.4.11", "collections.OrderedDict"),
+    ("mesh_sharding_specs", "0.4.14", "jax.sharding.NamedSharding(mesh, spec)"),
+    ("spec_to_indices", "0.4.14", "sharding.devices_indices_map(shape)"),
+    ("array_mapping_to_axis_resources", "0.4.11", f"{_PARSE}.get_partition_spec(parsed)"),
+    ("_get_array_mapping", "0.4.11", f"{_PARSE}.get_array_mapping(spec)"),
+    ("get_num_ways_dim_sharded", "0.4.11", "hlo_sharding.tile_assignment_dimensions()"),
+    ("_get_num_ways_dim_sharded", "0.4.9", "hlo_sharding.tile_assignment_dimensions()"),
+    ("is_op_sharding_replicated", "0.4.14", "sharding.is_fully_replicated"),
+    ("are_op_shardings_equal", "0.4.14", "sharding.is_equivalent_to(other, ndim)"),
+    ("_create_mesh_pspec_sharding", "0.4.9", "jax.sharding.NamedSharding(mesh, spec)"),
+    ("device_put", "0.4.9", "[jax.device_put(x, device) for device in devices]"),
+    ("make_sharded_device_array", "0.4.7", "jax.make_array_from_single_device_arrays(...)"),
+    ("tile_aval_nd", "0.8.2", "sharding.shard_shape(shape)"),
+    ("untile_aval_nd", "0.8.2", "jax.ShapeDtypeStruct(shape, dtype)"),
+    ("show_axes", "0.4.14", "', '.join(axes)"),
+    ("_hashable_index", "0.4.9", "index"),
+)
+
+_REFUSED = (
+    *("ExecuteReplicated", "InputsHandlerMode", "MeshExecutable", "OutputType"),
+    *("custom_resource_typing_rules", "global_result_handlers", "lower_mesh_computation"),
+    *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
+    *("shard_arg_handlers", "shard_args", "spmd_primitive_batchers", "xla_pmap_p"),
+)
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(_HOME, "0.8.2", "works", _ERA, "jax.sharding, xlashard"),
+    Entry("jax.pxla", "0.4.1", "works", _ERA, "jax.sharding, xlashard"),
+    *(
+        Entry(f"{_HOME}.{name}", gone, "works", f"{_ERA}:{name}", today)
+        for name, gone, today in _WORKS
+    ),
+    *(
+        Entry(f"{_HOME}.{name}", "0.4.14", "refused", f"{_ERA}:{name}", _PROGRAM, _INNER)
+        for name in _REFUSED
+    ),
+    Entry(
+        "jax.interpreters.sharded_jit",
+        "0.3.17",
+        "differs",
+        "xlashard.legacy.era.sharded_jit",
+        "jax.jit",
+        "`PartitionSpec` is there; the functions refuse.",
+    ),
+    Entry(
+        "jax.interpreters.sharded_jit.sharded_jit",
+        "0.3.17",
+        "refused",
+        "xlashard.legacy.era.sharded_jit:sharded_jit",
+        "jax.jit(f, in_shardings=..., out_shardings=...)",
+        _NO_SHARDED_JIT,
+    ),
+    Entry(
+        "jax.interpreters.sharded_jit.with_sharding_constraint",
+        "0.3.17",
+        "refused",
+        "xlashard.legacy.era.sharded_jit:with_sharding_constraint",
+        "jax.lax.with_sharding_constraint(x, sharding)",
+        _NO_SHARDED_JIT,
+    ),
+)

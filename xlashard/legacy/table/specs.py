@@ -1,0 +1,141 @@
+"""`PartitionSpec` and the classes of shardings, in each of their homes."""
+
+from xlashard.legacy.table.entry import Entry
+
+_SPECS = "xlashard.legacy.specs:PartitionSpec"
+_ERA = "xlashard.legacy.era.sharding"
+
+_SPEC_NOTE = (
+    "A tuple, as it was, that JAX takes for one of its own. It equals the spec of today that says "
+    "the same, but has another hash; specs that JAX gives back (`x.sharding.spec`) are today's."
+)
+
+_HOMES = (
+    ("jax.experimental", "0.4.9"),
+    ("jax.experimental.pjit", "0.4.11"),
+    ("jax.interpreters.pxla", "0.4.11"),
+    ("jax.interpreters.sharded_jit", "0.3.17"),
+    ("jax.sharding", "0.7.1"),
+)
+
+_CLASSES = (
+    (
+        "MeshPspecSharding",
+        "0.4.6",
+        "jax.sharding.NamedSharding(mesh, spec)",
+        "It is `NamedSharding`, which it was called from 0.4.1 on.",
+    ),
+    (
+        "OpShardingSharding",
+        "0.4.9",
+        "jax.sharding.NamedSharding(mesh, spec)",
+        "It is `xlashard.OpShardingSharding`.",
+    ),
+    (
+        "GSPMDSharding",
+        "0.4.34",
+        "jax.sharding.NamedSharding(mesh, spec)",
+        "It is `xlashard.GSPMDSharding`.",
+    ),
+    (
+        "PmapSharding",
+        "0.10.0",
+        "jax.sharding.NamedSharding(mesh, P('devices'))",
+        "It is `xlashard.PmapSharding`.",
+    ),
+    (
+        "XLACompatibleSharding",
+        "0.4.34",
+        "jax.sharding.Sharding",
+        "For `isinstance`, of which every sharding that XLA can be told of is an instance.",
+    ),
+)
+
+ENTRIES: tuple[Entry, ...] = (
+    *(
+        Entry(f"{home}.PartitionSpec", gone, "differs", _SPECS, "jax.P", _SPEC_NOTE)
+        for home, gone in _HOMES
+    ),
+    Entry(
+        "jax.sharding.Mesh",
+        "0.7.1",
+        "works",
+        f"{_ERA}:Mesh",
+        "jax.sharding.Mesh",
+        "What it makes are meshes of today; also of devices without a hash.",
+    ),
+    *(
+        Entry(f"jax.sharding.{name}", gone, "works", f"{_ERA}:{name}", today, note)
+        for name, gone, today, note in _CLASSES
+    ),
+    *(
+        Entry(f"jax._src.sharding.{name}", gone, "works", f"{_ERA}:{name}", today, note)
+        for name, gone, today, note in _CLASSES
+    ),
+    Entry(
+        "jax._src.sharding.NamedSharding",
+        "0.4.9",
+        "works",
+        f"{_ERA}:NamedSharding",
+        "jax.sharding.NamedSharding",
+    ),
+    Entry(
+        "jax._src.sharding.SingleDeviceSharding",
+        "0.4.9",
+        "works",
+        f"{_ERA}:SingleDeviceSharding",
+        "jax.sharding.SingleDeviceSharding",
+    ),
+    Entry("jax.experimental.sharding", "0.4.1", "works", _ERA, "jax.sharding"),
+    Entry(
+        "jax.experimental.sharding.MeshPspecSharding",
+        "0.4.1",
+        "works",
+        f"{_ERA}:MeshPspecSharding",
+        "jax.sharding.NamedSharding(mesh, spec)",
+    ),
+    Entry(
+        "jax._src.sharding_impls.AUTO",
+        "0.9.0",
+        "differs",
+        "xlashard.legacy.markers:AUTO_ON_MESH",
+        "xlashard.AUTO",
+        "It is no class: `AUTO` and `AUTO(mesh)` are the same, on the mesh in force at the call.",
+    ),
+    Entry(
+        "jax._src.sharding_impls.PmapSharding",
+        "0.10.0",
+        "works",
+        f"{_ERA}:PmapSharding",
+        "jax.sharding.NamedSharding(mesh, P('devices'))",
+        "It is `xlashard.PmapSharding`.",
+    ),
+    Entry(
+        "jax._src.sharding_impls.GSPMDSharding._op_sharding",
+        "0.4.14",
+        "works",
+        "xlashard.legacy.shardings:op_sharding",
+        "sharding._to_xla_hlo_sharding(ndim).to_proto()",
+    ),
+    Entry(
+        "jax._src.sharding_impls.GSPMDSharding._to_xla_op_sharding",
+        "0.4.14",
+        "works",
+        "xlashard.legacy.shardings:op_sharding_of",
+        "sharding._to_xla_hlo_sharding(ndim).to_proto()",
+    ),
+    Entry(
+        "jax._src.named_sharding.NamedSharding._to_xla_op_sharding",
+        "0.4.14",
+        "works",
+        "xlashard.legacy.shardings:op_sharding_of",
+        "sharding._to_xla_hlo_sharding(ndim).to_proto()",
+    ),
+    Entry(
+        "jax._src.named_sharding.NamedSharding._parsed_pspec",
+        "0.7.1",
+        "works",
+        "xlashard.legacy.shardings:parsed_pspec",
+        "sharding.spec",
+    ),
+)
