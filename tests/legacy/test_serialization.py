@@ -1,6 +1,7 @@
 """Checkpoints of single arrays: values, places, dtypes, shapes, forms of calls and errors."""
 
 import asyncio
+import importlib
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from jax.experimental.array_serialization import serialization as of_jax
 
 from tests.array.cases import DTYPES, SHARDINGS, named, same, value
 from tests.processes import run_many
-from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
+from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -26,6 +27,7 @@ from xlashard.errors import (
 )
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving
+from xlashard.legacy.era import serialization as era
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.serialization.commits import Commit
 
@@ -428,3 +430,29 @@ def test_several_processes_save_and_read(tmp_path: Path) -> None:
     ]
     for x in saving.run_deserialization([named("x", "y")] * 3, specs):
         assert same(x, whole)
+
+
+def test_they_stand_where_programs_import_them_from() -> None:
+    of_today = of_jax.run_deserialization
+    with legacy.installed():
+        from jax.experimental.array_serialization import serialization as of_2023
+        from jax.experimental.gda_serialization import serialization as of_2022
+        from jax.experimental.gda_serialization.serialization import (
+            GlobalAsyncCheckpointManager,
+            _get_metadata,
+            _LimitInFlightBytes,
+        )
+
+        assert all(getattr(of_2022, name) is getattr(era, name) for name in era.__all__)
+        assert GlobalAsyncCheckpointManager is saving.GlobalAsyncCheckpointManager
+        assert _get_metadata is saving.get_metadata
+        assert isinstance(saving.LimitInFlightBytes(1), _LimitInFlightBytes)
+        assert of_2023.async_serialize is saving.async_serialize
+        assert of_2023._get_metadata(V)["dtype"] == "<f4"
+        # What the era did not have is as it is today.
+        assert of_2023.is_remote_storage("gs://bucket/w")
+        assert jax.experimental.array_serialization.serialization is of_2023
+    assert of_jax.run_deserialization is of_today
+    with pytest.raises(ImportError):
+        importlib.import_module("jax.experimental.gda_serialization")
+    assert sys.modules["jax.experimental.array_serialization.serialization"] is of_jax

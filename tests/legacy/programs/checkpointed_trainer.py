@@ -254,7 +254,7 @@ def main():
         checkpoint = LeafByLeaf(os.path.join(args.restore_from, "leaves_3"))
         state = checkpoint.restore(first.mesh, first.axes, like)
     else:
-        state, early = first.train(first.init(), 0, 3)
+        state, _ = first.train(first.init(), 0, 3)
         LeafByLeaf(path("leaves_3")).save(state)
 
     LeafByLeaf(path("half_3"), save_dtype=jnp.bfloat16).save(state)
@@ -267,9 +267,8 @@ def main():
 
     like = jax.eval_shape(init_state)
     restored = LeafByLeaf(path("half_3")).restore(second.mesh, second.axes, like)
-    half = max(
-        float(np.abs(a - b).max())
-        for a, b in zip(jax.tree_leaves(whole(restored["params"])), jax.tree_leaves(saved["params"]))
+    differences = jax.tree_multimap(
+        lambda a, b: float(np.abs(a - b).max()), whole(restored["params"]), saved["params"]
     )
     # The shardings of what was restored serve to restore once more.
     shardings = [x.sharding for x in jax.tree_leaves(restored)]
@@ -285,7 +284,7 @@ def main():
         "losses": losses,
         "losses_on_another_mesh": again,
         "restored_is_saved": equal,
-        "largest_difference_of_half": half,
+        "largest_difference_of_half": max(jax.tree_leaves(differences)),
         "sums": sums(state["params"]),
         "sums_on_another_mesh": sums(moved["params"]),
         "step": int(np.asarray(moved["step"].addressable_data(0))),
