@@ -36,6 +36,15 @@ def to_bytes(executable: Executable) -> bytes:
     return executable.serialize()
 
 
+def fingerprint(executable: Executable) -> str:
+    """What the runtime tells a loaded program from others by, in hex; empty where it won't say."""
+    try:
+        found = executable.fingerprint
+    except (AttributeError, RuntimeError):  # not every PJRT plugin has one
+        return ""
+    return found.hex() if isinstance(found, bytes) else str(found or "")
+
+
 def from_bytes(data: bytes, devices: Sequence[Device], arguments: int) -> Executable:
     """Loads what `to_bytes` gave, to run on devices.
 

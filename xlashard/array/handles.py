@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xlashard._jax.transfer import HandleType
-from xlashard.array.array import Array, wrap
+from xlashard.array.array import Array
 
 type KindOf = Callable[[Any], type[Array]]
 """Says for the handle of a result which class of arrays it is to be."""
@@ -22,6 +22,10 @@ def wrap_first(_: None, handles: Sequence[Any]) -> Array:
     return out
 
 
-def wrap_result(value: Any) -> Any:
-    """An `Array` over a handle; keys, tokens and tracers stay what they are."""
-    return wrap(value) if type(value) is HandleType else value
+def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
+    """An array of a class over a handle; keys, tokens and tracers stay what they are."""
+    if type(value) is not HandleType:
+        return value
+    out = kind()
+    out._handle = value
+    return out

@@ -15,8 +15,12 @@
 | `serialization` | checkpoints of single arrays, over TensorStore, which it asks for |
 | `multihost_utils` | values between processes |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
+| `pjit`, `constraint` | the era's `pjit`, whose calls choose their world |
+| `kinds`, `world_function`, `world_stages` | what a world asks of a call, and gives |
+| `host_local` | calls with this process's part of each array |
 """
 
+from xlashard.legacy.constraint import with_sharding_constraint
 from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.flags import (
     config,
@@ -28,6 +32,7 @@ from xlashard.legacy.flags import (
 )
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.installing import installed, uninstall
+from xlashard.legacy.pjit import pjit
 from xlashard.legacy.worlds import World, world_in_force
 
 __all__ = [
@@ -40,8 +45,10 @@ __all__ = [
     "installed",
     "jax_array",
     "parallel_functions_output_gda",
+    "pjit",
     "pmap_no_rank_reduction",
     "show_flags",
     "uninstall",
+    "with_sharding_constraint",
     "world_in_force",
 ]

@@ -4,11 +4,11 @@ Programs of the era assign to `maps._positional_semantics.val`; it is a value of
 `LOCAL` until one is assigned. It counts where `jax_array` is off: see `legacy.pjit`.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+from xlashard._jax.legacy_flags import ThreadValue
 from xlashard.errors import ArgumentError
 
 
@@ -21,16 +21,17 @@ class PositionalSemantics(Enum):
     """It is the whole array."""
 
 
-class _PositionalValue(threading.local):
+class _PositionalValue:
     """`val`, which each thread has its own of."""
 
     def __init__(self) -> None:
-        self._val = PositionalSemantics.LOCAL
+        # Repeat calls don't come to Python: their dispatcher must know of it.
+        self._val = ThreadValue("xlashard_positional_semantics", PositionalSemantics.LOCAL)
 
     @property
     def val(self) -> PositionalSemantics:
         """The semantics in force in this thread."""
-        return self._val
+        return self._val.get()
 
     @val.setter
     def val(self, value: PositionalSemantics) -> None:
@@ -39,7 +40,7 @@ class _PositionalValue(threading.local):
                 f"_positional_semantics.val must be LOCAL or GLOBAL, not {value!r}: write "
                 "maps._PositionalSemantics.GLOBAL"
             )
-        self._val = value
+        self._val.set(value)
 
 
 POSITIONAL = _PositionalValue()

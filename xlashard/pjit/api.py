@@ -1,14 +1,11 @@
 """`pjit`: a Python function as one program over many devices."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, overload
 
-import jax
-
-from xlashard._jax import dispatch
-from xlashard._jax.tracebacks import short_tracebacks, shorten, shortened
+from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard.errors import ArgumentError, ResourceError
+from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.jitted import Jitted
 from xlashard.pjit.options import (
@@ -211,21 +208,6 @@ def _made(fun: Any, options: PjitOptions, static: tuple[Sequence[int], Sequence[
 
 
 def _dispatched(function: Function) -> Any:
-    """The C++ callable over a function; its methods are attributes of the instance."""
-    tracer = function.tracer
-    call = dispatch.new_dispatcher(
-        function.name,
-        function.fun,
-        function.miss,
-        (tracer.static_argnums, tracer.static_argnames),
-        function.name,
-    )
-    clear_fast_paths = call._clear_cache
-    cache_size = call._cache_size
-    if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
-        call = _explaining(call, function)
-    functools.update_wrapper(call, function.fun)
-
     def lower(*args: Any, **kwargs: Any) -> Lowered:
         with short_tracebacks:
             return lower_call(function, args, kwargs)
@@ -238,55 +220,5 @@ def _dispatched(function: Function) -> Any:
         with short_tracebacks:
             return trace_call(function, args, kwargs).out_info
 
-    def clear_cache() -> None:
-        clear_fast_paths()
-        function.clear_cache()
-
-    own = {
-        "lower": lower,
-        "trace": trace,
-        "eval_shape": eval_shape,
-        "clear_cache": clear_cache,
-        "_cache_size": cache_size,
-        "_function": function,
-    }
-    call.__dict__ = _Attributes(own, **call.__dict__)
-    return call
-
-
-class _Attributes(dict[str, Any]):
-    """The attributes of a pjit-ed function, of which wrappers around it copy only the public face.
-
-    `functools.wraps`, and `jax.jit` and `jax.vmap` with their own, copy the attributes of what they
-    wrap. Without this `jax.jit(f).lower` would be that of `f`. Looking an attribute up doesn't come
-    here.
-    """
-
-    def __init__(self, own: dict[str, Any], **copied: Any) -> None:
-        super().__init__(copied)
-        self.update(own)
-        self._own = frozenset(own)
-
-    def keys(self) -> Any:
-        return [key for key in dict.keys(self) if key not in self._own]
-
-    def __iter__(self) -> Any:
-        return iter(self.keys())
-
-
-def _explaining(call: Any, function: Function) -> Any:
-    """The dispatcher, where jaxlib may refuse an argument without naming it."""
-
-    def explained(*args: Any, **kwargs: Any) -> Any:
-        # Not by short_tracebacks, which costs something where nothing goes wrong.
-        try:
-            try:
-                return call(*args, **kwargs)
-            except (ValueError, jax.errors.JaxRuntimeError):
-                function.explain(args, kwargs)
-                raise
-        except Exception as error:
-            shorten(error)
-            raise
-
-    return explained
+    methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
+    return dispatched(function, methods)

@@ -39,6 +39,10 @@ class Argument:
         """`state['w'] (float32[8,16])`."""
         return f"{self.path} ({dtype_name(self.aval)})"
 
+    def unbound(self) -> "Argument":
+        """The argument, where it goes wherever the program wants it."""
+        return Argument(self.path, self.aval, None, False)
+
 
 def bare(value: Any) -> Any:
     """The handle of an Array, or of what a reference holds; anything else as it is."""

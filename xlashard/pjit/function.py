@@ -96,8 +96,8 @@ class Function:
                 f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
                 "with such arguments before"
             ) from None
-        ins = self._in_resources(traced)
-        outs = self._out_resources(traced)
+        ins = self.in_resources(traced.in_tree)
+        outs = self.out_resources(traced.out_tree)
         in_paths, out_paths = traced.arg_names, traced.result_paths
         check_from_gda(ins, values, in_paths)
         call = Call(
@@ -117,17 +117,20 @@ class Function:
             self.ledger.note(making, lambda: call.key(None, self.options.compiler_options))
         return call
 
-    def _in_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
+    def in_resources(self, in_tree: Any) -> list[Resource]:
+        """What was said of each argument, for a tree of `(args, kwargs)` without static ones."""
         tree = self.options.in_resources
         if len(tree.leaves) == 1 and jax.tree_util.treedef_is_leaf(tree.treedef):
-            return [tree.leaves[0]] * traced.in_tree.num_leaves
-        return self.parameters.expand_in(tree, traced.in_tree)
+            return [tree.leaves[0]] * in_tree.num_leaves
+        return self.parameters.expand_in(tree, in_tree)
 
-    def _out_resources(self, traced: tracing.TracedFunction) -> list[Resource]:
+    def out_resources(self, out_tree: Any) -> list[Resource]:
+        """What was said of each result, for their tree."""
+
         def path_of(path: Sequence[Any]) -> str:
             return "result" + jax.tree_util.keystr(tuple(path))
 
-        return expand(self.options.out_resources, traced.out_tree, path_of)
+        return expand(self.options.out_resources, out_tree, path_of)
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
         """Where the arguments of a call are."""
@@ -140,7 +143,7 @@ class Function:
         device = self._device()
         if device is not None:
             # It was asked for by name: whatever is elsewhere comes there.
-            arguments = tuple(map(_unplaced, arguments))
+            arguments = tuple(a.unbound() for a in arguments)
         call.making.arguments = arguments
         wanted = Wanted(
             arguments=arguments,
@@ -265,7 +268,8 @@ class Function:
         self.ledger.tell(call.making)
         traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
-        arguments = tuple(map(_unplaced, self.arguments(call)))
+        # Inside a trace the whole is placed later.
+        arguments = tuple(a.unbound() for a in self.arguments(call))
         key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
         ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call, arguments))
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
@@ -323,8 +327,3 @@ def _shardings(
     return tuple(
         to_sharding(r, mesh, f"{what} of {p}") for r, p in zip(resources, paths, strict=True)
     )
-
-
-def _unplaced(argument: Argument) -> Argument:
-    """The argument, where its own place does not bind: inside a trace the whole is placed later."""
-    return Argument(argument.path, argument.aval, None, False)

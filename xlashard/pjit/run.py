@@ -52,16 +52,19 @@ class Results:
     kind_of: KindOf | None = None
 
     def kinds(self, handles: Sequence[Any]) -> tuple[type[Array], ...] | None:
-        """The class of each; None where all are Arrays."""
-        return None if self.kind_of is None else tuple(map(self.kind_of, handles))
+        """The class of each; None where all are Arrays. It says nothing of keys and tokens."""
+        if self.kind_of is None:
+            return None
+        return tuple(self.kind_of(h) if is_handle(h) else Array for h in handles)
 
     def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
         """The results over their handles; keys and tokens stay what they are."""
-        if not all(map(is_handle, handles)):
-            return self.tree.unflatten([wrap_result(h) for h in handles])
-        if kinds is not None:
+        if all(map(is_handle, handles)):
+            if kinds is None:
+                return wrap_tree(self.tree, handles)
             return wrap_kinds((self.tree, kinds), handles)
-        return wrap_tree(self.tree, handles)
+        each = kinds or (Array,) * len(handles)
+        return self.tree.unflatten(list(map(wrap_result, handles, each)))
 
 
 def run_repeatably(
@@ -83,7 +86,7 @@ def run_repeatably(
     Returns:
         The result, and how the dispatcher may repeat the call: None if it can't.
     """
-    repeatable = _are_laid_out(prepared, values)
+    repeatable = _are_laid_out(prepared, values) and _are_in_place(prepared, values)
     paths = ("an argument",) * len(values) if given is None else given.paths
     prepared.program.admit(None if given is None else given.naming)
     try:
@@ -190,6 +193,24 @@ def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
         and _typed(value, aval) is bare(value)
         for value, layout, aval in zip(compress(values, prepared.kept), layouts, avals, strict=True)
     )
+
+
+def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
+    """Whether no argument that is bound to other places than the program's lies on many devices.
+
+    Such ones are moved, which jaxlib's dispatcher does of those on a single device alone.
+    """
+    twins = prepared.program.in_twins[len(prepared.consts) :]
+    for value, twin in zip(compress(values, prepared.kept), twins, strict=True):
+        handle = bare(value)
+        if not is_handle(handle) or not handle.committed:
+            continue
+        there = handle.sharding
+        if there.num_devices == twin.num_devices == 1 or there == twin:
+            continue
+        if not there.is_equivalent_to(twin, handle.ndim):
+            return False
+    return True
 
 
 def _fast_path(prepared: Prepared, wrapping: Any, handles: Sequence[Any]) -> Any:

@@ -1,0 +1,273 @@
+"""The era's `pjit`, in whichever of the three worlds a call comes."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xlashard._jax import dispatch, tracing
+from xlashard._jax.tracebacks import short_tracebacks, shortened
+from xlashard.errors import ResourceError
+from xlashard.legacy.host_local import HostLocal
+from xlashard.legacy.positional import PositionalSemantics, semantics_in_force
+from xlashard.legacy.world_function import WorldFunction, check_specified
+from xlashard.legacy.world_stages import EraTraced
+from xlashard.legacy.worlds import World, world_in_force
+from xlashard.pjit.dispatched import dispatched
+from xlashard.pjit.options import (
+    DonationMode,
+    PjitOptions,
+    check_callable,
+    index_tuple,
+    name_tuple,
+    read_options,
+)
+from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.stages import Lowered, Traced, trace_call
+from xlashard.sharding import Mesh
+
+
+def pjit(
+    fun: Any = UNSPECIFIED,
+    in_axis_resources: Any = UNSPECIFIED,
+    out_axis_resources: Any = UNSPECIFIED,
+    static_argnums: int | Sequence[int] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    *,
+    in_shardings: Any = UNSPECIFIED,
+    out_shardings: Any = UNSPECIFIED,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+    donation: DonationMode = "warn",
+    share_binary: bool = False,
+) -> Any:
+    """Compiles a function into one program over the devices of the mesh in force at each call.
+
+    Each call is in the world that the flags say then. With `jax_array` it is `xlashard.pjit`.
+    Without, a mesh and both resources are needed, arguments go by position, and arrays of NumPy,
+    `DeviceArray`s and `ShardedDeviceArray`s are this process's part of global ones, put side by
+    side along the mesh axes that cross processes; results are such parts too, or with
+    `jax_parallel_functions_output_gda` GlobalDeviceArrays.
+
+    Args:
+        fun: A function of pytrees of arrays. Without it comes a decorator with these options.
+        in_axis_resources: A prefix of the tuple of arguments whose leaves are None (replicated), a
+            PartitionSpec on the mesh in force at the call, or `FROM_GDA` (as the GlobalDeviceArray
+            lies); static arguments have no entry.
+        out_axis_resources: The same of the result, without `FROM_GDA`.
+        static_argnums: Positions of arguments that are part of the program; hashable.
+        donate_argnums: Positions of arguments whose buffers the results may take over.
+        in_shardings: A later name of `in_axis_resources`.
+        out_shardings: A later name of `out_axis_resources`.
+        static_argnames: As in `xlashard.pjit`.
+        donate_argnames: As in `xlashard.pjit`.
+        keep_unused: As in `xlashard.pjit`.
+        device: As in `xlashard.pjit`.
+        backend: As in `xlashard.pjit`.
+        inline: As in `xlashard.pjit`.
+        compiler_options: As in `xlashard.pjit`.
+        donation: As in `xlashard.pjit`.
+        share_binary: As in `xlashard.pjit`.
+
+    Returns:
+        A function of the same arguments, with `lower(*args, _global_avals=False)`, `trace`,
+        `eval_shape` and `clear_cache`.
+
+    Raises:
+        ArgumentError: If an option is of the wrong kind.
+        ResourceError: If a resource is none, or is missing while `jax_array` is off.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import P, legacy
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> double = legacy.pjit(lambda x: x * 2, P("data"), None)
+        >>> with mesh, legacy.jax_array(False):
+        ...     print(double(np.arange(4)))
+        [0 2 4 6]
+    """
+    with short_tracebacks:
+        rest = {
+            "keep_unused": keep_unused,
+            "inline": inline,
+            "compiler_options": compiler_options,
+            "donation": donation,
+            "share_binary": share_binary,
+        }
+        options = read_options(
+            _either(in_axis_resources, in_shardings, "in"),
+            _either(out_axis_resources, out_shardings, "out"),
+            (donate_argnums, donate_argnames),
+            (device, backend),
+            rest,
+        )
+        if not world_in_force().jax_array:
+            check_specified(options)
+        static = (
+            index_tuple(static_argnums, "static_argnums"),
+            name_tuple(static_argnames, "static_argnames"),
+        )
+        if fun is not UNSPECIFIED:
+            return _made(fun, options, static)
+
+        @shortened
+        def decorate(fun: Callable[..., Any]) -> Any:
+            return _made(fun, options, static)
+
+        return decorate
+
+
+def _made(fun: Any, options: PjitOptions, static: tuple[Sequence[int], Sequence[str]]) -> Any:
+    check_callable(fun)
+    return _dispatched(EraFunction(fun, options, static))
+
+
+def _either(old: Any, new: Any, side: str) -> Any:
+    if new is not UNSPECIFIED and old is not UNSPECIFIED:
+        raise ResourceError(
+            f"pjit got both {side}_axis_resources and {side}_shardings, which mean the same: give "
+            f"{side}_axis_resources alone"
+        )
+    return new if old is UNSPECIFIED else old
+
+
+class EraFunction:
+    """What stands behind a function of the era: its worlds, one of which takes each call.
+
+    Args:
+        fun: The Python function.
+        options: The checked options.
+        static: Positions and names of static arguments.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        options: PjitOptions,
+        static: tuple[Sequence[int], Sequence[str]],
+    ) -> None:
+        self.fun = fun
+        self._options = options
+        self._static = static
+        self._lock = threading.Lock()
+        self.today = WorldFunction(fun, options, static, World())
+        self._worlds = {World(): self.today}
+        self._edges: dict[tuple[World, Mesh], _Edge] = {}
+        self.parameters = self.today.parameters
+        self.tracer = self.today.tracer
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.today.name
+
+    def in_force(self) -> WorldFunction:
+        """The function in the world of this thread."""
+        world = world_in_force()
+        world = World() if world.jax_array else world
+        found = self._worlds.get(world)
+        return self._made(world) if found is None else found
+
+    def _made(self, world: World) -> WorldFunction:
+        with self._lock:
+            if world not in self._worlds:
+                made = WorldFunction(self.fun, self._options, self._static, world)
+                made.ledger = self.today.ledger
+                self._worlds[world] = made
+            return self._worlds[world]
+
+    @shortened
+    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """A call that the dispatcher has not seen: runs it in its world."""
+        function = self.in_force()
+        mesh = function.admit(kwargs)
+        edge = self.edge(function, mesh)
+        if edge is not None and edge.host_local.changes(args):
+            return edge(args), None, False
+        return function.miss(*args, **kwargs)
+
+    def edge(self, function: WorldFunction, mesh: Mesh | None) -> "_Edge | None":
+        """What stands between this process and the program; None where all shapes are global."""
+        if function.world.jax_array or mesh is None or _is_here(mesh):
+            return None
+        if semantics_in_force() is PositionalSemantics.GLOBAL or not tracing.is_top_level():
+            return None
+        key = function.world, mesh
+        with self._lock:
+            if key not in self._edges:
+                self._edges[key] = _Edge(function, mesh)
+            return self._edges[key]
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Says better than jaxlib why it refused a call, where this can."""
+        self.today.explain(args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets what was traced and compiled, in all worlds."""
+        with self._lock:
+            functions = list(self._worlds.values())
+            self._edges.clear()
+        for function in functions:
+            function.clear_cache()
+
+
+class _Edge:
+    """Calls of a function by one process of several, with its part of each array."""
+
+    def __init__(self, function: WorldFunction, mesh: Mesh) -> None:
+        self.host_local = HostLocal(function, mesh)
+        tracer = function.tracer
+        static = tracer.static_argnums, tracer.static_argnames
+        self._call = dispatch.new_dispatcher(
+            function.name, function.fun, function.miss, static, function.name
+        )
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        return self.host_local.lower(self._call(*self.host_local.lift(args)))
+
+
+def _is_here(mesh: Mesh) -> bool:
+    me = jax.process_index()
+    return jax.process_count() == 1 or all(d.process_index == me for d in mesh.devices.flat)
+
+
+def _dispatched(function: EraFunction) -> Any:
+    def trace(*args: Any, **kwargs: Any) -> Traced:
+        with short_tracebacks:
+            return _traced(function, args, kwargs)
+
+    def lower(*args: Any, _global_avals: bool = False, **kwargs: Any) -> Lowered:
+        with short_tracebacks:
+            return _traced(function, args, kwargs, global_avals=_global_avals).lower()
+
+    def eval_shape(*args: Any, **kwargs: Any) -> Any:
+        with short_tracebacks:
+            return _traced(function, args, kwargs).out_info
+
+    methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape}
+    return dispatched(function, {**methods, "_function": function.today})
+
+
+def _traced(
+    function: EraFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    global_avals: bool = False,
+) -> Traced:
+    """The function traced in its world, for this process's parts or for global shapes."""
+    chosen = function.in_force()
+    mesh = chosen.admit(kwargs, global_avals=global_avals)
+    if chosen.world.jax_array:
+        return trace_call(chosen, args, kwargs)
+    edge = None if global_avals else function.edge(chosen, mesh)
+    if edge is None:
+        return EraTraced(chosen, chosen.trace(args, kwargs), None)
+    args = edge.host_local.lift_types(args)
+    return EraTraced(chosen, chosen.trace(args, kwargs), edge.host_local)
