@@ -30,6 +30,7 @@ ROOMS = (
 PROCESSES = "needs several processes, which scripts beside the tests of its room have"
 PLACES = "needs a launcher's environment, which tests/multihost/test_place.py makes"
 ROLL = "needs several processes, which are threads in tests/processes/test_roll_call.py"
+WORLDS = "needs several processes, which tests/legacy/pod_worlds.py has"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
 AGREEMENT = "needs several processes, which tests/program/agreeing.py and sharing.py have"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
@@ -47,6 +48,10 @@ RUNNER = "what the command line says; tests/legacy/test_command.py"
 OWN_WORDS = "what Python says of an attribute that is not there"
 
 UNREACHED = {
+    ("legacy/host_local.py", "_mapped", ""): WORLDS,
+    ("legacy/host_local.py", "lower", ""): WORLDS,
+    ("legacy/host_local.py", "_spec", ""): WORLDS,
+    ("legacy/world_function.py", "_check_same_everywhere", ""): WORLDS,
     ("legacy/command.py", "read_command", "needs the name"): RUNNER,
     ("legacy/command.py", "read_command", "none of its options"): RUNNER,
     ("legacy/command.py", "_program", ""): RUNNER,

@@ -7,13 +7,13 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xlashard.legacy.device_arrays import ShardedDeviceArray
-from xlashard.legacy.gda import GlobalDeviceArray
 
 from tests.processes import expect, join_the_others
 from xlashard import FROM_GDA, Array, legacy, multihost
 from xlashard import PartitionSpec as P
 from xlashard.errors import BoxError, PlacementError, ResourceError
+from xlashard.legacy.device_arrays import ShardedDeviceArray
+from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.host_local import HostLocal
 from xlashard.legacy.positional import PositionalSemantics, positional_semantics
 

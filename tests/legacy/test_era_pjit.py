@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xlashard.legacy.device_arrays import ShardedDeviceArray
-from xlashard.legacy.gda import GlobalDeviceArray
 
 import xlashard
 from tests.pjit.helpers import make_mesh
@@ -24,6 +22,8 @@ from xlashard.errors import (
     MeshError,
     ResourceError,
 )
+from xlashard.legacy.device_arrays import ShardedDeviceArray
+from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.specs import PartitionSpec as EraSpec
 
 X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)

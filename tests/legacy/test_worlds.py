@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
-from xlashard.legacy.gda import GlobalDeviceArray
 
 import xlashard
 from xlashard import Array, P, legacy
+from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
+from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.pjit import EraFunction
 
 ON = legacy.World()

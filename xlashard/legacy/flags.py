@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import legacy_flags
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ConfigError
 
 _WORDS = {
@@ -105,12 +106,13 @@ class Config:
         Raises:
             ConfigError: There is no such flag, or it can't have such a value.
         """
-        flag = _OWN_BY_NAME.get(name)
-        if flag is not None:
-            legacy_flags.set_everywhere(flag, value)
-            return
-        _check_known(name)
-        jax.config.update(name, value)
+        with short_tracebacks:
+            flag = _OWN_BY_NAME.get(name)
+            if flag is not None:
+                legacy_flags.set_everywhere(flag, value)
+                return
+            _check_known(name)
+            jax.config.update(name, value)
 
     def read(self, name: str) -> Any:
         """The value of a flag in this thread.
@@ -118,10 +120,11 @@ class Config:
         Raises:
             ConfigError: There is no such flag.
         """
-        if name in _OWN_BY_NAME:
-            return _OWN_BY_NAME[name].value
-        _check_known(name)
-        return getattr(jax.config, name)
+        with short_tracebacks:
+            if name in _OWN_BY_NAME:
+                return _OWN_BY_NAME[name].value
+            _check_known(name)
+            return getattr(jax.config, name)
 
     def config_with_absl(self) -> None:
         """Lets `absl.app.run` read the flags from the command line: `--jax_array=0`."""
