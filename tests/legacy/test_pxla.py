@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import xlashard
 from tests.pjit.helpers import f32, make_mesh
-from xlashard import NamedSharding
+from xlashard import NamedSharding, legacy
 from xlashard._jax.shardings import HloSharding
 from xlashard.errors import DivisibilityError, RefusedError
 from xlashard.legacy import installing
-from xlashard.legacy.era import maps, pxla, sharded_jit
+from xlashard.legacy.era import maps, pxla, sharded_jit, sharding, xla
 from xlashard.legacy.specs import PartitionSpec as P
 
 
@@ -115,6 +115,29 @@ def test_arrays_are_put_on_devices_and_made_of_buffers():
     np.testing.assert_array_equal(made, f32(4, 3))
 
 
+def test_makers_give_the_arrays_of_their_world():
+    devices = jax.devices()[:2]
+    buffers = pxla.device_put(list(f32(2, 1, 3)), devices)
+    aval = jax.core.ShapedArray((2, 3), np.dtype(np.float32))
+    spec = pxla.ShardingSpec([pxla.Chunked([2]), pxla.NoSharding()], [pxla.ShardedAxis(0)])
+    assert type(pxla.make_sharded_device_array(aval, spec, buffers)) is xlashard.Array
+    one = jax.core.ShapedArray((1, 3), np.dtype(np.float32))
+    assert type(xla.make_device_array(one, devices[0], buffers[0])) is xlashard.Array
+    with legacy.jax_array(False):
+        made = pxla.make_sharded_device_array(aval, spec, buffers)
+        single = xla.make_device_array(one, devices[0], buffers[0])
+    assert type(made) is pxla.ShardedDeviceArray is pxla._ShardedDeviceArray
+    assert made.sharding_spec == spec and len(made.device_buffers) == 2
+    assert isinstance(made.sharding, sharding.PmapSharding)
+    assert type(single) is xla.DeviceArray is xla._DeviceArray and single.device_buffer is not None
+    np.testing.assert_array_equal(made, f32(2, 3))
+    assert isinstance(single, xla.DeviceArray) and not isinstance(made, xla.DeviceArray)
+    assert isinstance(made, pxla.ShardedDeviceArray)
+    assert isinstance(xla.abstractify(made), xla.ShapedArray)
+    assert xla.abstractify(made).shape == (2, 3)
+    assert xlashard.Array in xla.pytype_aval_mappings
+
+
 def test_a_sharding_on_a_mesh(mesh):
     assert pxla._create_mesh_pspec_sharding(mesh, P("x")) == NamedSharding(mesh, P("x"))
     assert pxla._create_mesh_pspec_sharding(mesh, None, object()) == NamedSharding(mesh, P())
@@ -128,6 +151,8 @@ def test_a_sharding_on_a_mesh(mesh):
         lambda: pxla.global_result_handlers[int],
         lambda: pxla.OutputType.GlobalDeviceArray,
         lambda: sharded_jit.sharded_jit(len, in_parts=None, out_parts=None),
+        lambda: xla.translations.__setitem__(1, len),
+        lambda: xla.xla_call_p.bind(1),
         lambda: maps.xmap(len, in_axes=["i"], out_axes=["i"]),
         lambda: maps.serial_loop("l", 2),
         lambda: maps.SerialLoop(2),
@@ -148,6 +173,7 @@ def test_xmap_says_how_shard_map_is_written():
 def test_they_are_found_where_programs_look_for_them():
     with installing.installed():
         import jax.interpreters.pxla
+        import jax.interpreters.xla
         from jax.experimental.maps import Mesh, thread_resources
         from jax.interpreters.pxla import PartitionSpec
         from jax.sharding import MeshPspecSharding
@@ -159,7 +185,11 @@ def test_they_are_found_where_programs_look_for_them():
         assert jax.experimental.sharding.MeshPspecSharding is MeshPspecSharding
         assert jax._src.sharding.MeshPspecSharding is jax.sharding.NamedSharding
         assert jax.sharding.OpShardingSharding is xlashard.GSPMDSharding
-        assert jax.sharding.PmapSharding.default((8, 2)).num_devices == 8
+        assert jax.sharding.PmapSharding.default((8, 2)).devices.shape == (8,)
+        assert isinstance(jax.numpy.zeros(3), jax.interpreters.xla.DeviceArray)
+        assert jax.xla.DeviceArray is jax.interpreters.xla._DeviceArray
+        assert jax.pxla.ShardedDeviceArray is jax.interpreters.pxla._ShardedDeviceArray
+        assert jax.interpreters.xla.canonicalize_dtype_handlers is not None
         assert jax._src.sharding_impls.AUTO == jax.experimental.pjit.AUTO
     assert jax.sharding.Mesh is xlashard.Mesh and jax.sharding.PartitionSpec is xlashard.P
     assert not hasattr(jax, "pxla") and not hasattr(jax.sharding, "MeshPspecSharding")

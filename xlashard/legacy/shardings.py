@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from xlashard import NamedSharding
+from xlashard import NamedSharding, ShardingSpec
+from xlashard import PmapSharding as TodaysPmapSharding
 from xlashard._jax.shardings import JaxSharding, Mesh, jax_hlo_sharding
 from xlashard._jax.shardings import op_sharding as _proto
+from xlashard.legacy.device_arrays import PmapSharding as _MadePmapSharding
 from xlashard.legacy.parsed import ParsedPartitionSpec
 from xlashard.sharding import Sharding
 from xlashard.sharding import XLACompatibleSharding as _Own
@@ -32,6 +34,36 @@ class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
         >>> isinstance(jax.numpy.zeros(3).sharding, XLACompatibleSharding)
         True
     """
+
+
+class _PmapType(type):
+    """Makes those of `device_arrays`, and counts all of today as its instances."""
+
+    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
+        return _MadePmapSharding(devices, sharding_spec)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, TodaysPmapSharding)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return subclass is cls or issubclass(subclass, TodaysPmapSharding)
+
+
+class PmapSharding(metaclass=_PmapType):
+    """`pmap`'s shardings: the `devices` of those that it makes also answer as a NumPy array.
+
+    Args:
+        devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
+        sharding_spec: How arrays are cut and dealt to them.
+
+    Example:
+        >>> import jax
+        >>> made = PmapSharding.default((1, 4), devices=jax.devices()[:1])
+        >>> isinstance(made, PmapSharding), made.devices.shape
+        (True, (1,))
+    """
+
+    default = _MadePmapSharding.default
 
 
 def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:

@@ -4,13 +4,13 @@ from xlashard import (
     FROM_GDA,
     NamedSharding,
     OpShardingSharding,
-    PmapSharding,
     Sharding,
     pjit,
     with_sharding_constraint,
 )
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
+from xlashard.legacy.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.markers import AUTO_ON_MESH as AUTO
 from xlashard.legacy.markers import AutoAxisResource as _AUTOAxisResource
 from xlashard.legacy.markers import FromGdaSingleton as _FromGdaSingleton
@@ -51,7 +51,7 @@ from xlashard.legacy.shape_checks import (
     local_to_global,
     to_op_sharding_sharding,
 )
-from xlashard.legacy.shardings import XLACompatibleSharding
+from xlashard.legacy.shardings import PmapSharding, XLACompatibleSharding
 from xlashard.legacy.specs import PartitionSpec
 from xlashard.pjit.constraint import constraint_p as sharding_constraint_p
 from xlashard.pjit.primitive import pjit_p
@@ -75,6 +75,7 @@ MeshShardingMinusUnspecified = NamedSharding | _AUTOAxisResource
 __all__ = [
     "AUTO",
     "FROM_GDA",
+    "GDA",
     "REPLICATED",
     "_UNSPECIFIED",
     "CanonicalizedParsedPartitionSpec",

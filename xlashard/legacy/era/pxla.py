@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from typing import Any
 
-from xlashard import make_sharded_device_array
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.geometry import (
@@ -14,6 +13,9 @@ from xlashard.geometry import (
     ShardingSpec,
     Unstacked,
 )
+from xlashard.legacy.device_arrays import ShardedDeviceArray
+from xlashard.legacy.device_arrays import ShardedDeviceArray as _ShardedDeviceArray
+from xlashard.legacy.device_makers import make_sharded_device_array
 from xlashard.legacy.markers import AUTO_ON_MESH as AUTO
 from xlashard.legacy.markers import AutoAxisResource as _AUTOAxisResource
 from xlashard.legacy.markers import is_auto as _is_auto
@@ -89,9 +91,11 @@ __all__ = [
     "ResourceAxisName",
     "ResourceEnv",
     "ShardedAxis",
+    "ShardedDeviceArray",
     "ShardingSpec",
     "Unstacked",
     "_AUTOAxisResource",
+    "_ShardedDeviceArray",
     "_UnspecifiedValue",
     "_create_mesh_pspec_sharding",
     "_get_array_mapping",

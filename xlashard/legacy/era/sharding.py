@@ -3,14 +3,13 @@
 from xlashard import (
     GSPMDSharding,
     OpShardingSharding,
-    PmapSharding,
 )
 from xlashard._jax.shardings import JaxNamedSharding as MeshPspecSharding
 from xlashard._jax.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.shardings import JaxSharding as Sharding
 from xlashard._jax.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard.legacy.meshes import Mesh
-from xlashard.legacy.shardings import XLACompatibleSharding
+from xlashard.legacy.shardings import PmapSharding, XLACompatibleSharding
 from xlashard.legacy.specs import PartitionSpec
 
 __all__ = [

@@ -58,6 +58,19 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(_HOME, "0.8.2", "works", _ERA, "jax.sharding, xlashard"),
     Entry("jax.pxla", "0.4.1", "works", _ERA, "jax.sharding, xlashard"),
     *(
+        Entry(
+            f"{home}.{name}",
+            "0.4.7",
+            "differs",
+            f"{_ERA}:{name}",
+            "jax.Array",
+            "`isinstance` holds for every array on several devices of this process, also for "
+            "those of today.",
+        )
+        for home in (_HOME, "jax.pxla")
+        for name in ("ShardedDeviceArray", "_ShardedDeviceArray")
+    ),
+    *(
         Entry(f"{_HOME}.{name}", gone, "works", f"{_ERA}:{name}", today)
         for name, gone, today in _WORKS
     ),

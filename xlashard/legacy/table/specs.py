@@ -41,7 +41,7 @@ _CLASSES = (
         "PmapSharding",
         "0.10.0",
         "jax.sharding.NamedSharding(mesh, P('devices'))",
-        "It is `xlashard.PmapSharding`.",
+        "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
     ),
     (
         "XLACompatibleSharding",
@@ -108,7 +108,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{_ERA}:PmapSharding",
         "jax.sharding.NamedSharding(mesh, P('devices'))",
-        "It is `xlashard.PmapSharding`.",
+        "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
     ),
     Entry(
         "jax._src.sharding_impls.GSPMDSharding._op_sharding",
