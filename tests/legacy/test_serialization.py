@@ -18,6 +18,7 @@ from jax.experimental.array_serialization import serialization as of_jax
 from tests.array.cases import DTYPES, SHARDINGS, named, same, value
 from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
+from xlashard.array.placement import Places
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -456,3 +457,13 @@ def test_they_stand_where_programs_import_them_from() -> None:
     with pytest.raises(ImportError):
         importlib.import_module("jax.experimental.gda_serialization")
     assert sys.modules["jax.experimental.array_serialization.serialization"] is of_jax
+
+
+def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On GPU and TPU each piece goes to its devices as soon as it is read.
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    monkeypatch.setattr(Places, "on_host", False)
+    for place in (named("x", "y"), named("y"), named(), SingleDeviceSharding(jax.devices()[3])):
+        (back,) = saving.run_deserialization([place], [spec], dtypes=[jnp.bfloat16])
+        assert same(back, V.astype(jnp.bfloat16))
+        assert back.sharding.is_equivalent_to(place, 2)
