@@ -72,18 +72,20 @@ def check_saved_together() -> None:
     assert np.asarray(back[3]).tolist() == [0, 0, 0]
 
 
-def check_temporary_folders() -> None:
+def check_two_managers_at_once() -> None:
     x = device_put(V, NamedSharding(ROWS, P("data")))
-    manager = saving.GlobalAsyncCheckpointManager()
-    temporary, final = FOLDER / "temporary_2", FOLDER / "early"
-    manager.serialize(
-        [x],
-        specs(temporary, "w"),
-        temp_checkpoint_dir=str(temporary),
-        final_checkpoint_dir=str(final),
-    )
-    manager.wait_until_finished()
-    assert (final / "w" / ".zarray").exists() and not temporary.exists()
+    managers = [saving.GlobalAsyncCheckpointManager() for _ in range(2)]
+    for number, manager in enumerate(managers):
+        temporary, final = FOLDER / f"temporary_{number}", FOLDER / f"early_{number}"
+        manager.serialize(
+            [x],
+            specs(temporary, "w"),
+            temp_checkpoint_dir=str(temporary),
+            final_checkpoint_dir=str(final),
+        )
+    for number, manager in enumerate(managers):
+        manager.wait_until_finished()
+        assert (FOLDER / f"early_{number}" / "w" / ".zarray").exists()
 
 
 def check_read_in_each_world() -> None:
@@ -142,7 +144,7 @@ def check_who_does_not_come_is_named() -> None:
 
 
 check_saved_together()
-check_temporary_folders()
+check_two_managers_at_once()
 check_read_in_each_world()
 check_arrays_of_one_process_are_refused()
 check_failures_are_heard_of()

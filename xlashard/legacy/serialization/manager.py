@@ -80,10 +80,15 @@ class AsyncManager:
         self._commit_futures = futures
 
     def _start_async_commit(self, on_commit_callback: Callable[[], None] | None) -> None:
+        self._number()
         self._thread = threading.Thread(
             target=self._commit, args=(on_commit_callback,), name="checkpoint"
         )
         self._thread.start()
+
+    def _number(self) -> None:
+        """Tells its meetings from those of other managers, alike in all processes."""
+        self._series = self._series or f"legacy checkpoints/{next(_numbers)}"
 
     def _commit(self, on_commit_callback: Callable[[], None] | None) -> None:
         """Waits for this process, then for the others; then the first process commits."""
@@ -104,7 +109,6 @@ class AsyncManager:
 
     def _heard(self, what: str, own: BaseException | None) -> BaseException | None:
         """Why it failed, here or in another process, once all are as far as this one."""
-        self._series = self._series or f"legacy checkpoints/{next(_numbers)}"
         everybody = tuple(range(jax.process_count()))
         invitation = Invitation(everybody, self._series, self._timeout_secs, what=what)
         try:
@@ -211,6 +215,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
 
     def _tell_others(self, error: Exception) -> None:
         """Lets those who wait for this process hear why it doesn't come."""
+        self._number()
         telling = threading.Thread(target=self._heard, args=(_WRITING, error), name="checkpoint")
         telling.start()
         telling.join()

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,21 @@ _SHOWN = 4
 _FOR_MACHINES = re.compile(r" \[(?=\w+( \w+)?=')")
 
 
-def get_tensorstore_spec(ckpt_path: str, ocdbt: bool = False) -> Spec:
+def get_tensorstore_spec(
+    ckpt_path: str | PathLike[str],
+    ocdbt: bool = False,
+    process_idx: int | None = None,
+    arr: Any = None,
+    driver: str = "zarr",
+) -> Spec:
     """Says where an array is stored: a folder of zarr files.
 
     Args:
         ckpt_path: The folder, also `gs://bucket/...` and `s3://bucket/...`.
         ocdbt: One database for all arrays of a folder, in place of a folder for each.
+        process_idx: Puts it into a folder of that process's own.
+        arr: An array whose metadata are to be in the spec.
+        driver: How TensorStore stores it.
 
     Returns:
         A spec of TensorStore's, to which you may add.
@@ -38,7 +48,9 @@ def get_tensorstore_spec(ckpt_path: str, ocdbt: bool = False) -> Spec:
         >>> get_tensorstore_spec("/checkpoints/step_100/params.w")["kvstore"]["path"]
         '/checkpoints/step_100/params.w'
     """
-    return door.get_tensorstore_spec(ckpt_path, ocdbt=ocdbt)
+    return door.get_tensorstore_spec(
+        ckpt_path, ocdbt=ocdbt, process_idx=process_idx, arr=arr, driver=driver
+    )
 
 
 def get_metadata(arr: Any) -> dict[str, Any]:
