@@ -5,6 +5,7 @@ import importlib
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.experimental.array_serialization import serialization as of_jax
 
-from tests.array.cases import DTYPES, SHARDINGS, named, same, value
+from tests.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
 from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard.array.placement import Places
@@ -88,6 +91,33 @@ def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None
     assert same(larger, whole)
     assert same(smaller, V[:4, :8])
     assert same(mixed, whole[:, :8].astype(jnp.bfloat16))
+
+
+def cut(size: int) -> str | tuple[str, ...] | None:
+    """The most that a dimension of a size can be cut on the mesh of the tests."""
+    found: list[Any] = [cuts for n, cuts in ((8, ("x", "y")), (4, "y"), (2, "x")) if size % n == 0]
+    return found[0] if found else None
+
+
+@given(
+    st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, 9)] * n)] * 2)),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_shape_is_read_in_any_other(shapes: tuple[tuple[int, ...], ...], last: bool) -> None:
+    stored, asked = shapes
+    dim = len(stored) - 1 if last else 0
+    names = [P(*[None] * dim, cut(shape[dim])) if shape else P() for shape in shapes]
+    there, back = (NamedSharding(MESH, spec) for spec in names)
+    values = np.arange(1, np.prod(stored, dtype=int) + 1, dtype=np.int32).reshape(stored)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = saving.get_tensorstore_spec(f"{folder}/w")
+        saving.run_serialization([device_put(values, there)], [spec])
+        (read,) = saving.run_deserialization([back], [spec], [asked])
+    wanted = np.zeros(asked, np.int32)
+    common = tuple(slice(0, min(a, b)) for a, b in zip(stored, asked, strict=True))
+    wanted[common] = values[common]
+    assert same(read, wanted)
 
 
 def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
