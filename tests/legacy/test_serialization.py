@@ -243,6 +243,18 @@ def test_a_byte_limiter_is_asked_and_paid_back(spec: Any) -> None:
     assert same(asyncio.run(saving.async_deserialize(named("y"), spec, byte_limiter=tight)), V)
 
 
+def test_names_that_programs_reach_for(spec: Any) -> None:
+    x = device_put(V, named("x"))
+    asyncio.run(era.async_serialize(x, spec, None, era.TS_CONTEXT))
+    store = tensorstore.open(spec, context=era.TS_CONTEXT).result()
+    assert era.estimate_read_memory_footprint(store, store.domain) == V.nbytes
+    assert not era._spec_has_metadata(spec)
+    assert era._spec_has_metadata({"base": {**spec, "metadata": era._get_metadata(x)}})
+    # What programs catch where other processes did not come.
+    with pytest.raises(era.BarrierTimeoutError):
+        raise ProcessesError("process 1 did not come", processes=(1,))
+
+
 def test_an_array_may_be_deleted_or_donated_while_it_is_written(tmp_path: Path) -> None:
     big = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
     step = pjit(lambda x: x * 0 - 1, donate_argnums=0)
