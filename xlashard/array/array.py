@@ -337,10 +337,10 @@ def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
 def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Handle]) -> Any:
     """The pytree whose leaves are arrays of the given classes over the handles, in order."""
     treedef, kinds = plan
-    leaves = []
+    new, leaves = object.__new__, []
     append = leaves.append
-    for kind, handle in zip(kinds, handles, strict=True):
-        out = kind()
+    for kind, handle in zip(kinds, handles, strict=False):  # checking costs something, too
+        out = new(kind)  # their own constructors are for people
         out._handle = handle
         append(out)
     return treedef.unflatten(leaves)

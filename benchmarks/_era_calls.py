@@ -1,0 +1,72 @@
+"""Calls of the era's `pjit` in each of its worlds, beside `xlashard.pjit` on Arrays.
+
+The function adds one to each of its leaves, arrays of eight numbers, so nearly all of a call is
+dispatch, and with it the choice of the world. Results are the arguments of the next call.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+import xlashard
+from benchmarks._measure import Options, Report, interleave
+from xlashard import Mesh, P, legacy
+
+LEAVES = (1, 10, 100)
+WORLDS = {
+    "GlobalDeviceArray in and out": legacy.World(jax_array=False, output_gda=True),
+    "ShardedDeviceArray in and out": legacy.World(jax_array=False),
+    "Array in and out": legacy.World(),
+}
+
+
+def add_one(leaves: list[jax.Array]) -> list[jax.Array]:
+    """The function under test."""
+    return [leaf + 1 for leaf in leaves]
+
+
+class Loop:
+    """Calls a function on its own last results."""
+
+    def __init__(self, call: Callable[[Any], Any], state: Any) -> None:
+        self.call = call
+        self.state = call(state)
+
+    def __call__(self) -> None:
+        """Makes one call."""
+        self.state = self.call(self.state)
+
+
+@contextmanager
+def in_world(world: legacy.World, mesh: Mesh) -> Iterator[None]:
+    """Calls inside are in a world, under a mesh."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        stack.enter_context(legacy.jax_array(world.jax_array))
+        stack.enter_context(legacy.parallel_functions_output_gda(world.output_gda))
+        yield
+
+
+def calls(report: Report, options: Options) -> None:
+    """Repeat calls on eight devices; those of `xlashard.pjit` are the same in all worlds."""
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    for what, world in WORLDS.items():
+        for count in LEAVES:
+            host = [np.full((8,), i, np.float32) for i in range(count)]
+            with in_world(world, mesh):
+                candidates = {
+                    "xlashard.pjit, Array": Loop(
+                        xlashard.pjit(add_one, P("data"), P("data")), host
+                    ),
+                    "legacy.pjit": Loop(legacy.pjit(add_one, P("data"), P("data")), host),
+                }
+                measured = interleave(candidates, rounds=options.rounds)
+            report.add(
+                f"{what}, {count} leaves" if count > 1 else f"{what}, 1 leaf",
+                measured,
+                baseline="xlashard.pjit, Array",
+                goals={"legacy.pjit": 1.15},
+            )
