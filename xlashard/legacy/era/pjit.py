@@ -5,11 +5,10 @@ from xlashard import (
     NamedSharding,
     OpShardingSharding,
     Sharding,
-    pjit,
-    with_sharding_constraint,
 )
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
+from xlashard.legacy.constraint import with_sharding_constraint
 from xlashard.legacy.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.markers import AUTO_ON_MESH as AUTO
 from xlashard.legacy.markers import AutoAxisResource as _AUTOAxisResource
@@ -41,6 +40,7 @@ from xlashard.legacy.parsed import (
     mesh_sharding as _create_mesh_pspec_sharding_from_parsed_pspec,
 )
 from xlashard.legacy.parsed import prepare_axis_resources as _prepare_axis_resources
+from xlashard.legacy.pjit import pjit
 from xlashard.legacy.refusals import Refusal
 from xlashard.legacy.shape_checks import check_aval_shardings as pjit_check_aval_sharding
 from xlashard.legacy.shape_checks import create_sharding_for_array as _create_sharding_for_array
