@@ -175,6 +175,20 @@ def test_wrong_words_are_answered_without_a_traceback(
     assert "Traceback" not in out + err
 
 
+@pytest.mark.parametrize(
+    "words", [("pod", "--deviecs", "2", "--", "true"), ("train", "--confg", "x")]
+)
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    err = capsys.readouterr().err
+    assert left.value.code == 2
+    assert err.startswith(f"usage: xlashard {words[0]} [")
+    assert f"xlashard {words[0]}: error: unrecognized arguments: {words[1]}" in err
+
+
 def test_a_missing_extra_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

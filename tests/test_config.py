@@ -109,6 +109,8 @@ def test_a_wrong_value_stops_the_import() -> None:
     done = imported(XLASHARD_PARTITIONER="both")
     assert done.returncode == 1
     assert "ConfigError: XLASHARD_PARTITIONER is 'both'" in done.stderr
+    # The line of the import, and one of the package's: no chain of imports.
+    assert done.stderr.count('  File "') == 2, done.stderr
 
 
 @pytest.mark.slow

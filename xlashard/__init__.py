@@ -14,6 +14,15 @@ Example:
 import os as _os
 import typing as _typing
 
+from xlashard.config import read_flags as _read_flags
+from xlashard.errors import ConfigError as _ConfigError
+
+# Before all else is imported: what is wrong with it is then told without the frames of that.
+try:
+    _flags = _read_flags(_os.environ)
+except _ConfigError as _error:
+    raise _error.with_traceback(None) from None
+
 from xlashard import multihost as multihost
 from xlashard import numpy as numpy
 from xlashard._jax.dispatch import Wrappers as _Wrappers
@@ -41,7 +50,6 @@ from xlashard.array import wrap_kinds as _wrap_kinds
 from xlashard.array import wrap_tree as _wrap_tree
 from xlashard.array.handles import wrap_first as _wrap_first
 from xlashard.array.variables import check_constant as _check_constant
-from xlashard.config import read_flags as _read_flags
 from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit import (
     AUTO,
@@ -96,7 +104,6 @@ else:
         },
     )
 
-_flags = _read_flags(_os.environ)
 _apply_flags(_flags)
 _AGREEMENTS.use(_Policy(_flags.check_programs, _flags.programs_timeout))
 _install(

@@ -22,7 +22,10 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong use or settings, 130 stopped by Ctrl-C.
     """
-    arguments = make_parser().parse_args(words)
+    arguments, unknown = make_parser().parse_known_args(words)
+    if unknown:
+        # With the usage of the command, not with that of all commands together.
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return importlib.import_module(_COMMANDS[arguments.command]).run(arguments)
     except KeyboardInterrupt:
@@ -52,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(parser=parser)
     parser.description = (
         "Trains a byte-level transformer as a TOML file says, and leaves settings, measurements "
         "and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a checkpoint, from "
@@ -93,6 +97,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pod(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(parser=parser)
     parser.usage = (
         "xlashard pod [-n N] [-d D] [--timeout S] [--grace S] [--only I,J] -- COMMAND ..."
     )

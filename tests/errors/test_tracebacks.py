@@ -13,6 +13,7 @@ from tests.errors.running import PACKAGE, execute
 from xlashard import device_put, make_array_from_callback, pjit
 from xlashard import numpy as xnp
 from xlashard._jax import tracebacks
+from xlashard.array import protocols
 from xlashard.errors import ArgumentError
 
 # Topics about methods of arrays and shardings, which cost too little to be guarded.
@@ -98,6 +99,19 @@ def test_frames_of_the_person_stay() -> None:
         make_array_from_callback((4,), sharding, fails)
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names == ["test_frames_of_the_person_stay", "fails"]
+
+
+@pytest.mark.parametrize(
+    "read", [bool, int, float, complex, lambda x: x.tolist(), lambda x: x.tobytes()]
+)
+def test_ctrl_c_while_a_value_is_waited_for_shows_no_frame_of_ours(read, monkeypatch) -> None:
+    def interrupted(_) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(protocols, "read_value", lambda x: interrupted(x))
+    with filtering("quiet_remove_frames"), pytest.raises(KeyboardInterrupt) as caught:
+        read(device_put(np.float32(1)))
+    assert frames_of_ours(caught.value) == []
 
 
 def test_errors_of_a_traced_function_show_its_lines() -> None:

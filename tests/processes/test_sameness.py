@@ -129,7 +129,10 @@ def test_what_is_told_of_several() -> None:
     )
     assert first == Difference("x[0]", (2,), "at [0] it is 0.0 in processes 0, 1, 1.0 in process 2")
     assert second.processes == (0,)
-    assert "float64[2,2] under P() in processes 1, 2" in second.text
+    assert second.text == "it is under P() in processes 1, 2, under P('d') in process 0"
+    wide, narrow = (Named("x", np.ones(n), "under P()") for n in (8, 4))
+    (shapes,), _ = compared([[wide], [narrow]])
+    assert shapes.text == "it is float64[8] in process 0, float64[4] in process 1"
     (tree,), meetings = compared([[Named("x['a']", a)], [Named("x['b']", a)]])
     assert tree.text == "leaf 0 is x['a'] in process 0, x['b'] in process 1" and meetings == 2
     (sign,), _ = compared([[Named("x", np.zeros(()))], [Named("x", -np.zeros(()))]])

@@ -52,7 +52,11 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        with short_tracebacks:
+        # Not by short_tracebacks, which costs something where nothing goes wrong.
+        try:
             return method(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     return called

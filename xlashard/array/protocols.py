@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard._jax.transfer import HandleType, default_device, dressed, first_copy, make_aval, put
 from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.holder import Holder, check_alive, type_text
@@ -34,6 +34,7 @@ class HostProtocols(Holder):
             )
         return self.shape[0]
 
+    @shortened
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
@@ -42,21 +43,27 @@ class HostProtocols(Holder):
             )
         return bool(read_value(self))
 
+    @shortened
     def __int__(self) -> int:
         return int(self._scalar("int"))
 
+    @shortened
     def __float__(self) -> float:
         return float(self._scalar("float"))
 
+    @shortened
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))
 
+    @shortened
     def __index__(self) -> int:
         return self._integer("an index")
 
+    @shortened
     def __hex__(self) -> str:
         return hex(self._integer("hex()"))
 
+    @shortened
     def __oct__(self) -> str:
         return oct(self._integer("oct()"))
 
@@ -88,14 +95,17 @@ class HostProtocols(Holder):
     def __format__(self, spec: str) -> str:
         return array_format(self, spec)
 
+    @shortened
     def tolist(self) -> Any:
         """The value as nested lists of Python numbers."""
         return read_value(self).tolist()
 
+    @shortened
     def tobytes(self, order: str = "C") -> bytes:
         """The value's elements as bytes, row by row (`"C"`) or column by column (`"F"`)."""
         return read_value(self).tobytes(order)  # pyright: ignore[reportArgumentType]
 
+    @shortened
     def item(self, *args: int) -> Any:
         """One element as a Python number; its position may be left out if there is only one."""
         handle = self._handle
@@ -106,6 +116,7 @@ class HostProtocols(Holder):
                 pass  # deleted, or not in this process: said below
         return read_value(self).item(*args)
 
+    @shortened
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = read_value(self)
         if copy:

@@ -133,7 +133,9 @@ def differences(invitation: Invitation, values: Sequence[Named]) -> tuple[Differ
         entries = {process: entries[number] for process, entries in lists.items()}
         if len(set(entries.values())) < 2:
             continue
-        types = {process: " ".join(e[1:3]).strip() for process, e in entries.items()}
+        # Of type and place only what differs: the other would stand there for every process.
+        told = [n for n in (1, 2) if len({e[n] for e in entries.values()}) > 1]
+        types = {process: " ".join(e[n] for n in told) for process, e in entries.items()}
         text = ""
         if len(set(types.values())) > 1:
             text = f"it is {_by_content(types)}"
