@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 
-from tests.together import Together, at_once
+from tests.together import Together, at_once, sweep
 
 
 class Numbers:
@@ -61,3 +61,12 @@ def test_an_interrupt_ends_it() -> None:
             raise ValueError
         with together.case("second"):
             raise KeyboardInterrupt
+
+
+def test_of_a_sweep_all_but_the_chosen_are_slow() -> None:
+    one, two, three = sweep(["one", "two", "three"], quick=["two"])
+    assert two == "two"
+    assert [[mark.name for mark in case.marks] for case in (one, three)] == [["slow"]] * 2
+    assert (one.values, three.values) == (("one",), ("three",))
+    with pytest.raises(AssertionError, match="four"):
+        sweep(["one"], quick=["four"])

@@ -1,11 +1,11 @@
-"""Many small cases in one test: all of them run, and each that fails is named.
+"""Many cases: small ones in one test, where each that fails is named; and a few that stand for all.
 
 A test of pytest costs some milliseconds by itself. Where a case costs less than that, and there are
 hundreds, one test goes through all.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,18 @@ class Together:
         except (Exception, pytest.fail.Exception) as error:
             error.add_note(f"in the case: {name}")
             self._failed.append(error)
+
+
+def sweep(cases: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
+    """Cases of `pytest.mark.parametrize`, a few of which stand for all in `make check`.
+
+    Args:
+        cases: All of them.
+        quick: Those that carry no slow mark.
+    """
+    known = list(cases)
+    assert all(case in known for case in quick), set(quick) - set(known)
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in known]
 
 
 def at_once(suite: type) -> type:

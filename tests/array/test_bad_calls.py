@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental.layout import Format, Layout
@@ -99,6 +100,7 @@ no_slowness = settings(
 )
 
 
+@pytest.mark.slow
 @no_slowness
 @given(x=trees(values), place=trees(placements), donate=trees(flags), alias=trees(flags))
 def test_device_put(x: Any, place: Any, donate: Any, alias: Any) -> None:
@@ -107,12 +109,14 @@ def test_device_put(x: Any, place: Any, donate: Any, alias: Any) -> None:
     only_ours(lambda: device_put(x, place, donate=donate, may_alias=alias))
 
 
+@pytest.mark.slow
 @no_slowness
 @given(shape=shapes, place=placements, piece=values, dtype=dtypes)
 def test_from_callback(shape: Any, place: Any, piece: Any, dtype: Any) -> None:
     only_ours(lambda: make_array_from_callback(shape, place, lambda index: piece, dtype))
 
 
+@pytest.mark.slow
 @no_slowness
 @given(
     shape=shapes,

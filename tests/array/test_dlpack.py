@@ -276,6 +276,7 @@ def test_deleted_ones_say_so() -> None:
             use(x)
 
 
+@pytest.mark.slow
 def test_64_bits_under_x64() -> None:
     """In a process of its own, as people set it."""
     code = """

@@ -11,6 +11,7 @@ import pytest
 
 from tests.array import cases
 from tests.array.cases import CONSTRUCTORS, DEVICES, SHARDINGS, named, same
+from tests.together import sweep
 from xlashard import Array, device_put, pjit
 
 NAMES = (
@@ -47,7 +48,10 @@ def check_values(v: np.ndarray, step: int) -> None:
     assert x.on_device_size_in_bytes() == handle.on_device_size_in_bytes()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    sweep(NAMES, quick=["bool", "int8", "int2", "bfloat16", "float32", "complex64"]),
+)
 def test_every_dtype(name: str) -> None:
     check_values(value(name), NAMES.index(name))
     empty = np.zeros((0, 4), jnp.dtype(name))
@@ -58,7 +62,7 @@ def test_every_dtype(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", sweep(WIDE, quick=["float64"]))
 def test_64_bits(name: str) -> None:
     v = value(name)
     with jax.enable_x64(True):

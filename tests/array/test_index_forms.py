@@ -88,6 +88,7 @@ def test_lists_are_refused_with_advice() -> None:
         X["both"][[0, 1]]
 
 
+@pytest.mark.slow
 def test_indices_out_of_bounds() -> None:
     x = device_put(V.astype(np.float32), named("x", "y"))
     far = device_put(np.array([1, 99]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.array.cases import named, same
+from tests.together import sweep
 from xlashard import Array, device_put
 from xlashard.errors import DeletedError
 
@@ -64,7 +65,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 OTHERS = {"at", "choose", "flat", "item", "to_device"}
 
 
-@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize("name", sweep(CALLS, quick=list(CALLS)[::4]))
 def test_a_method_gives_an_array_with_numpy_s_value(name: str) -> None:
     got, wanted = CALLS[name](X), CALLS[name](V)
     pairs = zip(got, wanted, strict=True) if isinstance(got, tuple) else [(got, wanted)]
@@ -170,7 +171,7 @@ UPDATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(UPDATES))
+@pytest.mark.parametrize("name", sweep(UPDATES, quick=list(UPDATES)[:3]))
 def test_updates(name: str) -> None:
     for index in ((0, 1), (slice(None), device_put(np.array([1, 3]))), device_put(np.array(1))):
         bare = tuple(map(np.asarray, index)) if isinstance(index, tuple) else np.asarray(index)

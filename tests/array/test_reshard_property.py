@@ -121,12 +121,14 @@ def draw_case(draw: st.DrawFn) -> tuple[np.ndarray, Any, Any]:
 cases = st.composite(draw_case)
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(case=cases(), donate=st.booleans())
 def test_every_replica_is_the_right_piece(case: Any, donate: bool) -> None:
     check(*case, donate)
 
 
+@pytest.mark.slow
 @settings(max_examples=max(40, EXAMPLES // 4))
 @given(case=cases(), donate=st.booleans(), slabs=st.booleans())
 def test_also_where_devices_have_memories_of_their_own(
@@ -139,6 +141,7 @@ def test_also_where_devices_have_memories_of_their_own(
         check(*case, donate)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(case=cases())
 def test_the_plan_counts_what_really_differs(case: Any) -> None:

@@ -60,6 +60,7 @@ def test_donation_to_jit_deletes() -> None:
         jnp.sin(x)
 
 
+@pytest.mark.slow
 def test_gradients(x: Array) -> None:
     near(jax.grad(lambda t: (t * t).sum())(x), 2 * V)
     loss, grads = jax.value_and_grad(lambda tree: (tree["w"] ** 3).sum())({"w": x})
@@ -126,6 +127,7 @@ def test_shapes_and_trees(x: Array) -> None:
     assert jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding).shape == V.shape
 
 
+@pytest.mark.slow
 def test_random(x: Array) -> None:
     key = jax.random.key(0)
     noise = jax.random.normal(key, x.shape) * x
@@ -167,6 +169,7 @@ def test_numpy_functions(x: Array) -> None:
     np.testing.assert_array_equal(x, V)
 
 
+@pytest.mark.slow
 def test_an_optax_loop() -> None:
     optax = pytest.importorskip("optax")
     params = {"w": device_put(np.ones((16, 4), np.float32), named("x", "y")), "b": device_put(0.0)}
@@ -193,6 +196,7 @@ def test_an_optax_loop() -> None:
     near(optax.apply_updates(params, updates)["w"], np.asarray(params["w"] + updates["w"]))
 
 
+@pytest.mark.slow
 def test_a_flax_linen_module() -> None:
     nn = pytest.importorskip("flax.linen")
     model = nn.Sequential([nn.Dense(8), nn.relu, nn.LayerNorm(), nn.Dense(2)])
@@ -205,6 +209,7 @@ def test_a_flax_linen_module() -> None:
     assert jax.tree.structure(grads) == jax.tree.structure(variables)
 
 
+@pytest.mark.slow
 def test_a_flax_nnx_module() -> None:
     try:
         nnx = pytest.importorskip("flax.nnx")

@@ -12,7 +12,16 @@ from tests.errors.running import Outcome, ours, run, theirs
 from xlashard import errors
 
 TOPICS = read_topics()
-MISTAKES = [pytest.param(m, id=f"{t.name}-{m.slug}") for t in TOPICS for m in t.mistakes]
+
+
+def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
+    """What starts processes is slow."""
+    return [pytest.mark.slow] if "pod(" in mistake.wrong + mistake.right else []
+
+
+MISTAKES = [
+    pytest.param(m, id=f"{t.name}-{m.slug}", marks=_marks(m)) for t in TOPICS for m in t.mistakes
+]
 WITH_JAX = [param for param in MISTAKES if not param.values[0].no_jax]
 
 

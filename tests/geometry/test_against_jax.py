@@ -110,6 +110,7 @@ def hlo_proto(dims, kinds):
     return proto
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(any_tiles())
 def test_iotas_with_sub_groups_are_as_xla_writes_them(tiles):
@@ -122,6 +123,7 @@ def test_iotas_with_sub_groups_are_as_xla_writes_them(tiles):
     assert TileAssignment.parse_text(written) == ours
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(any_tiles(), st.data())
 def test_lists_with_sub_groups_are_as_xla_writes_them(tiles, data):

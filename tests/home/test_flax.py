@@ -133,6 +133,7 @@ def test_nnx_modules_hold_arrays() -> None:
     np.testing.assert_allclose(out, X @ (before * 2) + np.asarray(model.bias[...]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @needs_nnx
 def test_nnx_optimizers_and_shardings() -> None:
     class Layer(nnx.Module):

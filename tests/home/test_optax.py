@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from tests.array.cases import named
+from tests.together import sweep
 from xlashard import Array, device_put, pjit
 
 SHARDINGS = {"w": named("x", "y"), "b": named("y")}
@@ -59,7 +60,7 @@ def run(optimizer: Any, start: Any, compiled: Callable[..., Any], steps: int = 3
 
 # Some states have parts that a step makes no use of.
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sweep(OPTIMIZERS, quick=["sgd with momentum", "adam"]))
 def test_the_same_steps_as_on_arrays_of_jax(name: str) -> None:
     optimizer = OPTIMIZERS[name]()
     right = run(optimizer, jax.tree.map(jnp.asarray, VALUES), jax.jit)
@@ -74,6 +75,7 @@ def test_the_same_steps_as_on_arrays_of_jax(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "masked", "hyperparameters in the state"])
 def test_op_by_op(name: str) -> None:
     optimizer = OPTIMIZERS[name]()
@@ -104,6 +106,7 @@ def test_states_lie_as_their_parameters() -> None:
     assert {key: x.sharding for key, x in mu.items()} == SHARDINGS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
 def test_functions_of_trees() -> None:
     p = params()

@@ -86,6 +86,7 @@ def test_types_of_explicit_axes(mesh: Mesh) -> None:
     assert np.array_equal(slope, 8 * V)
 
 
+@pytest.mark.slow
 def test_under_transformations_in_one_program(mesh: Mesh) -> None:
     def f(x: Any) -> Any:
         there = host_local_array_to_global_array(x, mesh, P("x"))

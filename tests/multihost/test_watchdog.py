@@ -65,6 +65,7 @@ def test_a_pause_and_the_end_of_the_block_are_no_trouble(said: _Said) -> None:
     assert not said.said.wait(0.3)
 
 
+@pytest.mark.slow
 def test_it_ends_its_process_if_asked_to() -> None:
     script = (
         "import threading; from xlashard import multihost\n"

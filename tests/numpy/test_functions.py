@@ -16,6 +16,7 @@ import xlashard
 import xlashard.numpy as xnp
 from tests.array.cases import DEVICES, MESH, SHARDINGS, named, same
 from tests.numpy.examples import FFT, LINALG, MAKERS, NOT_CALLED, NUMPY, Samples, samples
+from tests.together import sweep
 from xlashard import Array, GSPMDSharding, device_put
 from xlashard.errors import DeletedError, DeviceMismatchError
 
@@ -70,19 +71,30 @@ def test_every_function_has_an_example(module: str) -> None:
     assert set(public_functions(our_module)) == names
 
 
+# A few of each kind of work.
+SWEPT = {
+    "numpy": (
+        *("add", "where", "sum", "einsum", "reshape", "concatenate", "split", "sort", "cumsum"),
+        *("take", "imag", "setdiff1d"),
+    ),
+    "linalg": ("qr", "solve"),
+    "fft": ("fft",),
+}
 CALLS = [
-    (module, name)
+    f"{module}.{name}"
     for module, (jax_module, _, examples) in MODULES.items()
     for name in examples
     # The older of the two JAX versions lacks some.
     if name in public_functions(jax_module)
 ]
+QUICK = [f"{module}.{name}" for module, names in SWEPT.items() for name in names]
 
 
-@pytest.mark.parametrize(("module", "name"), CALLS, ids=[f"{m}.{n}" for m, n in CALLS])
+@pytest.mark.parametrize("call", sweep(CALLS, quick=QUICK))
 def test_a_function_gives_arrays_of_jax_s_value(
-    module: str, name: str, theirs: Samples[Any], ours: Samples[Any]
+    call: str, theirs: Samples[Any], ours: Samples[Any]
 ) -> None:
+    module, _, name = call.partition(".")
     jax_module, our_module, examples = MODULES[module]
     with warnings.catch_warnings():
         # Of what is done in 32 bits, or with too few numbers.
@@ -107,17 +119,6 @@ def agree(got: Any, wanted: Any) -> None:
         assert type(one) is Array
         assert (one.shape, one.dtype, one.weak_type) == (other.shape, other.dtype, other.weak_type)
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
-
-
-# A few of each kind of work.
-SWEPT = {
-    "numpy": (
-        *("add", "where", "sum", "einsum", "reshape", "concatenate", "split", "sort", "cumsum"),
-        *("take", "imag", "setdiff1d"),
-    ),
-    "linalg": ("qr", "solve"),
-    "fft": ("fft",),
-}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from jax.experimental import checkify
 
 from tests.pjit.helpers import f32, spec_of
+from tests.together import sweep
 from xlashard import NamedSharding, P, pjit
 
 W, X = f32(4, 4) / 10, f32(8, 4) / 10
@@ -107,6 +108,7 @@ def test_linear_functions(mesh, rows):
     assert spec_of(ct) == ("x",)
 
 
+@pytest.mark.slow
 def test_higher_derivatives(rows):
     f = pjit(lambda x: jnp.sin(x) * x, in_shardings=rows, out_shardings=rows)
     plain = f.__wrapped__
@@ -149,7 +151,7 @@ def custom_functions():
     return [by_jvp, by_vjp, with_zeros, lambda x: with_number(3, x), clipped]
 
 
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", sweep(range(5), quick=[0, 1]))
 def test_custom_rules_inside(rows, which):
     fun, x = custom_functions()[which], f32(2, 8)
     f = pjit(fun, in_shardings=rows, out_shardings=rows)

@@ -65,6 +65,7 @@ def test_collectives_over_the_batch(mesh):
     np.testing.assert_allclose(gradient, np.cos(f32(2, 3, 8)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_keys(mesh):
     named = NamedSharding(mesh, P("x"))
     draw = pjit(jax.vmap(jax.random.uniform), in_shardings=named, out_shardings=named)

@@ -89,6 +89,7 @@ def kernels_along_y(tree):
     )
 
 
+@pytest.mark.slow
 def test_a_linen_model_trains_with_optax(mesh, partitioner):
     model, optimizer = Mlp(), optax.adam(1e-2)
     x, y = f32(8, 4), jnp.sin(f32(8, 4))
@@ -134,6 +135,7 @@ def test_a_linen_model_trains_with_optax(mesh, partitioner):
             np.testing.assert_allclose(loss, wanted, rtol=1e-4)
 
 
+@pytest.mark.slow
 @needs_nnx
 def test_an_nnx_model(mesh):
     model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))

@@ -77,6 +77,7 @@ def test_empty_containers(mesh):
     assert out["b"] == () and out["c"] == []
 
 
+@pytest.mark.slow
 def test_states_of_optax(mesh):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     params = {"w": f32(8, 4), "b": f32(4)}

@@ -42,6 +42,7 @@ def test_the_same_as_on_one_device(seeds):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_failed_once(path, partitioner):
     """They give what they give on one device, or else what XLA makes of them for jax.jit too."""
@@ -50,6 +51,7 @@ def test_programs_that_failed_once(path, partitioner):
 
 
 class TestDrawing:
+    @pytest.mark.slow
     def test_a_seed_says_it_all(self):
         for seed in range(20):
             program = draw_program(seed)
@@ -59,6 +61,7 @@ class TestDrawing:
     def test_programs_differ(self):
         assert len({program_text(draw_program(seed)) for seed in range(20)}) == 20
 
+    @pytest.mark.slow
     def test_the_operations_that_it_draws(self):
         drawn = {name for seed in range(100) for name in draw_program(seed).operations()}
         assert drawn <= set(OPERATIONS) and len(drawn) > 70

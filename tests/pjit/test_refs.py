@@ -26,6 +26,7 @@ def held(ref):
     return np.asarray(jax.freeze(ref))
 
 
+@pytest.mark.slow
 def test_made_inside(mesh):
     def fun(x):
         ref = jax.new_ref(x)

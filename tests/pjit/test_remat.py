@@ -68,6 +68,7 @@ def test_the_same_is_saved_as_under_jit(mesh, policy, placed):
         assert saved(build(pjit)) == saved(build(jax.jit))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["everything", "offload names"])
 def test_values(mesh, policy, partitioner):
     policy, rows = POLICIES[policy], NamedSharding(mesh, P("x"))
@@ -79,6 +80,7 @@ def test_values(mesh, policy, partitioner):
         np.testing.assert_allclose(pjit(gradient)(W), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_arguments_of_checkpoint(mesh):
     rows = NamedSharding(mesh, P("x"))
     power = pjit(lambda x, n: jnp.sin(x) ** n, static_argnums=1, in_shardings=rows)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32, spec_of
+from tests.together import sweep
 from xlashard import NamedSharding, P, pjit
 from xlashard.errors import ResourceError
 
@@ -76,14 +77,16 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("outside", ["nothing", "jax.jit", "pjit"])
-@pytest.mark.parametrize("how", TRANSFORMED)
+@pytest.mark.parametrize("how", sweep(TRANSFORMED, quick=["grad", "jvp", "vmap", "scan", "cond"]))
 def test_the_same_values_as_jax(mesh, how, outside):
     transformed = TRANSFORMED[how](sharded(mesh))
     around = {"nothing": lambda f: f, "jax.jit": jax.jit, "pjit": pjit}[outside]
     assert_same(around(transformed)(W, X), TRANSFORMED[how](layer)(W, X))
 
 
-@pytest.mark.parametrize("how", ["grad of both", "jvp", "vmap", "grad of scan", "remat"])
+@pytest.mark.parametrize(
+    "how", sweep(["grad of both", "jvp", "vmap", "grad of scan", "remat"], quick=["jvp", "vmap"])
+)
 def test_the_same_values_under_each_partitioner(mesh, how, partitioner):
     assert_same(TRANSFORMED[how](sharded(mesh))(W, X), TRANSFORMED[how](layer)(W, X))
     assert_same(jax.jit(TRANSFORMED[how](sharded(mesh)))(W, X), TRANSFORMED[how](layer)(W, X))
@@ -150,6 +153,7 @@ def test_a_wrong_sharding_is_found_inside_a_trace(mesh):
         jax.jit(f)(W, f32(7, 4))
 
 
+@pytest.mark.slow
 def test_less_common_uses(mesh):
     named = NamedSharding(mesh, P("x"))
     double = pjit(lambda x: x * 2, in_shardings=named)

@@ -249,6 +249,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100, 2000])
 def test_a_full_disk(own: Path, size: int) -> None:
     now = state(30)
