@@ -136,6 +136,7 @@ def test_help_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> 
         assert option in out
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_without_what_a_command_needs() -> None:
     check = "import sys, xlashard.cli as c; c.make_parser(); print(*sys.modules)"
     done = subprocess.run(

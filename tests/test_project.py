@@ -76,6 +76,7 @@ def test_find_python_gives_one_that_suits() -> None:
     assert version.stdout.strip() == "True"
 
 
+@pytest.mark.slow
 def test_find_python_says_what_is_missing() -> None:
     done = subprocess.run(
         [str(ROOT / ".ci" / "find-python"), "3.99"], capture_output=True, text=True, cwd=ROOT
@@ -124,6 +125,7 @@ def test_the_window_of_jax_versions_is_the_one_that_is_checked_at_import() -> No
         versions.check_supported(f"{window[2]}.0")
 
 
+@pytest.mark.slow
 def test_a_quick_start_leaves_out_what_few_programs_need() -> None:
     code = "import sys, xlashard; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

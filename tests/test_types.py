@@ -29,6 +29,7 @@ def test_pyright_understands_what_users_write() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [arrays, functions, numpy_functions])
 def test_it_runs_too(module) -> None:
     module.run()

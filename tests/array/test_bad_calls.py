@@ -128,6 +128,7 @@ def test_from_single_device_arrays(shape: Any, place: Any, arrays: Any, dtype: A
     only_ours(lambda: make_array_from_single_device_arrays(shape, place, arrays, dtype=dtype))
 
 
+@pytest.mark.slow
 @no_slowness
 @given(place=trees(placements), data=trees(values), shape=trees(st.one_of(shapes, st.none())))
 def test_from_process_local_data(place: Any, data: Any, shape: Any) -> None:

@@ -82,6 +82,7 @@ def placed(draw, shape):
     return tiling, devices
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_between_any_tilings_on_any_devices(data):

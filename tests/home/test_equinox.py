@@ -41,6 +41,7 @@ def test_its_functions_take_modules_of_arrays(model: Any) -> None:
     assert eqx.filter_shard(x, named("y")).sharding.is_equivalent_to(named("y"), 2)
 
 
+@pytest.mark.slow
 def test_its_files(model: Any, tmp_path: Path) -> None:
     eqx.tree_serialise_leaves(tmp_path / "model.eqx", model)
     empty = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, model)

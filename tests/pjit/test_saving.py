@@ -267,6 +267,7 @@ def test_what_is_no_bytes():
     )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
 def test_no_damage_reaches_the_runtime(data):
@@ -291,6 +292,7 @@ def places(said, path=()):
             yield from places(inner, (*path, key))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200)
 def test_a_wrong_header_is_an_error_or_changes_nothing(data):

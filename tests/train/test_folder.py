@@ -26,6 +26,7 @@ def lines(folder: RunFolder) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_folder_holds_settings_measurements_and_a_curve(tmp_path: Path) -> None:
     with opened(tmp_path / "runs") as folder:
         for step in range(1, 4):

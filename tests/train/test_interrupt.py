@@ -71,6 +71,7 @@ with interrupt.on_signal(ask):
 """
 
 
+@pytest.mark.slow
 def test_it_is_heard_while_the_main_thread_is_busy_and_the_second_one_ends_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False

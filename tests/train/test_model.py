@@ -54,6 +54,7 @@ def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) ->
     return norm(x, p["norm"]) @ p["head"]
 
 
+@pytest.mark.slow
 def test_forward_is_the_transformer_written_out(parameters: dict) -> None:
     tokens = TOKENS[0].astype(np.int32)
     expected = numpy_forward(parameters, tokens, MODEL)
@@ -61,6 +62,7 @@ def test_forward_is_the_transformer_written_out(parameters: dict) -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_is_the_mean_surprise(parameters: dict) -> None:
     scores = np.asarray(forward(parameters, jnp.asarray(TOKENS[:, :-1], jnp.int32), MODEL))
     chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -105,6 +107,7 @@ def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
     np.testing.assert_allclose(np.stack(scores, 1), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_full_cache_forgets_the_oldest_byte() -> None:
     model = settings("model.layers=1").model
     parameters = initial_parameters(declare(model), jax.random.key(0))
@@ -118,6 +121,7 @@ def test_a_full_cache_forgets_the_oldest_byte() -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
     tokens = jnp.asarray(TOKENS)
     plain, saved = (
@@ -127,6 +131,7 @@ def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), plain, saved)
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dict) -> None:
     model = settings("model.compute=bfloat16").model
     found, gradients = jax.value_and_grad(loss)(parameters, jnp.asarray(TOKENS), model)
@@ -162,6 +167,7 @@ def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, promp
     assert np.asarray(written).tobytes() == greedy(parameters, prompt, 6)
 
 
+@pytest.mark.slow
 def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
     def written(seed: int) -> bytes:
         prompt = np.frombuffer(b"The ", np.uint8)

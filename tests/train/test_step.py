@@ -23,6 +23,7 @@ def batch(parts: int) -> jax.Array:
     return jnp.asarray(windows.reshape(parts, -1, 33))
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_gives_the_same_step() -> None:
     state = recipe().initial_state(0)
     step = jax.jit(recipe().train_step)
@@ -33,6 +34,7 @@ def test_a_batch_in_parts_gives_the_same_step() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *moments)
 
 
+@pytest.mark.slow
 def test_a_step_counts_and_measures() -> None:
     state, measured = jax.jit(recipe().train_step)(recipe().initial_state(0), batch(1))
     assert state["step"] == 1
@@ -68,6 +70,7 @@ def test_short_runs_have_a_learning_rate(warmup: int, steps: int) -> None:
     assert rates.max() <= 1.0
 
 
+@pytest.mark.slow
 def test_only_matrices_decay() -> None:
     declarations = recipe().declarations
     optimizer = make_optimizer(OptimizerSettings(weight_decay=0.5), lambda step: 0.1, declarations)
