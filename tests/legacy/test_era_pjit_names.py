@@ -285,6 +285,16 @@ def test_every_compatible_sharding_is_one():
     assert not issubclass(Own, era.XLACompatibleSharding)
 
 
+def test_unions_of_shardings_are_for_isinstance(mesh):
+    on_mesh = NamedSharding(mesh, P("x"))
+    tiles = era.to_op_sharding_sharding(on_mesh, 2)
+    assert isinstance(on_mesh, era.MeshSharding) and isinstance(tiles, era.PjitSharding)
+    assert isinstance(era._UNSPECIFIED, era.PjitSharding | era.MeshSharding)
+    assert not isinstance(era._UNSPECIFIED, era.PjitShardingMinusUnspecified)
+    assert isinstance(era.AUTO, era.MeshShardingMinusUnspecified)
+    assert not isinstance(P("x"), era.PjitSharding | era.MeshSharding)
+
+
 def test_signatures_are_those_of_then():
     expected = {
         "_prepare_axis_resources": "axis_resources, arg_name, allow_unconstrained_dims",

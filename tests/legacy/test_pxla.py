@@ -81,6 +81,8 @@ def test_mappings_and_specs():
     back = pxla.array_mapping_to_axis_resources(OrderedDict(y=0, x=0, z=3))
     assert type(back) is P and back == (("y", "x"), None, None, "z")
     assert pxla._get_array_mapping(None) == {} == pxla._get_array_mapping(P(None))
+    assert isinstance(pxla._get_array_mapping(P("x")), pxla.ArrayMappingOrAutoOrUnspecified)
+    assert isinstance(pxla._get_array_mapping(pxla.AUTO), pxla.ArrayMappingOrAutoOrUnspecified)
     assert pxla.show_axes(["b", "a"]) == "`a`, `b`"
 
 
@@ -135,6 +137,7 @@ def test_makers_give_the_arrays_of_their_world():
     assert isinstance(made, pxla.ShardedDeviceArray)
     assert isinstance(xla.abstractify(made), xla.ShapedArray)
     assert xla.abstractify(made).shape == (2, 3)
+    assert isinstance(devices[0], xla.Device)
     assert xlashard.Array in xla.pytype_aval_mappings
 
 

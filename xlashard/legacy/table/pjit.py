@@ -11,7 +11,7 @@ _INNER = "xlashard makes programs in other steps than JAX did then"
 
 _WORKS = (
     ("with_sharding_constraint", "0.4.14", "jax.lax.with_sharding_constraint(x, sharding)"),
-    ("FROM_GDA", "0.4.7", "leave the argument's sharding out, or xlashard.FROM_GDA"),
+    ("FROM_GDA", "0.4.7", "xlashard.UNSPECIFIED"),
     ("_FromGdaSingleton", "0.4.7", "type(xlashard.FROM_GDA)"),
     ("_is_from_gda", "0.4.7", "x == xlashard.FROM_GDA"),
     ("_AUTOAxisResource", "0.4.7", "type(xlashard.AUTO)"),

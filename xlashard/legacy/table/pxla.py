@@ -13,7 +13,7 @@ _NO_SHARDED_JIT = "JAX has no sharded_jit any more, and what it was told is said
 _WORKS = (
     ("Mesh", "0.4.11", "jax.sharding.Mesh"),
     ("thread_resources", "0.8.2", "jax.sharding.get_mesh()"),
-    ("ResourceEnv", "0.4.9", "with jax.set_mesh(mesh):"),
+    ("ResourceEnv", "0.4.9", "with jax.set_mesh(mesh): ..."),
     ("EMPTY_ENV", "0.4.9", "jax.sharding.get_mesh()"),
     ("NamedSharding", "0.4.9", "jax.sharding.NamedSharding"),
     ("ShardingSpec", "0.4.9", "xlashard.ShardingSpec"),
