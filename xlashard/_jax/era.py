@@ -1,5 +1,6 @@
 """What programs of 2022 and 2023 reach for inside of JAX, where it is there today."""
 
+from collections.abc import Callable
 from typing import Any
 
 # Each of these two is imported by JAX only when it is asked for. The era's modules stand in place
@@ -31,3 +32,30 @@ compile_options: Any = get_compile_options
 def concrete_class(shown: type) -> Any:
     """The class whose instances JAX gives out for one that it shows: of arrays, that of handles."""
     return ArrayImpl if shown is jax.Array else shown
+
+
+def tell_when_set(flag: Any, told: Callable[[], None]) -> Callable[[], None]:
+    """Calls a function each time that a setting is given a value.
+
+    Args:
+        flag: The setting.
+        told: The function.
+
+    Returns:
+        Ends that.
+    """
+    before = flag._update_global_hook, flag._update_thread_local_hook
+
+    def then(hook: Callable[[Any], None] | None) -> Callable[[Any], None]:
+        def both(value: Any) -> None:
+            if hook is not None:
+                hook(value)
+            told()
+
+        return both
+
+    def end() -> None:
+        flag._update_global_hook, flag._update_thread_local_hook = before
+
+    flag._update_global_hook, flag._update_thread_local_hook = map(then, before)
+    return end

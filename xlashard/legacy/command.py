@@ -1,14 +1,20 @@
 """Reads the command line of `python -m xlashard.legacy`."""
 
+import atexit
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from xlashard._jax.coordination import process_index
 from xlashard.errors import ConfigError
 from xlashard.legacy.flags import config
 from xlashard.legacy.installing import INSTALLER
+from xlashard.legacy.report import json_of, show_report
 from xlashard.legacy.running import Program, run, why_missing
+from xlashard.legacy.uses import Recorder
 
 _USAGE = """\
 usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...
@@ -119,9 +125,34 @@ def main(words: Sequence[str]) -> int:
     if missing:
         print(f"error: {missing}", file=sys.stderr)
         return 1 if command.program.is_module else 2
-    INSTALLER.install()
+    if command.report:
+        recorder = Recorder()
+        # The last of all that the program leaves to be done at its end.
+        atexit.register(_write_report, recorder, command.report_file)
+        INSTALLER.install(recorder.listen)
+        recorder.start()
+    else:
+        INSTALLER.install()
     run(command.program)
     return 0
+
+
+def _write_report(recorder: Recorder, file: str) -> None:
+    recorder.end()
+    if not file:
+        show_report(recorder.uses(), sys.stderr)
+        return
+    try:
+        Path(_own_file(file)).write_text(json_of(recorder.uses()), encoding="utf-8")
+    except OSError as error:
+        print(f"error: no report, for {error.filename!r} can't be written", file=sys.stderr)
+
+
+def _own_file(file: str) -> str:
+    """The file of this process: in a pod each writes its own, `uses.1.json`."""
+    process = process_index()
+    stem, suffix = os.path.splitext(file)
+    return f"{stem}.{process}{suffix}" if process else file
 
 
 def _typed(name: str, value: str | bool) -> Any:

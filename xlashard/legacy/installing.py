@@ -204,12 +204,25 @@ class Installation:
 
     def _patch_class(self, owner: type, members: Members) -> None:
         for name, entry in members.entries.items():
-            self._change(owner, name, find(entry.source))
+            member = find(entry.source)
+            if self._listener is not None and isinstance(member, property):
+                member = _told_of(entry, member, self._listener)
+            self._change(owner, name, member)
 
     def _change(self, holder: Any, name: str, new: Any) -> None:
         with self._lock:
             if not self._ended:
                 self._changes.append(Change.make(holder, name, new))
+
+
+def _told_of(entry: Entry, member: property, listener: Listener) -> property:
+    """A property that says when it is read."""
+
+    def get(instance: Any) -> Any:
+        listener(entry, member, sys._getframe(1))
+        return member.__get__(instance)
+
+    return property(get, doc=member.__doc__)
 
 
 def _return_modules() -> None:
