@@ -1,0 +1,170 @@
+"""The era's names in JAX's modules: put there, taken away, and nothing else."""
+
+import importlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import pytest
+
+from xlashard import legacy
+from xlashard.legacy import installing
+from xlashard.legacy.stand_ins import find
+from xlashard.legacy.table import Entry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def names_of_jax() -> dict[str, list]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.legacy.names_of_jax"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("imported", ["xlashard", "xlashard.legacy"])
+def test_an_import_adds_no_name_to_jax_and_removes_none(names_of_jax, imported: str) -> None:
+    assert names_of_jax[f"by {imported}"] == []
+
+
+def test_installing_does(names_of_jax) -> None:
+    assert "the table of modules: jax.linear_util" in names_of_jax["installed"]
+    assert "config: jax_array" in names_of_jax["installed"]
+    assert all(names_of_jax["asked"])
+
+
+def test_twice_is_once(names_of_jax) -> None:
+    assert names_of_jax["twice"] == []
+
+
+def test_afterwards_jax_is_as_it_was_name_by_name(names_of_jax) -> None:
+    assert names_of_jax["after"] == []
+
+
+def test_what_was_imported_goes_on_working(names_of_jax) -> None:
+    assert names_of_jax["still works"] == [3, [3]]
+
+
+def test_modules_of_jax_get_those_of_today(names_of_jax) -> None:
+    assert names_of_jax["late module"] == [True, True]
+
+
+def test_a_with_statement() -> None:
+    with legacy.installed():
+        assert jax.tree_map(abs, [-1]) == [1]
+        with legacy.installed():
+            pass
+        assert jax.tree_map(abs, [-1]) == [1]
+    assert not hasattr(jax, "tree_map")
+
+
+def test_what_a_program_puts_there_stays() -> None:
+    try:
+        with legacy.installed():
+            jax.tree_map = str
+        assert jax.tree_map is str
+    finally:
+        del jax.tree_map
+
+
+def test_all_names_of_a_module() -> None:
+    with legacy.installed():
+        found: dict[str, object] = {}
+        exec("from jax.linear_util import *", found)
+        assert {"wrap_init", "transformation"} <= found.keys()
+        assert "linear_util" in dir(jax)
+        assert "wrap_init" in dir(importlib.import_module("jax.linear_util"))
+
+
+def test_many_threads() -> None:
+    start = threading.Barrier(8)
+    found = []
+
+    def use() -> None:
+        start.wait()
+        for _ in range(20):
+            installing.install()
+            found.append(jax.tree_map(abs, [-1]))
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    installing.uninstall()
+    assert found == [[1]] * 160
+    assert not hasattr(jax, "tree_map")
+
+
+def entry(name: str, source: str) -> Entry:
+    return Entry(name, "0.4.1", "works", source, "jax.numpy")
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    table = {
+        e.name: e
+        for e in (
+            entry("jax.tree_map", "jax.tree_util:tree_map"),
+            entry("jax.Array.no_such", "xlashard:no_such"),
+        )
+    }
+    before = dict(vars(jax))
+    with pytest.raises(AttributeError):
+        installing.Installation(table).start()
+    assert vars(jax) == before
+    assert not hasattr(jax.config, "jax_array")
+
+
+def test_a_module_in_place_of_one_of_today() -> None:
+    today = importlib.import_module("jax.experimental.pjit")
+    table = {
+        e.name: e
+        for e in (
+            entry("jax.experimental.pjit", "xlashard.legacy.era.trees"),
+            entry("jax.experimental.pjit.pjit", "xlashard:pjit"),
+            entry("jax.experimental.there.below", "xlashard.legacy.era.util"),
+            entry("jax.sharding.NamedSharding", "xlashard:NamedSharding"),
+        )
+    }
+    installation = installing.Installation(table)
+    installation.start()
+    try:
+        here = importlib.import_module("jax.experimental.pjit")
+        assert here.pjit is find("xlashard:pjit")
+        assert here.tree_multimap(abs, [-1]) == [1]
+        assert here is jax.experimental.pjit
+        asked_by_jax = {"__name__": "jax.tools.some", "here": here, "jax": jax}
+        assert eval("here.pjit", asked_by_jax) is today.pjit
+        assert eval("jax.sharding.NamedSharding", asked_by_jax) is jax.NamedSharding
+        assert jax.sharding.NamedSharding is find("xlashard:NamedSharding")
+        below = importlib.import_module("jax.experimental.there.below")
+        assert below.safe_zip([1], [2]) == [(1, 2)]
+        with pytest.raises(ImportError, match="no_such"):
+            exec("from jax.experimental.pjit import no_such")
+        with pytest.raises(AttributeError, match=r"'jax.experimental.there' has no attribute 'x'"):
+            _ = jax.experimental.there.x
+    finally:
+        installation.end()
+    assert importlib.import_module("jax.experimental.pjit") is today is jax.experimental.pjit
+    assert jax.sharding.NamedSharding is jax.NamedSharding
+    assert not hasattr(jax.experimental, "there")
+
+
+def test_members_of_classes() -> None:
+    table = {"jax.Device.self": entry("jax.Device.self", "operator:pos")}
+    installation = installing.Installation(table)
+    installation.start()
+    try:
+        assert "self" in dir(jax.devices()[0])
+    finally:
+        installation.end()
+    assert not hasattr(jax.Device, "self")
