@@ -56,10 +56,8 @@ jax.numpy.ones(3).block_until_ready()  # what JAX itself does at its first compu
 for name in ("jax.experimental.multihost_utils", "jax.experimental.pjit", "jax.extend.core"):
     importlib.import_module(name)
 before = names()
-import xlashard  # noqa: E402
 
 with_xlashard = names()
-import xlashard.legacy  # noqa: E402
 from xlashard.legacy import installing  # noqa: E402
 
 with_legacy = names()

@@ -8,15 +8,19 @@ from typing import Any
 import jax.core
 import jax.experimental.multihost_utils
 import jax.experimental.pjit
+import jax.extend.backend
 import jax.extend.core
 import jax.extend.linear_util
+import jax.extend.random
 from jax._src import core as inner_core
 from jax._src import linear_util as inner_functions
 from jax._src import util as inner_util
 from jax._src import xla_bridge as inner_bridge
 from jax._src.array import ArrayImpl
 from jax._src.compiler import get_compile_options
+from jax._src.lib import _jax as inner_extension
 from jax._src.lib import xla_client as inner_client
+from jax._src.random import prng as inner_prng
 
 # Modules, and not their names one by one: what a program reaches for is listed where it does so.
 core: Any = inner_core
@@ -26,6 +30,10 @@ linear_util: Any = inner_functions
 util: Any = inner_util
 xla_bridge: Any = inner_bridge
 xla_client: Any = inner_client
+xla_extension: Any = inner_extension
+generators: Any = jax.extend.random
+key_types: Any = inner_prng
+backend: Any = jax.extend.backend
 compile_options: Any = get_compile_options
 
 

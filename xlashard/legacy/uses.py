@@ -121,15 +121,16 @@ class Recorder:
                 for called in (self._called[place],)
             ]
 
-    def _call(self, code: CodeType, offset: int, function: Any, _: Any) -> Any:
+    def _call(self, code: CodeType, offset: int, function: Any, argument: Any) -> Any:
         """Python is about to call something somewhere."""
-        known = self._known.get(code.co_filename)
-        found = known and known.get(id(getattr(function, "__func__", function)))
+        known = self._known.get(code.co_filename, {})
+        found = known.get(id(getattr(function, "__func__", function)))
         line = _line_of_name(code, offset) if found else None
         if not found or line is None:
             # Python does not ask again about this place.
             return sys.monitoring.DISABLE
-        place = found[0].name, code.co_filename, line
+        entry, _ = found
+        place = entry.name, code.co_filename, line
         with self._lock:
             self._called[place] += 1
         return None

@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.era import generators
+
 
 class _KeyType(type):
     """Arrays of keys count as instances, and so do arrays of the words that keys consist of."""
@@ -37,6 +39,7 @@ class KeyArray(metaclass=_KeyType):
 
 
 PRNGKeyArray = KeyArray
+threefry_2x32 = generators.threefry_2x32
 
 
 def threefry2x32_key(seed: Any) -> jax.Array:

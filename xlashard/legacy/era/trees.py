@@ -21,3 +21,13 @@ def tree_multimap(
         A tree of the results.
     """
     return jax.tree.map(f, tree, *rest, is_leaf=is_leaf)
+
+
+def build_tree(treedef: Any, xs: Any) -> Any:
+    """A tree of a structure and a nesting of its leaves that has the same form.
+
+    Args:
+        treedef: The structure.
+        xs: The leaves.
+    """
+    return treedef.from_iterable_tree(xs)

@@ -1,5 +1,6 @@
 """One name of the era, and what is done about it."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,3 +28,16 @@ class Entry:
     source: str
     today: str
     note: str = ""
+
+
+def members(parent: str, gone: str, source: str, today: Mapping[str, str]) -> Iterator[Entry]:
+    """Entries of names of one module that went together and work as they did.
+
+    Args:
+        parent: The module.
+        gone: The release since which they are gone.
+        source: The module that they are taken from, where they have the same names.
+        today: What to write today, by name.
+    """
+    for name, code in today.items():
+        yield Entry(f"{parent}.{name}", gone, "works", f"{source}:{name}", code)

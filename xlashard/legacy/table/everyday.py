@@ -1,97 +1,174 @@
-"""Names that programs of the era use on every page: trees, keys, settings, backends."""
+"""Names that programs of the era use on every page: trees, keys, settings, backends, devices."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.table.entry import Entry, members
 
 _ERA = "xlashard.legacy.era"
+_API = f"{_ERA}.api"
+_BRIDGE = f"{_ERA}.xla_bridge"
+
+
+def _trees(*names: str) -> dict[str, str]:
+    return {name: f"jax.tree.{name.removeprefix('tree_')}" for name in names}
+
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry("jax.tree_map", "0.6.0", "works", "jax.tree_util:tree_map", "jax.tree.map"),
-    Entry("jax.tree_leaves", "0.4.6", "works", "jax.tree_util:tree_leaves", "jax.tree.leaves"),
-    Entry("jax.tree_flatten", "0.4.6", "works", "jax.tree_util:tree_flatten", "jax.tree.flatten"),
-    Entry(
-        "jax.tree_unflatten",
-        "0.4.6",
-        "works",
-        "jax.tree_util:tree_unflatten",
-        "jax.tree.unflatten",
+    *members(
+        "jax",
+        "0.6.0",
+        "jax.tree_util",
+        _trees(
+            *("tree_flatten", "tree_leaves", "tree_map", "tree_structure", "tree_transpose"),
+            *("tree_unflatten",),
+        ),
+    ),
+    *members("jax", "0.6.0", "jax.tree_util", {"treedef_is_leaf": "jax.tree_util.treedef_is_leaf"}),
+    *members("jax", "0.3.16", f"{_ERA}.trees", {"tree_multimap": "jax.tree.map"}),
+    *members("jax.tree_util", "0.3.16", f"{_ERA}.trees", {"tree_multimap": "jax.tree.map"}),
+    *members("jax.tree_util", "0.7.0", f"{_ERA}.trees", {"build_tree": "jax.tree.unflatten"}),
+    *members("jax", "0.4.14", "jax.core", {"ShapedArray": "jax.core.ShapedArray"}),
+    *members("jax", "0.4.14", _API, {"curry": "functools.partial"}),
+    *members("jax", "0.4.36", _API, {"clear_backends": "jax.extend.backend.clear_backends()"}),
+    *members(
+        "jax",
+        "0.10.0",
+        "xlashard",
+        {
+            "device_put_replicated": "jax.device_put(x, jax.NamedSharding(mesh, jax.P()))",
+            "device_put_sharded": "jax.device_put(stacked, jax.NamedSharding(mesh, jax.P('x')))",
+        },
     ),
     Entry(
-        "jax.tree_structure", "0.4.6", "works", "jax.tree_util:tree_structure", "jax.tree.structure"
+        "jax.xla_computation",
+        "0.4.34",
+        "refused",
+        f"{_API}:xla_computation",
+        "jax.jit(f).lower(x).compiler_ir('hlo')",
+        "functions are lowered by `jit` alone",
     ),
     Entry(
-        "jax.tree_transpose", "0.4.6", "works", "jax.tree_util:tree_transpose", "jax.tree.transpose"
+        "jax.soft_pmap", "0.3.25", "refused", f"{_API}:soft_pmap", "jax.vmap", "it went with xmap"
     ),
     Entry(
-        "jax.treedef_is_leaf",
-        "0.4.6",
-        "works",
-        "jax.tree_util:treedef_is_leaf",
-        "jax.tree_util.treedef_is_leaf",
+        "jax.mask",
+        "0.3.16",
+        "refused",
+        f"{_API}:mask",
+        "jax.numpy.where(valid, x, 0)",
+        "no function is rewritten for padded arrays any more",
     ),
-    Entry("jax.tree_multimap", "0.3.16", "works", f"{_ERA}.trees:tree_multimap", "jax.tree.map"),
+    Entry("jax.config", "0.4.25", "works", f"{_ERA}.config", "jax.config"),
+    *members("jax.config", "0.4.25", f"{_ERA}.config", {"config": "jax.config"}),
+    *members(
+        "jax.random",
+        "0.4.24",
+        f"{_ERA}.keys",
+        {
+            "KeyArray": "jax.Array",
+            "PRNGKeyArray": "jax.Array",
+            "rbg_key": "jax.random.key(seed, impl='rbg')",
+            "threefry2x32_key": "jax.random.key(seed, impl='threefry2x32')",
+            "threefry_2x32": "jax.extend.random.threefry_2x32",
+            "unsafe_rbg_key": "jax.random.key(seed, impl='unsafe_rbg')",
+        },
+    ),
+    *members(
+        "jax.random",
+        "0.4.31",
+        f"{_ERA}.keys",
+        {"shuffle": "jax.random.permutation(key, x, independent=True)"},
+    ),
+    Entry("jax.prng", "0.4.24", "works", f"{_ERA}.prng", "import jax.extend.random"),
+    *members(
+        "jax.prng",
+        "0.4.24",
+        f"{_ERA}.prng",
+        {
+            "PRNGKeyArray": "jax.Array",
+            "rbg_prng_impl": "jax.extend.random.rbg_prng_impl",
+            "seed_with_impl": "jax.extend.random.random_seed",
+            "threefry_2x32": "jax.extend.random.threefry_2x32",
+            "threefry_prng_impl": "jax.extend.random.threefry_prng_impl",
+            "unsafe_rbg_prng_impl": "jax.extend.random.unsafe_rbg_prng_impl",
+        },
+    ),
+    Entry("jax.lib.xla_bridge", "0.9.0", "works", _BRIDGE, "import jax.extend.backend"),
+    *members(
+        "jax.lib.xla_bridge",
+        "0.8.0",
+        _BRIDGE,
+        {
+            "default_backend": "jax.default_backend()",
+            "device_count": "jax.device_count()",
+            "devices": "jax.devices()",
+            "get_backend": "jax.extend.backend.get_backend",
+            "get_compile_options": "jax.extend.backend.get_compile_options",
+            "local_device_count": "jax.local_device_count()",
+            "local_devices": "jax.local_devices()",
+            "process_count": "jax.process_count()",
+            "process_index": "jax.process_index()",
+        },
+    ),
+    Entry("jax._src.lib.xla_bridge", "0.4.2", "works", _BRIDGE, "import jax.extend.backend"),
     Entry(
-        "jax.tree_util.tree_multimap",
+        "jax.lib.xla_client",
+        "0.9.0",
+        "differs",
+        "xlashard._jax.era:xla_client",
+        "import jax.extend.xla",
+        "it has what jaxlib has today",
+    ),
+    Entry(
+        "jax.lib.xla_extension",
+        "0.9.0",
+        "differs",
+        "xlashard._jax.era:xla_extension",
+        "import jax.extend.xla",
+        "it has what jaxlib has today",
+    ),
+    *members(
+        "jax.experimental",
+        "0.9.0",
+        f"{_ERA}.devices",
+        {"disable_x64": "jax.enable_x64(False)", "enable_x64": "jax.enable_x64(True)"},
+    ),
+    Entry(
+        "jax.experimental.loops",
+        "0.3.16",
+        "refused",
+        f"{_API}:loops",
+        "jax.lax.fori_loop",
+        "loops are functions of their state",
+    ),
+    Entry(
+        "jax.experimental.optimizers",
         "0.3.16",
         "works",
-        f"{_ERA}.trees:tree_multimap",
-        "jax.tree.map",
+        "jax.example_libraries.optimizers",
+        "import jax.example_libraries.optimizers",
     ),
-    Entry("jax.ShapedArray", "0.4.1", "works", "jax.core:ShapedArray", "jax.core.ShapedArray"),
     Entry(
-        "jax.abstract_arrays",
-        "0.4.16",
+        "jax.experimental.stax",
+        "0.3.16",
         "works",
-        f"{_ERA}.abstract_arrays",
-        "jax.core",
+        "jax.example_libraries.stax",
+        "import jax.example_libraries.stax",
     ),
+    *members("jax.ad_checkpoint", "0.10.0", "jax", {"checkpoint": "jax.checkpoint"}),
+    *members("jax.ad_checkpoint", "0.10.0", "jax", {"remat": "jax.checkpoint"}),
+    *members("jax.dlpack", "0.7.0", f"{_ERA}.devices", {"to_dlpack": "x.__dlpack__()"}),
     Entry(
-        "jax.abstract_arrays.ShapedArray",
-        "0.4.16",
-        "works",
-        f"{_ERA}.abstract_arrays:ShapedArray",
-        "jax.core.ShapedArray",
-    ),
-    Entry("jax.random.KeyArray", "0.4.24", "works", f"{_ERA}.keys:KeyArray", "jax.Array"),
-    Entry("jax.config", "0.4.25", "works", f"{_ERA}.config", "jax.config"),
-    Entry("jax.config.config", "0.4.25", "works", f"{_ERA}.config:config", "jax.config"),
-    Entry("jax.linear_util", "0.4.24", "works", f"{_ERA}.linear_util", "jax.extend.linear_util"),
-    Entry(
-        "jax.linear_util.wrap_init",
-        "0.4.24",
-        "works",
-        f"{_ERA}.linear_util:wrap_init",
-        "jax.extend.linear_util.wrap_init",
-    ),
-    Entry("jax.lib.xla_bridge", "0.8.0", "works", f"{_ERA}.xla_bridge", "jax.extend.backend"),
-    Entry(
-        "jax.lib.xla_bridge.get_backend",
-        "0.8.0",
-        "works",
-        f"{_ERA}.xla_bridge:get_backend",
-        "jax.extend.backend.get_backend",
-    ),
-    Entry("jax._src.lib.xla_bridge", "0.4.1", "works", f"{_ERA}.xla_bridge", "jax.extend.backend"),
-    Entry("jax.util", "0.8.0", "works", f"{_ERA}.util", "functools"),
-    Entry(
-        "jax.device_put_sharded",
-        "0.10.0",
-        "works",
-        "xlashard:device_put_sharded",
-        "jax.device_put(stacked, sharding)",
-    ),
-    Entry(
-        "jax.device_put_replicated",
-        "0.10.0",
-        "works",
-        "xlashard:device_put_replicated",
-        "jax.device_put(x, sharding)",
-    ),
-    Entry(
-        "jax.core.new_main",
+        "jax.Device.live_buffers",
         "0.4.36",
-        "refused",
-        f"{_ERA}.core:new_main",
-        "jax.extend.core.take_current_trace()",
-        "JAX keeps one trace at a time and no stack of them",
+        "differs",
+        f"{_ERA}.devices:live_buffers",
+        "jax.live_arrays()",
+        "arrays over several devices are not among them; jax.live_arrays() has all",
+    ),
+    Entry(
+        "jax.Device.__call__",
+        "0.4.27",
+        "works",
+        f"{_ERA}.devices:itself",
+        "x.device",
     ),
 )

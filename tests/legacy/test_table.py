@@ -1,0 +1,163 @@
+"""The table, entry by entry: what the installer installs, and what the page says."""
+
+import importlib
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.legacy.today import by_attributes, lost_names
+from tests.legacy.working import WORKING
+from xlashard import legacy
+from xlashard.errors import XlashardError
+from xlashard.legacy.stand_ins import StandIn
+from xlashard.legacy.table import Entry, areas, entries
+
+HERE = Path(__file__).parent
+TABLE = tuple(entries().values())
+IN_USE = [
+    line
+    for line in (HERE / "names_in_use.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+NOTHING = object()
+
+
+def name_of(entry: Entry) -> str:
+    return entry.name
+
+
+def found(name: str) -> object:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return by_attributes(name)
+    except (AttributeError, ImportError):
+        return NOTHING
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jax_before() -> Iterator[dict[str, object]]:
+    before = {entry.name: found(entry.name) for entry in TABLE}
+    yield before
+    after = {entry.name: found(entry.name) for entry in TABLE}
+    different = [
+        name
+        for name, value in before.items()
+        # Each look at a method of an object makes a new one.
+        if value is not after[name] and value != after[name]
+    ]
+    assert not different, f"left behind: {different}"
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with legacy.installed():
+        yield
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=name_of)
+def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: dict) -> None:
+    here = by_attributes(entry.name)
+    parent, _, name = entry.name.rpartition(".")
+    if ":" not in entry.source:
+        module = importlib.import_module(entry.name)
+        assert isinstance(module, StandIn)
+        assert here is module or entry.name == "jax.config"
+        return
+    if is_module(parent):
+        scope: dict[str, object] = {}
+        exec(f"from {parent} import {name} as it", scope)
+        assert scope["it"] is here or scope["it"] == here or parent == "jax.config"
+    before = jax_before[entry.name]
+    assert before is NOTHING or here is not before or entry.name in SAME_OBJECT
+
+
+# What the era's module has of today's own.
+SAME_OBJECT = frozenset({"jax.config.config"})
+
+
+def is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=name_of)
+def test_it_says_what_to_write_today(entry: Entry) -> None:
+    assert lost_names(entry.today) == []
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=name_of)
+def test_it_is_filled_in(entry: Entry) -> None:
+    assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
+    assert entry.name.startswith("jax.")
+    assert entry.treatment == "works" or entry.note
+    assert not entry.note.endswith(".")
+
+
+REFUSED = [entry for entry in TABLE if entry.treatment == "refused"]
+
+
+@pytest.mark.parametrize("entry", REFUSED, ids=name_of)
+def test_it_says_when_used_what_to_write(entry: Entry, installed: None) -> None:
+    refused = by_attributes(entry.name)
+    with pytest.raises(XlashardError) as caught:
+        refused()
+    assert entry.today in str(caught.value)
+    assert entry.name.rpartition(".")[2] in str(caught.value)
+
+
+OWN_AREAS = ("core", "everyday", "host_callback", "numpy")
+WORKS = [entry for area in OWN_AREAS for entry in areas()[area] if entry.treatment != "refused"]
+
+
+@pytest.mark.parametrize("entry", WORKS, ids=name_of)
+def test_it_works(entry: Entry, installed: None) -> None:
+    """By the line of `working.py` that uses it."""
+    code = WORKING[entry.name]
+    scope: dict[str, object] = {}
+    exec("import jax, importlib\nimport jax.numpy as jnp\nimport numpy as np", scope)
+    exec(code, scope)
+
+
+def test_every_line_is_of_an_entry() -> None:
+    assert WORKING.keys() == {entry.name for entry in WORKS}
+
+
+OTHERS = [
+    entry
+    for area, of_area in areas().items()
+    if area not in OWN_AREAS
+    for entry in of_area
+    if entry.treatment != "refused"
+]
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=name_of)
+def test_a_test_uses_it(entry: Entry, all_tests: str) -> None:
+    assert re.search(rf"\b{re.escape(entry.name.rpartition('.')[2])}\b", all_tests)
+
+
+@pytest.fixture(scope="module")
+def all_tests() -> str:
+    files = [path for path in HERE.rglob("*.py") if path.name != Path(__file__).name]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_every_name_that_programs_used_is_there(name: str, installed: None) -> None:
+    parts = name.split(".")
+    heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
+    assert name in entries() or heads & entries().keys(), "no entry is about it"
+    by_attributes(name)
+
+
+def test_today_is_read() -> None:
+    assert lost_names("jax.tree.map(f, jax.numpy.ones(3))") == []
+    assert lost_names("jax.tree.no_such(jax.P('x').no)") == ["jax.tree.no_such"]
+    assert lost_names("from jax.sharding import Mesh, no_such") == ["jax.sharding.no_such"]

@@ -1,0 +1,83 @@
+"""What `jax.numpy`, `jax.lax`, `jax.nn` and `jax.scipy` had besides today's names."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xlashard.legacy.refusals import Refusal
+
+NINF = -jnp.inf
+NZERO = -0.0
+PZERO = 0.0
+alltrue = jnp.all
+cumproduct = jnp.cumprod
+fix = jnp.trunc
+issubsctype = jnp.issubdtype
+normalize = jax.nn.standardize
+product = jnp.prod
+round_ = jnp.round
+row_stack = jnp.vstack
+sometrue = jnp.any
+trapz = jnp.trapezoid
+tril = jnp.tril
+triu = jnp.triu
+xeinsum = Refusal("jax.lax.xeinsum")
+zeros_like_array = jnp.zeros_like
+
+
+def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
+    """For each element of a flat array whether another array has it too.
+
+    Args:
+        ar1: The elements.
+        ar2: The other array.
+        assume_unique: Whether neither has an element twice.
+        invert: To say where it has not.
+    """
+    return jnp.isin(jnp.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
+
+
+def msort(a: Any) -> jax.Array:
+    """The elements sorted along the first dimension."""
+    return jnp.sort(a, axis=0)
+
+
+def tie_in(x: Any, y: Any) -> Any:
+    """The second argument: under today's tracing nothing has to be tied to an argument."""
+    return y
+
+
+class _Index:
+    """What stands in brackets, as a value."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+index = _Index()
+
+
+def index_update(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with other values at an index."""
+    return jnp.asarray(x).at[idx].set(y, **options)
+
+
+def index_add(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with values added at an index."""
+    return jnp.asarray(x).at[idx].add(y, **options)
+
+
+def index_mul(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array multiplied at an index."""
+    return jnp.asarray(x).at[idx].multiply(y, **options)
+
+
+def index_min(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with the smaller of its values and others at an index."""
+    return jnp.asarray(x).at[idx].min(y, **options)
+
+
+def index_max(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with the larger of its values and others at an index."""
+    return jnp.asarray(x).at[idx].max(y, **options)
