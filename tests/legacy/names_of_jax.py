@@ -1,4 +1,4 @@
-"""Run by itself: which names of JAX change when xlashard comes, and when the era's names come and go.
+"""Run by itself: which names of JAX change by xlashard, and when the era's names come and go.
 
 Prints what it found as JSON, of which `test_installing.py` says what it must be.
 """
@@ -83,7 +83,11 @@ installing.install()
 # A module of JAX that is loaded meanwhile takes what it imports from today's modules.
 late = importlib.import_module("jax.experimental.array_serialization.pytree_serialization")
 while_there = late.multihost_utils.sync_global_devices
+patched = importlib.import_module("jax.ad_checkpoint")
+patched_there = "checkpoint" in dir(patched) and callable(patched.checkpoint)
+replaced = importlib.import_module("jax.experimental.array_serialization.serialization")
 installing.uninstall()
+today = importlib.import_module(replaced.__name__)
 
 print(
     json.dumps(
@@ -95,9 +99,15 @@ print(
             "after": bound_methods_left_out(differences(bare, after, whole=True)),
             "asked": [bool(found) for found in asked],
             "still works": [imported.wrap_init(abs).call_wrapped(-3), asked[0](abs, [-3])],
-            "late module": [
+            "late modules": [
                 late.multihost_utils is sys.modules["jax.experimental.multihost_utils"],
                 while_there is late.multihost_utils.sync_global_devices,
+                patched_there,
+                not hasattr(patched, "checkpoint"),
+                today.__file__.startswith(jax.__path__[0]),
+                today is jax.experimental.array_serialization.serialization,
+                today is not replaced,
+                today.__spec__.loader is today.__loader__,
             ],
         }
     )

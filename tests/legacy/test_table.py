@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
-from tests.legacy.today import by_attributes, lost_names
+from tests.legacy.today import by_attributes, lost_names, resolve
 from tests.legacy.working import WORKING
 from xlashard import legacy
 from xlashard.errors import XlashardError
@@ -33,7 +34,7 @@ def found(name: str) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return by_attributes(name)
+            return resolve(name)
     except (AttributeError, ImportError):
         return NOTHING
 
@@ -60,8 +61,12 @@ def installed() -> Iterator[None]:
 
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
 def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: dict) -> None:
-    here = by_attributes(entry.name)
     parent, _, name = entry.name.rpartition(".")
+    if entry.name == "jax.config.config":
+        # The module has it, and not the object that `jax.config` is.
+        assert importlib.import_module(parent).config is jax.config
+        return
+    here = by_attributes(entry.name)
     if ":" not in entry.source:
         module = importlib.import_module(entry.name)
         assert isinstance(module, StandIn)
@@ -72,11 +77,7 @@ def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: d
         exec(f"from {parent} import {name} as it", scope)
         assert scope["it"] is here or scope["it"] == here or parent == "jax.config"
     before = jax_before[entry.name]
-    assert before is NOTHING or here is not before or entry.name in SAME_OBJECT
-
-
-# What the era's module has of today's own.
-SAME_OBJECT = frozenset({"jax.config.config"})
+    assert before is NOTHING or here is not before
 
 
 def is_module(name: str) -> bool:
@@ -97,7 +98,6 @@ def test_it_is_filled_in(entry: Entry) -> None:
     assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
     assert entry.name.startswith("jax.")
     assert entry.treatment == "works" or entry.note
-    assert not entry.note.endswith(".")
 
 
 REFUSED = [entry for entry in TABLE if entry.treatment == "refused"]
@@ -154,7 +154,8 @@ def test_every_name_that_programs_used_is_there(name: str, installed: None) -> N
     parts = name.split(".")
     heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
     assert name in entries() or heads & entries().keys(), "no entry is about it"
-    by_attributes(name)
+    if name != "jax.config.config":
+        by_attributes(name)
 
 
 def test_today_is_read() -> None:

@@ -2,69 +2,24 @@
 
 No file of JAX is touched. Modules that are gone are put into the module table, and so are modules
 of the era in place of those that are something else today; modules that only lack names get a
-`__getattr__` that knows those. What a name stands for is imported when somebody first asks for it.
+`__getattr__` that knows those. A module of JAX that nobody has imported yet is dealt with when
+somebody does, and what a name stands for is imported when somebody first asks for it.
 """
 
-import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from xlashard._jax.era import concrete_class
+from xlashard.legacy.arrivals import Arrivals, has_module
+from xlashard.legacy.changes import LACKING, Change
 from xlashard.legacy.flags import hide_flags, show_flags
 from xlashard.legacy.stand_ins import Listener, Members, StandIn, find
 from xlashard.legacy.table import Entry, entries
-
-_LACKING: Any = object()
-
-
-@dataclass(frozen=True)
-class Change:
-    """One attribute, or one entry of a dictionary, that was changed.
-
-    Attributes:
-        holder: The dictionary, or what has the attribute.
-        name: The key or the attribute.
-        old: What was there before, if anything.
-        new: What is there now, if anything.
-    """
-
-    holder: Any
-    name: str
-    old: Any
-    new: Any
-
-    @classmethod
-    def make(cls, holder: Any, name: str, new: Any) -> "Change":
-        """Makes a change, and remembers it."""
-        change = cls(holder, name, _get(holder, name), new)
-        _set(holder, name, new)
-        return change
-
-    def undo(self) -> None:
-        """Takes it back, unless somebody else has changed it since."""
-        if _get(self.holder, self.name) is self.new:
-            _set(self.holder, self.name, self.old)
-
-
-def _get(holder: Any, name: str) -> Any:
-    return (holder if isinstance(holder, dict) else vars(holder)).get(name, _LACKING)
-
-
-def _set(holder: Any, name: str, value: Any) -> None:
-    if isinstance(holder, dict):
-        if value is _LACKING:
-            holder.pop(name, None)
-        else:
-            holder[name] = value
-    elif value is _LACKING:
-        delattr(holder, name)
-    else:
-        setattr(holder, name, value)
 
 
 class Installation:
@@ -81,19 +36,21 @@ class Installation:
         self._lock = threading.RLock()
         self._ended = False
         self._changes: list[Change] = []
-        self._stand_ins: dict[str, StandIn] = {}
         self._own = _own_modules(table)
+        self._waiting: dict[str, Callable[[ModuleType], None]] = {}
+        self._arrivals = Arrivals(self._waiting)
 
     def start(self) -> None:
         """Puts the names in place; after an exception nothing has changed."""
         try:
             show_flags()
-            for name in sorted(self._own, key=lambda name: name.count("."), reverse=True):
-                self._stand_ins[name] = self._make_stand_in(name)
-            for name, module in self._stand_ins.items():
-                self._change(sys.modules, name, module)
-            for parent, members in self._members_of_parents().items():
-                self._patch(parent, members)
+            self._put_modules()
+            parents = {name.rpartition(".")[0] for name in self._table} - self._own
+            for parent in sorted(parents):
+                if not self._is_inside(parent):
+                    self._serve(parent)
+            if self._waiting:
+                sys.meta_path.insert(0, self._arrivals)
         except BaseException:
             self.end()
             raise
@@ -102,54 +59,43 @@ class Installation:
         """Takes them away; what a program has imported goes on working."""
         with self._lock:
             self._ended = True
+            if self._arrivals in sys.meta_path:
+                sys.meta_path.remove(self._arrivals)
             for change in reversed(self._changes):
                 change.undo()
             self._changes.clear()
         _return_modules()
         hide_flags()
 
-    def _make_stand_in(self, name: str) -> StandIn:
-        """The module of the era of that name; those below it are there already."""
-        today = _module(name)
-        members = Members(
-            name,
-            self._table.get(name),
-            self._entries_in(name),
-            self._children_of(name),
-            today and _getter(today),
-            self._listener,
+    def _put_modules(self) -> None:
+        """The era's modules, those that lie in others first."""
+        for name in sorted(self._own, key=lambda name: name.count("."), reverse=True):
+            today = sys.modules.get(name)
+            if today is None and has_module(name):
+                self._waiting[name] = partial(self._stand_in_place, name)
+            else:
+                self._stand_in_place(name, today)
+
+    def _stand_in_place(self, name: str, today: ModuleType | None) -> None:
+        members = self._members_of(name)
+        if today is not None:
+            members.behind = partial(getattr, today)
+        self._change(sys.modules, name, StandIn(members, today))
+
+    def _members_of(self, module: str) -> Members:
+        below = [name for name in self._table.keys() | self._own if _parent(name) == module]
+        return Members(
+            module,
+            whole=self._table.get(module),
+            entries={_last(name): self._table[name] for name in below if name not in self._own},
+            children={
+                _last(name): child
+                for name in below
+                for child in (sys.modules.get(name),)
+                if isinstance(child, StandIn)
+            },
+            listener=self._listener,
         )
-        return StandIn(members, today)
-
-    def _entries_in(self, module: str) -> dict[str, Entry]:
-        return {
-            name.rpartition(".")[2]: entry
-            for name, entry in self._table.items()
-            if name.rpartition(".")[0] == module and name not in self._own
-        }
-
-    def _children_of(self, module: str) -> dict[str, StandIn]:
-        return {
-            name.rpartition(".")[2]: child
-            for name, child in self._stand_ins.items()
-            if name.rpartition(".")[0] == module
-        }
-
-    def _members_of_parents(self) -> dict[str, Members]:
-        """What is to be served by each module of JAX, or class there, that stays as it is."""
-        parents = {name.rpartition(".")[0] for name in self._table} - self._own
-        return {
-            parent: Members(
-                parent,
-                None,
-                self._entries_in(parent),
-                self._children_of(parent),
-                None,
-                self._listener,
-            )
-            for parent in sorted(parents)
-            if not self._is_inside(parent)
-        }
 
     def _is_inside(self, parent: str) -> bool:
         """Whether it is something that the table puts there, or a member of it."""
@@ -157,35 +103,28 @@ class Installation:
         heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
         return not heads.isdisjoint(self._table.keys() | self._own)
 
-    def _patch(self, parent: str, members: Members) -> None:
-        module = _module(parent)
-        if module is not None:
-            self._patch_module(module, members)
+    def _serve(self, parent: str) -> None:
+        """Lets a module of JAX, or a class there, have the names that the table has of it."""
+        if parent in sys.modules:
+            self._patch(sys.modules[parent])
+        elif has_module(parent):
+            self._waiting[parent] = self._patch
         else:
-            home, _, owner = parent.rpartition(".")
-            self._patch_class(concrete_class(find(f"{home}:{owner}")), members)
+            owner = concrete_class(find(f"{_parent(parent)}:{_last(parent)}"))
+            for name, entry in self._members_of(parent).entries.items():
+                self._change(owner, name, self._told_of(entry, find(entry.source)))
 
-    def _patch_module(self, module: ModuleType, members: Members) -> None:
+    def _patch(self, module: ModuleType) -> None:
+        members = self._members_of(module.__name__)
         there = vars(module)
         for name in list(members.children):
             if not isinstance(there.get(name, module), ModuleType):
                 # `jax.config` is an object, beside the module that it was imported from.
                 del members.children[name]
         hidden = {name: there[name] for name in sorted(members.names()) if name in there}
-        before = there.get("__getattr__")
-
-        def behind(name: str) -> Any:
-            if name in hidden:
-                return hidden[name]
-            if before is None:
-                raise AttributeError(
-                    f"module {module.__name__!r} has no attribute {name!r}", name=name
-                )
-            return before(name)
-
-        members.behind = behind
+        members.behind = _behind(module, hidden)
         for name in hidden:
-            self._change(there, name, _LACKING)
+            self._change(there, name, LACKING)
         self._change(there, "__getattr__", self._member_function(there, members, hidden))
         if "__dir__" not in there:
             self._change(there, "__dir__", lambda: sorted({*there, *members.names()}))
@@ -193,21 +132,27 @@ class Installation:
     def _member_function(
         self, there: dict[str, Any], members: Members, hidden: Mapping[str, Any]
     ) -> Callable[[str], Any]:
+        new = members.names() - hidden.keys()
+
         def member(name: str) -> Any:
             value = members.get(name, sys._getframe(1))
-            new = name in members.entries or name in members.children
-            if new and name not in hidden and self._listener is None:
+            if name in new and self._listener is None:
                 self._change(there, name, value)
             return value
 
         return member
 
-    def _patch_class(self, owner: type, members: Members) -> None:
-        for name, entry in members.entries.items():
-            member = find(entry.source)
-            if self._listener is not None and isinstance(member, property):
-                member = _told_of(entry, member, self._listener)
-            self._change(owner, name, member)
+    def _told_of(self, entry: Entry, member: Any) -> Any:
+        """A member of a class; a property says to the listener when it is read."""
+        listener = self._listener
+        if listener is None or not isinstance(member, property):
+            return member
+
+        def get(instance: Any) -> Any:
+            listener(entry, member, sys._getframe(1))
+            return member.__get__(instance)
+
+        return property(get, doc=member.__doc__)
 
     def _change(self, holder: Any, name: str, new: Any) -> None:
         with self._lock:
@@ -215,14 +160,27 @@ class Installation:
                 self._changes.append(Change.make(holder, name, new))
 
 
-def _told_of(entry: Entry, member: property, listener: Listener) -> property:
-    """A property that says when it is read."""
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
-    def get(instance: Any) -> Any:
-        listener(entry, member, sys._getframe(1))
-        return member.__get__(instance)
 
-    return property(get, doc=member.__doc__)
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _behind(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], Any]:
+    """What a module gave before it got members of ours."""
+    before = vars(module).get("__getattr__")
+
+    def behind(name: str) -> Any:
+        if name in hidden:
+            return hidden[name]
+        if before is None:
+            message = f"module {module.__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name)
+        return before(name)
+
+    return behind
 
 
 def _return_modules() -> None:
@@ -235,24 +193,12 @@ def _return_modules() -> None:
                 setattr(module, key, value._today)
 
 
-def _module(name: str) -> ModuleType | None:
-    """A module of JAX; None if it has none of that name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-
-
-def _getter(module: ModuleType) -> Callable[[str], Any]:
-    return lambda name: getattr(module, name)
-
-
 def _own_modules(table: Mapping[str, Entry]) -> set[str]:
     """The modules that the table has entries of, and the packages that these need around them."""
     own = {name for name, entry in table.items() if ":" not in entry.source}
     parts = [name.split(".") for name in own]
     around = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
-    return own | {name for name in around - own if _module(name) is None}
+    return own | {name for name in around - own if not has_module(name)}
 
 
 class Installer:
@@ -292,6 +238,7 @@ def install() -> None:
     """Puts the names of 2022 and 2023 where programs import them from. Twice is once.
 
     Example:
+        >>> import jax
         >>> from xlashard.legacy import installing
         >>> installing.install()
         >>> jax.tree_map(lambda x: x + 1, {"w": 1})
@@ -316,8 +263,9 @@ def installed() -> Iterator[None]:
         >>> from xlashard import legacy
         >>> with legacy.installed():
         ...     from jax.experimental.maps import Mesh
-        >>> isinstance(Mesh(jax.devices()[:1], "x"), jax.sharding.Mesh)
-        True
+        >>> import jax, numpy as np
+        >>> Mesh(np.array(jax.devices()), ("data",)).axis_names
+        ('data',)
     """
     new = INSTALLER.install()
     try:

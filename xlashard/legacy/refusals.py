@@ -16,7 +16,7 @@ def refuse(name: str) -> NoReturn:
         RefusedError: Always.
     """
     entry = entries()[name]
-    raise RefusedError(f"{name} is gone: {entry.note}. Write: {entry.today}", name=name)
+    raise RefusedError(f"{name} is gone: {entry.note.rstrip('.')}. Write: {entry.today}", name=name)
 
 
 class Refusal:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import Any
 
+from xlashard.legacy.changes import LACKING
 from xlashard.legacy.table.entry import Entry
 
 type Listener = Callable[[Entry, Any, FrameType], None]
 """Is told of an entry that was asked for, what it is, and the frame that asked."""
-
-_LACKING = object()
 
 
 def find(source: str) -> Any:
@@ -65,7 +64,7 @@ class Members:
         if self.behind is not None and _is_of_jax(frame):
             return self.behind(name)
         value = self._find(name)
-        if value is not _LACKING:
+        if value is not LACKING:
             if self.listener is not None:
                 self._tell(self.listener, name, value, frame)
             return value
@@ -87,8 +86,8 @@ class Members:
         if name in self.entries:
             return find(self.entries[name].source)
         if self.whole is None or _is_private(name):
-            return _LACKING
-        return getattr(importlib.import_module(self.whole.source), name, _LACKING)
+            return LACKING
+        return getattr(importlib.import_module(self.whole.source), name, LACKING)
 
     def _tell(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
         entry = self.entries.get(name)
@@ -128,7 +127,11 @@ class StandIn(ModuleType):
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
         # What a program assigns, and what it has asked for, is kept in the dictionary as well.
         self.__dict__.update(_members=members, _today=today)
-        if members.children:
+        if today is not None:
+            self.__dict__.update(__spec__=today.__spec__)
+        if hasattr(today, "__path__"):
+            self.__dict__.update(__path__=today.__path__)
+        elif members.children:
             self.__dict__.update(__path__=[])
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@ from xlashard.legacy.era.keys import KeyArray
 PRNGImpl = key_types.PRNGImpl
 PRNGKeyArray = KeyArray
 rbg_prng_impl = generators.rbg_prng_impl
-seed_with_impl = generators.random_seed
+seed_with_impl = generators.seed_with_impl
 threefry2x32_p = generators.threefry2x32_p
 threefry_2x32 = generators.threefry_2x32
 threefry_prng_impl = generators.threefry_prng_impl

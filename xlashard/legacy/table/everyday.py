@@ -85,7 +85,7 @@ ENTRIES: tuple[Entry, ...] = (
         {
             "PRNGKeyArray": "jax.Array",
             "rbg_prng_impl": "jax.extend.random.rbg_prng_impl",
-            "seed_with_impl": "jax.extend.random.random_seed",
+            "seed_with_impl": "jax.extend.random.seed_with_impl",
             "threefry_2x32": "jax.extend.random.threefry_2x32",
             "threefry_prng_impl": "jax.extend.random.threefry_prng_impl",
             "unsafe_rbg_prng_impl": "jax.extend.random.unsafe_rbg_prng_impl",

@@ -8,14 +8,14 @@ ENTRIES: tuple[Entry, ...] = (
         gone="0.4.7",
         treatment="works",
         source="xlashard.legacy.flags:jax_array",
-        today="remove the flag: every array is a jax.Array",
+        today="isinstance(x, jax.Array)",
     ),
     Entry(
         name="jax.config.jax_parallel_functions_output_gda",
         gone="0.4.7",
         treatment="works",
         source="xlashard.legacy.flags:parallel_functions_output_gda",
-        today="remove the flag: results of jax.jit span all processes",
+        today="jax.jit(f, out_shardings=shardings)",
     ),
     Entry(
         name="jax.config.jax_pmap_no_rank_reduction",
@@ -25,7 +25,7 @@ ENTRIES: tuple[Entry, ...] = (
         today="xlashard.unstacked_shards(x)",
         note=(
             "True, which it is if nobody says otherwise, is what pmap does today. It can be set "
-            "to False, by which pmap's pieces don't lose their first dimension any more."
+            "to False, by which pmap's pieces don't lose their first dimension any more"
         ),
     ),
 )
