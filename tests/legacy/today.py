@@ -12,7 +12,7 @@ ROOTS = {"jax", "xlashard", "numpy", "functools", "graphlib", "optax", "orbax", 
 
 def lost_names(code: str) -> list[str]:
     """The names of packages in a piece of code that lead nowhere today."""
-    tree = ast.parse(code)
+    tree = ast.parse(f"{code} ..." if code.endswith(":") else code)
     return [name for name in _names(tree) if not leads_somewhere(name)]
 
 

@@ -40,7 +40,7 @@ CORE = {
     **_use(
         "jax.core",
         {
-            "Primitive": "p = Primitive('twice'); p.def_impl(lambda x: x * 2); assert p.bind(3) == 6",
+            "Primitive": "p = Primitive('minus'); p.def_impl(lambda x: -x);assert p.bind(3) == -3",
             "Literal": _JAXPR + "assert any(isinstance(v, Literal) for v in jaxpr.eqns[0].invars)",
             "Token": "assert isinstance(Token, type)",
             "AbstractToken": "assert AbstractToken().str_short()",
@@ -144,7 +144,7 @@ CORE = {
         "jax.util",
         {
             "HashableFunction": "f = lambda x: x;"
-            "assert HashableFunction(f, 'k') == HashableFunction(f, 'k') != HashableFunction(f, 'l')",
+            "assert HashableFunction(f, 1) == HashableFunction(f, 1) != HashableFunction(f, 2)",
             "as_hashable_function": "make = as_hashable_function(closure=('k',));"
             "f = lambda x: -x; assert make(f) == make(f) and make(f)(-1) == 1",
             "cache": "assert cache()(abs)(-1) == 1",
@@ -301,6 +301,51 @@ HOST_CALLBACK = {
     "try: jax.jit(lambda x: hcb.call(fail, x, result_shape=x))(1.0).block_until_ready()\n"
     "except hcb.CallbackException: pass\nelse: raise AssertionError",
     "jax.experimental.host_callback.barrier_wait": _HCB + "hcb.barrier_wait('here')",
+}
+
+_MESH = "mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))\n"
+_NAMED = _MESH + "sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))\n"
+_GDA_FILES = "jax.experimental.gda_serialization.serialization"
+
+# Names of other areas that no other test uses.
+REACHED_INTO = {
+    "jax._src.mesh.Mesh._local_to_global": _MESH
+    + "part = jax.core.ShapedArray((8, 4), np.dtype('float32'))\n"
+    "assert mesh._local_to_global({'x': 0}, part).shape == (8, 4)  # of one process",
+    "jax._src.mesh.Mesh._global_to_local": _MESH
+    + "whole = jax.core.ShapedArray((8, 4), np.dtype('float32'))\n"
+    "assert mesh._global_to_local({'x': 0}, whole).shape == (8, 4)  # of one process",
+    **_use(
+        "jax.experimental.pjit",
+        {
+            "PjitSharding": "from jax.experimental.pjit import OpShardingSharding\n"
+            "assert isinstance(OpShardingSharding.get_replicated(jax.devices()), PjitSharding)",
+            "PjitShardingMinusUnspecified": "from jax.experimental.pjit import _UNSPECIFIED\n"
+            "assert not isinstance(_UNSPECIFIED, PjitShardingMinusUnspecified)",
+            "MeshSharding": "from jax.experimental.pjit import _UNSPECIFIED\n"
+            "assert isinstance(_UNSPECIFIED, MeshSharding)",
+            "MeshShardingMinusUnspecified": "from jax.experimental.pjit import AUTO\n"
+            "assert isinstance(AUTO, MeshShardingMinusUnspecified)",
+        },
+    ),
+    **_use(
+        "jax.interpreters.pxla",
+        {
+            "ArrayMappingOrAutoOrUnspecified": "from collections import OrderedDict\n"
+            "assert isinstance(OrderedDict(x=0), ArrayMappingOrAutoOrUnspecified)",
+        },
+    ),
+    **_use(
+        _GDA_FILES,
+        {
+            "TS_CONTEXT": "assert 'file_io_concurrency' in str(TS_CONTEXT.spec.to_json())",
+            "estimate_read_memory_footprint": "import tensorstore as ts\n"
+            "t = ts.open({'driver': 'zarr', 'kvstore': 'memory://'}, create=True, dtype=ts.float32,"
+            " shape=[8, 4], chunk_layout=ts.ChunkLayout(chunk_shape=[4, 4])).result()\n"
+            "assert estimate_read_memory_footprint(t, ts.IndexDomain(shape=[2, 4])) == 64",
+            "BarrierTimeoutError": "assert issubclass(BarrierTimeoutError, Exception)",
+        },
+    ),
 }
 
 WORKING = {**CORE, **NUMPY, **EVERYDAY, **HOST_CALLBACK}

@@ -127,12 +127,11 @@ class StandIn(ModuleType):
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
         # What a program assigns, and what it has asked for, is kept in the dictionary as well.
         self.__dict__.update(_members=members, _today=today)
+        path = getattr(today, "__path__", None) or ([] if members.children else None)
+        if path is not None:
+            self.__dict__.update(__path__=path)
         if today is not None:
             self.__dict__.update(__spec__=today.__spec__)
-        if hasattr(today, "__path__"):
-            self.__dict__.update(__path__=today.__path__)
-        elif members.children:
-            self.__dict__.update(__path__=[])
 
     def __getattr__(self, name: str) -> Any:
         members = self._members
