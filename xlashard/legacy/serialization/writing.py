@@ -127,22 +127,25 @@ async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> No
             chunk_layout=plan.options.get("chunk_layout", CHUNK_LAYOUT),
             transaction=plan.options.get("transaction"),
         )
-        await all_of(_write(store, piece, plan, commits) for piece in plan.pieces)
+        writings = [_begin(store, piece, plan) for piece in plan.pieces]
+        if commits is None:
+            for writing in writings:
+                await writing.commit
+            return
+        commits += [Commit(writing.commit, plan.spec) for writing in writings]
+        for writing in writings:
+            # To await what is done already costs a turn of the loop, for each of many pieces.
+            if not writing.copy.done():
+                await writing.copy
     except XlashardError:
         raise
     except ValueError as error:
         raise unwritable(error, plan.spec) from None
 
 
-async def _write(store: Any, piece: _Piece, plan: _Plan, commits: list[Any] | None) -> None:
-    writing = store[piece.index].write(
-        np.asarray(piece.data), can_reference_source_data_indefinitely=plan.unchanging
-    )
-    if commits is None:
-        await writing.commit
-        return
-    commits.append(Commit(writing.commit, plan.spec))
-    await writing.copy
+def _begin(store: Any, piece: _Piece, plan: _Plan) -> Any:
+    data = np.asarray(piece.data)
+    return store[piece.index].write(data, can_reference_source_data_indefinitely=plan.unchanging)
 
 
 def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
@@ -201,7 +204,10 @@ def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> 
         >>> run_serialization([np.ones((2, 2)), np.zeros(2)], specs)
     """
     with short_tracebacks:
-        run_to_end(serialize_all(gdas, tensorstore_specs, None, {}))
+        commits: list[Commit] = []
+        run_to_end(serialize_all(gdas, tensorstore_specs, commits, {}))
+        for commit in commits:
+            commit.result()
 
 
 async def serialize_all(
