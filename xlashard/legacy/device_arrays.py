@@ -5,7 +5,6 @@ class it was made, so that arrays of today, which are of one class wherever they
 one or the other as well.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -168,7 +167,8 @@ class DeviceArray(_EraArray, metaclass=_OneDevice):
     """An array on one device of this process.
 
     Programs get instances where `jax_array` is off. `isinstance(x, DeviceArray)` holds for every
-    array on one device, also for those of today.
+    array on one device, also for those of today. `x.device` is its device; `x.device()`, as it was
+    then, may be written where the era's names are installed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -219,32 +219,23 @@ def _handle_of(x: Any) -> Any:
     return x._handle if isinstance(x, Holder) else x
 
 
-_MEMBERS = {
-    "device_buffer": property(device_buffer),
-    "device_buffers": property(device_buffers),
-    "sharding_spec": property(sharding_spec),
-    "indices": property(buffer_indices),
-    "one_replica_buffer_indices": property(one_replica_buffer_indices),
-    "to_py": to_py,
-}
+class MEMBERS:
+    """What arrays of today are given as long as programs of the era run.
 
-
-def _itself(device: Device) -> Device:
-    """What `x.device()` gives where `x.device` is the device already."""
-    return device
-
-
-def era_members() -> Iterator[tuple[type, str, Any]]:
-    """What arrays and devices of today lack that programs of the era ask them for.
-
-    Yields:
-        A class, a name, and what is to be put there as long as such programs run.
+    They pass for the classes of the era, so they must have the members of these.
     """
-    for owner in (Array, HandleType):
-        for name, member in _MEMBERS.items():
-            yield owner, name, member
-    # `x.device` was a method, and is a property now: called, the device gives itself.
-    yield type(jax.local_devices()[0]), "__call__", _itself
+
+    device_buffer = property(device_buffer)
+    device_buffers = property(device_buffers)
+    sharding_spec = property(sharding_spec)
+    indices = property(buffer_indices)
+    one_replica_buffer_indices = property(one_replica_buffer_indices)
+    to_py = to_py
+
+
+def device_itself(device: Device) -> Device:
+    """What a device gives when it is called: `x.device` was a method, and is a device now."""
+    return device
 
 
 class DeviceRow(tuple[Device, ...]):

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import Any
 
+import jax
+
 from xlashard._jax.shardings import AbstractMesh
-from xlashard._jax.shardings import Device as Device
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.specs import PartitionSpec
 
-type ArrayLike = Any
-"""What a callback gives: a NumPy array, a number, an array on any device."""
-
+Device = jax.Device
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 MeshAxes = PartitionSpec
