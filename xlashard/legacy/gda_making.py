@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard import Array, Mesh, NamedSharding
+from xlashard import Array, Mesh
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import dressed
 from xlashard.array.constructors import array_of_pieces
@@ -18,6 +18,7 @@ from xlashard.array.text import sharding_text
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.shards import Index, read_axes
 from xlashard.legacy.specs import PartitionSpec
+from xlashard.pjit.resources import named as named_sharding
 
 type Where = tuple[Sequence[int], Mesh, Any]
 """Global shape, mesh and mesh axes, as a caller gave them."""
@@ -39,9 +40,10 @@ def target_of(where: Where) -> Places:
             f"global_mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
             "Mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
         )
-    read_axes(mesh_axes)
+    if not isinstance(mesh_axes, PartitionSpec):
+        read_axes(mesh_axes)
     spec = PartitionSpec(*(mesh_axes or ()))
-    return places(as_shape(shape, "global_shape"), NamedSharding(mesh, spec.today))
+    return places(as_shape(shape, "global_shape"), named_sharding(mesh, spec.today))
 
 
 def of_buffers(where: Where, device_buffers: Any) -> Array:

@@ -1,27 +1,32 @@
 """Which part of a global array each device of a mesh holds, in the era's words."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
-from typing import Any
+from functools import cached_property, lru_cache, wraps
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from xlashard._jax.shardings import AbstractMesh
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.specs import PartitionSpec
 
-Device = jax.Device
+if TYPE_CHECKING:
+    from xlashard._jax.shardings import Device
+else:
+    Device = jax.Device
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 MeshAxes = PartitionSpec
 
-# The distinct shapes of a large parameter tree; each entry may be as long as a pod has devices.
-_MAPPINGS_KEPT = 1024
+type _ByDevice = dict[Device, Any] | _ByIdentity
+
+# Of the distinct shapes of a large parameter tree; each may be as long as a pod has devices.
+_MAPPINGS_KEPT = 128
 _SHAPES_KEPT = 4096
+_MESHES_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -49,23 +54,23 @@ class Shard:
 
 def get_shard_indices(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
-) -> dict[Device, Index]:
+) -> Mapping[Device, Index]:
     """The part of an array that each device of a mesh holds.
 
     Args:
         global_shape: Of the whole array, in elements.
-        global_mesh: A mesh; its devices may be anything that can be a key of a dict. Those of an
-            `AbstractMesh` are called by their positions, from 0.
+        global_mesh: A mesh; its devices may be made up. Those of an `AbstractMesh` are called by
+            their positions, from 0.
         mesh_axes: For each dimension None, the name of a mesh axis or a tuple of names: a
             `PartitionSpec` or a plain tuple.
 
     Returns:
-        One slice per dimension for every device, in the order of the mesh. A dimension that is not
-        cut is `slice(None)`.
+        One slice per dimension for every device, in the order of the mesh: a dict, if devices can
+        be its keys. A dimension that is not cut is `slice(None)`.
 
     Raises:
         GeometryError: The axes don't fit the mesh, or don't divide the shape.
-        ArgumentError: There is no mesh, or its devices can't be keys.
+        ArgumentError: There is no mesh.
 
     Example:
         >>> import jax
@@ -74,12 +79,12 @@ def get_shard_indices(
         (slice(4, 8, None), slice(None, None, None))
     """
     with short_tracebacks:
-        return dict(_indices(global_shape, global_mesh, mesh_axes))
+        return _indices(global_shape, global_mesh, mesh_axes).copy()
 
 
 def get_shard_indices_replica_ids(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
-) -> dict[Device, tuple[Index, int]]:
+) -> Mapping[Device, tuple[Index, int]]:
     """The part of an array that each device of a mesh holds, and which copy of it.
 
     Args:
@@ -92,7 +97,7 @@ def get_shard_indices_replica_ids(
 
     Raises:
         GeometryError: The axes don't fit the mesh, or don't divide the shape.
-        ArgumentError: There is no mesh, or its devices can't be keys.
+        ArgumentError: There is no mesh.
 
     Example:
         >>> import jax
@@ -101,7 +106,7 @@ def get_shard_indices_replica_ids(
         ((slice(0, 2, None),), 1)
     """
     with short_tracebacks:
-        return dict(_indices_replica_ids(global_shape, global_mesh, mesh_axes))
+        return _indices_replica_ids(global_shape, global_mesh, mesh_axes).copy()
 
 
 def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any) -> Shape:
@@ -126,30 +131,77 @@ def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: An
 
 def get_shard_indices_replica_ids_uncached(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
-) -> dict[Device, tuple[Index, int]]:
-    """`get_shard_indices_replica_ids`, worked out anew."""
-    tiling = _tiling(global_shape, global_mesh, mesh_axes)
-    places = zip(tiling.indices(global_shape), tiling.replica_ids().tolist(), strict=True)
-    return _by_device(global_mesh, places)
+) -> _ByDevice:
+    """`get_shard_indices_replica_ids`, worked out anew for this shape."""
+    dealt = _dealt(global_mesh, mesh_axes, len(global_shape))
+    return dealt.by_device(zip(dealt.indices(global_shape), dealt.copies, strict=True))
 
 
-def _indices_uncached(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> dict[Device, Index]:
-    return _by_device(mesh, _tiling(shape, mesh, mesh_axes).indices(shape))
+def _indices_uncached(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> _ByDevice:
+    dealt = _dealt(mesh, mesh_axes, len(shape))
+    return dealt.by_device(dealt.indices(shape))
 
 
 def _shard_shape_uncached(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> Shape:
-    return _tiling(shape, mesh, mesh_axes).shard_shape(shape)
+    grid, spec = _grid(mesh), read_axes(mesh_axes)
+    validate_spec(spec, grid, shape)
+    return Tiling.from_spec(grid, spec, len(shape)).shard_shape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Dealt:
+    """What axes mean on a mesh for arrays of one rank, whatever their shape."""
+
+    devices: Sequence[Device]
+    grid: MeshGrid
+    spec: Spec
+    tiling: Tiling
+
+    @cached_property
+    def copies(self) -> list[int]:
+        """The replica id of each device."""
+        return self.tiling.replica_ids().tolist()
+
+    def indices(self, shape: Sequence[int]) -> list[Index]:
+        """The index of each device."""
+        try:
+            return self.tiling.indices(shape)
+        except GeometryError:
+            validate_spec(self.spec, self.grid, shape)  # knows the axes by name
+            raise
+
+    @cached_property
+    def _mapping(self) -> Callable[[Iterable[tuple[Device, Any]]], _ByDevice]:
+        try:
+            set(self.devices)
+        except TypeError:
+            return _ByIdentity
+        return dict
+
+    def by_device(self, values: Iterable[Any]) -> _ByDevice:
+        """One value for each device."""
+        return self._mapping(zip(self.devices, values, strict=True))
+
+
+def _deal(mesh: Any, mesh_axes: Any, ndim: int) -> _Dealt:
+    grid, spec = _grid(mesh), read_axes(mesh_axes)
+    tiling = Tiling.from_spec(grid, spec, ndim)
+    if isinstance(mesh, AbstractMesh):
+        return _Dealt(range(grid.size), grid, spec, tiling)
+    return _Dealt(mesh.devices.ravel().tolist(), grid, spec, tiling)
 
 
 def _kept[T](size: int, work_out: Callable[[Any, Any, Any], T]) -> Callable[[Any, Any, Any], T]:
-    """A function of a shape, a mesh and axes that remembers its answers, where it can."""
+    """A function of three arguments that remembers its answers, where they have a hash."""
     remembered = lru_cache(maxsize=size)(work_out)
 
     @wraps(work_out)
-    def answer(shape: Any, mesh: Any, mesh_axes: Any) -> T:
-        with suppress(TypeError):  # a list, or a mesh of devices without a hash
-            return remembered(shape, mesh, mesh_axes)
-        return work_out(tuple(shape), mesh, mesh_axes)
+    def answer(first: Any, second: Any, third: Any) -> T:
+        try:
+            return remembered(first, second, third)
+        except TypeError:  # a list, or a mesh of devices without a hash
+            pass
+        return work_out(first, second, third)
 
     return answer
 
@@ -157,6 +209,7 @@ def _kept[T](size: int, work_out: Callable[[Any, Any, Any], T]) -> Callable[[Any
 _indices = _kept(_MAPPINGS_KEPT, _indices_uncached)
 _indices_replica_ids = _kept(_MAPPINGS_KEPT, get_shard_indices_replica_ids_uncached)
 _shard_shape = _kept(_SHAPES_KEPT, _shard_shape_uncached)
+_dealt = _kept(_MESHES_KEPT, _deal)
 
 
 def read_axes(mesh_axes: Any) -> Spec:
@@ -176,12 +229,6 @@ def read_axes(mesh_axes: Any) -> Spec:
     return parse_spec(mesh_axes, unconstrained=PartitionSpec.UNCONSTRAINED)
 
 
-def _tiling(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> Tiling:
-    grid, spec = _grid(mesh), read_axes(mesh_axes)
-    validate_spec(spec, grid, tuple(shape))
-    return Tiling.from_spec(grid, spec, len(shape))
-
-
 def _grid(mesh: Any) -> MeshGrid:
     """Names and sizes of anything with the face of a mesh."""
     if isinstance(mesh, AbstractMesh):
@@ -195,15 +242,20 @@ def _grid(mesh: Any) -> MeshGrid:
         ) from None
 
 
-def _by_device(mesh: Any, places: Iterable[Any]) -> dict[Device, Any]:
-    if isinstance(mesh, AbstractMesh):
-        return dict(enumerate(places))
-    try:
-        return dict(zip(mesh.devices.ravel().tolist(), places, strict=True))
-    except TypeError:
-        kind = type(mesh.devices.flat[0]).__name__
-        raise ArgumentError(
-            f"the devices of the mesh, of type {kind}, have no hash and can't be the keys of a "
-            "dict: give their class a __hash__, or ask for an AbstractMesh of the same axes, whose "
-            "devices are called by their positions"
-        ) from None
+class _ByIdentity(Mapping[Device, Any]):
+    """What belongs to made-up devices without a hash: each is found as the very object it is."""
+
+    def __init__(self, pairs: Iterable[tuple[Device, Any]]) -> None:
+        self._pairs = {id(device): (device, value) for device, value in pairs}
+
+    def __getitem__(self, device: Device) -> Any:
+        return self._pairs[id(device)][1]
+
+    def __iter__(self) -> Iterator[Device]:
+        return (device for device, _ in self._pairs.values())
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def copy(self) -> "_ByIdentity":
+        return self  # nothing changes it

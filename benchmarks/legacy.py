@@ -1,0 +1,132 @@
+"""The migration era: `GlobalDeviceArray`s made as they were in 2022, and as they are made here.
+
+The pods of these meshes are not there: their devices are made up, and only the indices and replica
+ids are worked out: of all of them, and of this process's eight, which is all that `from_callback`
+needs here, while the loops go through the whole pod. "kept" is a call with a shape, mesh and axes
+seen before.
+
+On the emulated devices of a CPU `from_callback` is the copying of 2,048 × 2,048 floats, once for
+each device that holds them. Here the pieces are always copied, for the callback may use its memory
+again; the loops share it with the callback where JAX can, unless the callback gives a copy.
+
+    python -m benchmarks.legacy [--rounds N] [--json PATH] [--strict]
+"""
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_COUNT = "--xla_force_host_platform_device_count"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if _COUNT not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from benchmarks._gda_loops import (  # noqa: E402
+    Index,
+    from_callback_in_loops,
+    indices_replica_ids_in_loops,
+)
+from benchmarks._measure import Options, Report, interleave, read_options  # noqa: E402
+from xlashard import Mesh, NamedSharding, P  # noqa: E402
+from xlashard.legacy import GlobalDeviceArray, shards  # noqa: E402
+from xlashard.legacy.gda_making import target_of  # noqa: E402
+
+SHAPE = (2048, 2048)
+OWN = 8
+PODS = (8, 64, 512, 2048)
+SPECS = {"every device its own tile": P("x", "y"), "copies along y": P("x")}
+
+
+@dataclass(frozen=True, eq=False)
+class FakeDevice:
+    """A device of a pod that is not there: hashed by identity, as real ones are."""
+
+    id: int
+    process_index: int
+    platform: str = "tpu"
+
+
+def fake_mesh(count: int) -> Mesh:
+    """A mesh of as many made-up devices, four along `y`."""
+    devices = np.array([FakeDevice(n, process_index=n // OWN) for n in range(count)], dtype=object)
+    return Mesh(devices.reshape(count // 4, 4), ("x", "y"))
+
+
+def index_maths(count: int, spec: P) -> dict[str, Callable[[], object]]:
+    """The ways to index and replica id of every device of a pod."""
+    mesh, axes = fake_mesh(count), tuple(spec)
+    kept = functools.lru_cache(indices_replica_ids_in_loops)
+    uncached = shards.get_shard_indices_replica_ids_uncached
+    wanted = indices_replica_ids_in_loops(SHAPE, mesh, axes)
+    assert shards.get_shard_indices_replica_ids(SHAPE, mesh, axes) == wanted
+    # A shape that nobody has seen before in every call.
+    shapes = ((2048 * n, 2048) for n in itertools.count(1))
+    return {
+        "loops": lambda: indices_replica_ids_in_loops(next(shapes), mesh, axes),
+        "xlashard": lambda: uncached(next(shapes), mesh, axes),
+        f"xlashard, own {OWN}": lambda: own_indices(next(shapes), mesh, spec),
+        "loops, kept": lambda: kept(SHAPE, mesh, axes),
+        "xlashard, kept": lambda: shards.get_shard_indices_replica_ids(SHAPE, mesh, axes),
+    }
+
+
+def own_indices(shape: tuple[int, ...], mesh: Mesh, spec: P) -> object:
+    """What `from_callback` works out before it calls back."""
+    return target_of((shape, mesh, spec)).indices
+
+
+def from_callback(spec: P) -> dict[str, Callable[[], object]]:
+    """The ways to an array on the eight devices that are there."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
+    sharding = NamedSharding(mesh, spec).twin()
+    whole = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+
+    def in_loops(data_callback: Callable[[Index], np.ndarray]) -> object:
+        return from_callback_in_loops(SHAPE, sharding, data_callback).block_until_ready()
+
+    def here() -> object:
+        made = GlobalDeviceArray.from_callback(SHAPE, mesh, spec, whole.__getitem__)
+        return made.block_until_ready()
+
+    return {
+        "loops": lambda: in_loops(lambda index: whole[index].copy()),
+        "loops that share memory": lambda: in_loops(whole.__getitem__),
+        "xlashard": here,
+    }
+
+
+def construction(report: Report, options: Options) -> None:
+    """Making `GlobalDeviceArray`s of 2,048 × 2,048."""
+    goals = {"xlashard": 0.2, "xlashard, kept": 0.2}
+    for count in PODS:
+        for what, spec in SPECS.items():
+            report.add(
+                f"indices and replica ids, {count:,} devices, {what}",
+                interleave(index_maths(count, spec), rounds=options.rounds),
+                baseline="loops",
+                goals=goals | ({f"xlashard, own {OWN}": 0.2} if count > 64 else {}),
+            )
+    for what, spec in SPECS.items():
+        report.add(
+            f"from_callback on 8 devices, {what}",
+            interleave(from_callback(spec), rounds=options.rounds, inner=1),
+            baseline="loops",
+        )
+
+
+def main() -> int:
+    """Runs all comparisons; the exit status is 1 with `--strict` and a missed goal."""
+    options = read_options(__doc__ or "", rounds=15)
+    report = Report("legacy")
+    construction(report, options)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
