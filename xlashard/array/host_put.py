@@ -291,6 +291,12 @@ def put_on(
 def gather_pieces(pieces: list[Any], dtype: Any, target: Places) -> Handle:
     """One handle of staged pieces, one per device of this process in order."""
     aval = target.aval(dtype)
-    if any(isinstance(piece, np.ndarray) for piece in pieces):
-        return put(aval, target.twin, pieces, target.devices, alias=True)
-    return assemble(aval, target.twin, pieces)
+    if not any(isinstance(piece, np.ndarray) for piece in pieces):
+        return assemble(aval, target.twin, pieces)
+    if target.tiling.is_replicated and any(piece is not pieces[0] for piece in pieces):
+        # jaxlib would put the first on every device; a caller who made others wants those there.
+        kind = target.sharding.memory_kind
+        where = zip(target.devices, pieces, strict=True)
+        alone = [put_on(device, piece, memory_kind=kind, alias=True) for device, piece in where]
+        return assemble(aval, target.twin, alone)
+    return put(aval, target.twin, pieces, target.devices, alias=True)

@@ -59,7 +59,7 @@ def device_buffers(x: Any) -> list[Any]:
     sharding = x.sharding
     if isinstance(sharding, _TodaysPmapSharding) and sharding.sharding_spec.unstacked_dims:
         spec = sharding.sharding_spec
-        shape = without_dims(spec.shard_shape(x.shape), spec.unstacked_dims)
+        shape = without_dims(sharding.shard_shape(x.shape), spec.unstacked_dims)
         buffers = [in_shape(buffer, shape) for buffer in buffers]
     return [as_device_array(buffer) for buffer in buffers]
 
