@@ -52,7 +52,8 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         Raises:
             ArgumentError: It is a tracer, a key array, or no array of JAX.
         """
-        if issubclass(type(x), cls):  # a derived class may answer `isinstance` otherwise
+        # By its type too, for a derived class may answer `isinstance` otherwise.
+        if isinstance(x, cls) and issubclass(type(x), cls):
             return x
         if type(x) is not HandleType:
             raise ArgumentError(

@@ -19,7 +19,6 @@ from xlashard.array.buffer_shape import in_shape
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.sharding_spec import without_dims
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
 from xlashard.sharding import from_jax
 
@@ -59,7 +58,7 @@ def device_buffers(x: Any) -> list[Any]:
     sharding = x.sharding
     if isinstance(sharding, _TodaysPmapSharding) and sharding.sharding_spec.unstacked_dims:
         spec = sharding.sharding_spec
-        shape = without_dims(sharding.shard_shape(x.shape), spec.unstacked_dims)
+        shape = spec.shard_shape(x.shape)
         buffers = [in_shape(buffer, shape) for buffer in buffers]
     return [as_device_array(buffer) for buffer in buffers]
 

@@ -1,0 +1,14 @@
+"""`GlobalDeviceArray`s over two processes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_many
+
+
+@pytest.mark.slow
+def test_arrays_of_which_each_process_holds_a_part(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("pod_gda.py")
+    for output in run_many(script, 2, 4, str(tmp_path)):
+        assert "all as it should be" in output, output
