@@ -112,8 +112,11 @@ def replicated_keys() -> None:
         for key in (jax.random.PRNGKey(0), np.asarray(jax.random.PRNGKey(0))):
             out = f(key, state)
             assert type(out) is GlobalDeviceArray
-        bound = jax.device_put(jax.random.PRNGKey(0), jax.local_devices()[0])
-        np.testing.assert_array_equal(f(bound, state).local_data(0), out.local_data(0))
+        here = jax.sharding.NamedSharding(MESH.local_mesh, P())
+        for place in (jax.local_devices()[-1], here):
+            for key in (jax.random.PRNGKey(0), jax.random.key(0)):
+                again = f(jax.device_put(key, place), state)
+                np.testing.assert_array_equal(again.local_data(0), out.local_data(0))
 
 
 def scattered() -> None:

@@ -228,6 +228,8 @@ def test_stages_belong_to_the_world_they_were_made_in(mesh: Any) -> None:
             for _ in range(2):
                 assert type(compiled(X)) is kind
             assert type(traced(X)) is kind
+            data = compiled.serialize()
+            assert np.array_equal(type(compiled).deserialize(data)(X), X * 2)
         with off():
             compiled = f.lower(x).compile()
             elsewhere = legacy.pjit(lambda x: x, P("y"), P("y"))(X)
@@ -266,11 +268,11 @@ def test_the_face_of_a_function(mesh: Any) -> None:
     assert (step.__name__, step.__doc__) == ("step", "Doubles.")
     assert step.__wrapped__(2) == 4
     assert step._cache_size() == 2
+    assert "jax_array" in str(xlashard.explain_recompile(step))
     step.clear_cache()
     assert step._cache_size() == 0
     with mesh, off():
         np.testing.assert_array_equal(step(X), X * 2)
-    assert len(xlashard.explain_recompile(step).explanations) >= 1
     with pytest.raises(ResourceError, match="in_axis_resources and in_shardings"):
         legacy.pjit(lambda x: x, P("x"), None, in_shardings=P("x"))
 

@@ -34,7 +34,7 @@ def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
 
 def test_without_a_word_it_is_the_world_of_arrays() -> None:
     assert legacy.world_in_force() == legacy.World(jax_array=True, output_gda=False)
-    assert config.jax_pmap_no_rank_reduction is True
+    assert config.jax_pmap_no_rank_reduction is False
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_jax_config_shows_them_between_show_and_hide() -> None:
     legacy.show_flags()
     try:
         legacy.show_flags()
-        assert [getattr(jax.config, name) for name in NAMES] == [True, False, True]
+        assert [getattr(jax.config, name) for name in NAMES] == [True, False, False]
         assert set(NAMES) <= set(jax.config.values)
         with legacy.jax_array(False):
             assert jax.config.jax_array is False

@@ -31,10 +31,16 @@ def changed_settings(before: Any, after: Any) -> list[tuple[str, Any, Any]]:
 
     The mesh in force is none of them.
     """
-    names = (*config.trace_context_names(), "jax_use_shardy_partitioner")
-    pairs = zip(names, (*before[0], before[1]), (*after[0], after[1]), strict=False)
-    found = {name: (a, b) for name, a, b in pairs if name not in _MESHES and a != b}
-    return [(name, a, b) for name, (a, b) in found.items()]
+    said, says = _by_name(before), _by_name(after)
+    # One that was made in between is in one of them.
+    both = [name for name in says if name in said and name not in _MESHES]
+    return [(name, said[name], says[name]) for name in both if said[name] != says[name]]
+
+
+def _by_name(context: Any) -> dict[str, Any]:
+    settings, shardy = context
+    named = zip(config.trace_context_names(), settings, strict=False)
+    return {**dict(named), "jax_use_shardy_partitioner": shardy}
 
 
 def calling_line() -> tuple[str, int]:

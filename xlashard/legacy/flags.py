@@ -4,7 +4,7 @@
 |---|---|---|
 | `jax_array` | True | all arrays are `jax.Array`s, and all values of `pjit` are global |
 | `jax_parallel_functions_output_gda` | False | without `jax_array`: results are global arrays |
-| `jax_pmap_no_rank_reduction` | True | the pieces of what `pmap` gives keep all dimensions |
+| `jax_pmap_no_rank_reduction` | False | buffers of arrays of the era's `pmap` keep its dimension |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
 | `jax_distributed_debug` | JAX's own | each run of a program over many devices is logged |
 
@@ -61,8 +61,8 @@ parallel_functions_output_gda = _flag(
 )
 pmap_no_rank_reduction = _flag(
     "jax_pmap_no_rank_reduction",
-    True,
-    "The pieces of what pmap gives have as many dimensions as the whole.",
+    False,
+    "Buffers of arrays with a PmapSharding keep the dimension that pmap dealt out.",
 )
 enable_checks = legacy_flags.own_flag("jax_enable_checks")
 distributed_debug = legacy_flags.own_flag("jax_distributed_debug")

@@ -15,6 +15,7 @@ from xlashard._jax.tracing import abstractify
 from xlashard._jax.transfer import assemble, split
 from xlashard.array import Array, device_put, make_array_from_single_device_arrays
 from xlashard.array.handles import wrap_result
+from xlashard.array.keys import is_key_array, key_handle, keys_over
 from xlashard.array.moving import at_path
 from xlashard.array.placement import places
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
@@ -162,8 +163,13 @@ class HostLocal:
 
     def _everywhere(self, value: Any) -> Any:
         """A value that every process has, on all devices of the mesh, however they lie in it."""
-        sharding = NamedSharding(self._mesh, _REPLICATED)
-        here = [device_put(value, device) for device in self._mesh.local_devices]
+        if is_key_array(value):
+            return keys_over(self._everywhere(key_handle(value)).to_jax(), value)
+        sharding, devices = NamedSharding(self._mesh, _REPLICATED), self._mesh.local_devices
+        if value.is_fully_replicated and value.devices() == set(devices):
+            here = [shard.data for shard in value.addressable_shards]
+        else:
+            here = [device_put(value, device) for device in devices]
         return make_array_from_single_device_arrays(here[0].shape, sharding, here)
 
     def _lifted_type(self, value: Any, spec: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ from xlashard.errors import ResourceError
 from xlashard.legacy.host_local import HostLocal
 from xlashard.legacy.positional import PositionalSemantics, semantics_in_force
 from xlashard.legacy.world_function import WorldFunction, check_specified
-from xlashard.legacy.world_stages import EraTraced
+from xlashard.legacy.world_stages import Traced
 from xlashard.legacy.worlds import World, world_in_force
+from xlashard.pjit import stages
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.options import (
     DonationMode,
@@ -24,7 +26,6 @@ from xlashard.pjit.options import (
     read_options,
 )
 from xlashard.pjit.resources import UNSPECIFIED
-from xlashard.pjit.stages import Lowered, Traced, trace_call
 from xlashard.sharding import Mesh
 
 
@@ -232,17 +233,18 @@ class _Edge:
         return self.host_local.lower(self._call(*self.host_local.lift(args)))
 
 
+@lru_cache(maxsize=64)
 def _is_here(mesh: Mesh) -> bool:
     me = jax.process_index()
     return jax.process_count() == 1 or all(d.process_index == me for d in mesh.devices.flat)
 
 
 def _dispatched(function: EraFunction) -> Any:
-    def trace(*args: Any, **kwargs: Any) -> Traced:
+    def trace(*args: Any, **kwargs: Any) -> stages.Traced:
         with short_tracebacks:
             return _traced(function, args, kwargs)
 
-    def lower(*args: Any, _global_avals: bool = False, **kwargs: Any) -> Lowered:
+    def lower(*args: Any, _global_avals: bool = False, **kwargs: Any) -> stages.Lowered:
         with short_tracebacks:
             return _traced(function, args, kwargs, global_avals=_global_avals).lower()
 
@@ -260,14 +262,14 @@ def _traced(
     kwargs: dict[str, Any],
     *,
     global_avals: bool = False,
-) -> Traced:
+) -> stages.Traced:
     """The function traced in its world, for this process's parts or for global shapes."""
     chosen = function.in_force()
     mesh = chosen.admit(kwargs, global_avals=global_avals)
     if chosen.world.jax_array:
-        return trace_call(chosen, args, kwargs)
+        return stages.trace_call(chosen, args, kwargs)
     edge = None if global_avals else function.edge(chosen, mesh)
     if edge is None:
-        return EraTraced(chosen, chosen.trace(args, kwargs), None)
+        return Traced(chosen, chosen.trace(args, kwargs), None)
     args = edge.host_local.lift_types(args)
-    return EraTraced(chosen, chosen.trace(args, kwargs), edge.host_local)
+    return Traced(chosen, chosen.trace(args, kwargs), edge.host_local)

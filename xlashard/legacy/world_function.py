@@ -110,9 +110,10 @@ class WorldFunction(Function):
         every = zip(call.values, found, resources, call.in_shardings, strict=True)
         for value, argument, resource, said in every:
             if not is_global(value):
-                if isinstance(resource.given, FromGda):
+                if not isinstance(resource.given, FromGda):
+                    argument = argument.unbound()
+                elif not isinstance(value, jax.ShapeDtypeStruct):
                     raise ResourceError(_from_what(value, argument.path), path=argument.path)
-                argument = argument.unbound()
             elif is_gda(value) and said is not None:
                 _check_partitioning(argument, said)
             out.append(argument)

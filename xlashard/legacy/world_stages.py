@@ -14,14 +14,13 @@ from xlashard._jax.tracing import abstractify
 from xlashard.legacy.host_local import HostLocal
 from xlashard.legacy.kinds import is_global
 from xlashard.legacy.world_function import WorldFunction
+from xlashard.pjit import compiled, stages
 from xlashard.pjit.call import Call
-from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.stages import Lowered, Traced
 
 
-class EraTraced(Traced):
+class Traced(stages.Traced):
     """A function after tracing.
 
     Args:
@@ -52,10 +51,12 @@ class EraTraced(Traced):
     def lower(self, **options: Any) -> Any:
         """Chooses the place and writes the module, as `xlashard.pjit` does."""
         lowered = super().lower(**options)
-        return EraLowered(lowered, self._host_local) if isinstance(lowered, Lowered) else lowered
+        if not isinstance(lowered, stages.Lowered):
+            return lowered  # by JAX itself, for its jax.export
+        return Lowered(lowered, self._host_local)
 
 
-class EraLowered(Lowered):
+class Lowered(stages.Lowered):
     """A module whose program will be called as the era called it.
 
     Args:
@@ -63,7 +64,7 @@ class EraLowered(Lowered):
         host_local: Where this process's parts become global; None if they are so already.
     """
 
-    def __init__(self, lowered: Lowered, host_local: HostLocal | None) -> None:
+    def __init__(self, lowered: stages.Lowered, host_local: HostLocal | None) -> None:
         parts = lowered._order, lowered._interface, lowered._program, lowered._platform
         super().__init__(lowered._traced, *parts)
         self._host_local = host_local
@@ -74,13 +75,13 @@ class EraLowered(Lowered):
         compiler_options: Mapping[str, Any] | None = None,
         *,
         share_binary: bool | None = None,
-    ) -> "EraCompiled":
+    ) -> "Compiled":
         """Compiles the module, as `xlashard.pjit` does."""
-        compiled = super().compile(compiler_options, share_binary=share_binary)
-        return EraCompiled(compiled._face, compiled._prepared, compiled._body, self._host_local)
+        made = super().compile(compiler_options, share_binary=share_binary)
+        return Compiled(made._face, made._prepared, made._body, self._host_local)
 
 
-class EraCompiled(Compiled):
+class Compiled(compiled.Compiled):
     """A program whose arguments go where it takes them, but for global arrays, which must be there.
 
     Args:

@@ -24,8 +24,9 @@ ENTRIES: tuple[Entry, ...] = (
         source="xlashard.legacy.flags:pmap_no_rank_reduction",
         today="xlashard.unstacked_shards(x)",
         note=(
-            "True, which it is if nobody says otherwise, is what pmap does today. It can be set "
-            "to False, by which pmap's pieces don't lose their first dimension any more"
+            "It says whether device_buffers of arrays with a PmapSharding keep the dimension that "
+            "was dealt out, of size 1. What today's pmap gives has no such sharding, and keeps it "
+            "in any case"
         ),
     ),
 )
