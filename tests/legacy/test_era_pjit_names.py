@@ -8,7 +8,7 @@ from collections import OrderedDict
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
@@ -93,6 +93,7 @@ def test_array_mappings_are_ordered():
 AXES = st.lists(st.sampled_from("xyz"), unique=True, max_size=3)
 
 
+@settings(max_examples=25)
 @given(AXES, st.lists(st.integers(0, 2), min_size=3, max_size=3), st.booleans())
 def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
     """Every spec on a mesh, through both forms of tiles, to a spec that says the same."""
@@ -112,6 +113,7 @@ def test_a_spec_comes_back_from_xlas_sharding(axes, dims, listed):
     assert type(era._get_partition_spec([parsed])[0]) is P
 
 
+@settings(max_examples=25)
 @given(st.permutations(range(3)), st.lists(st.integers(1, 4), min_size=3, max_size=3))
 def test_axis_order_comes_back_from_an_assignment(order, sizes):
     names = OrderedDict(zip("abc", sizes, strict=True))

@@ -95,6 +95,14 @@ def test_meshes_of_fake_devices(kind):
     assert copied.axis_names == ("x", "y") and copied.devices.tolist() == devices.tolist()
 
 
+def test_nothing_is_computed_on_fake_devices():
+    with maps.Mesh(fake_devices(FrozenDevice), ("x", "y")):
+        double = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=None)
+        for use in (double, double.lower, lambda x: xlashard.device_put(x, P("x"))):
+            with pytest.raises(MeshError, match="stands on FrozenDevices, which are no devices"):
+                use(f32(8, 4))
+
+
 def test_local_parts_of_meshes_of_devices_without_a_hash():
     fake = maps.Mesh(fake_devices(FakeDevice, processes=2), ("x", "y"))
     assert fake.is_multi_process

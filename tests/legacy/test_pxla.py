@@ -6,7 +6,7 @@ from collections import OrderedDict
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
@@ -32,6 +32,7 @@ AXES = st.permutations("xyz").flatmap(
 )
 
 
+@settings(max_examples=25)
 @given(AXES)
 def test_mesh_sharding_specs_say_what_specs_say(axes):
     """The same indices for every device, by way of the spec and of the `ShardingSpec`."""

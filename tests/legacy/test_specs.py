@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
 from tests.pjit.helpers import f32
-from xlashard import NamedSharding, multihost, pjit, with_sharding_constraint
+from xlashard import NamedSharding, legacy, multihost, pjit, with_sharding_constraint
 from xlashard.errors import ShardingError, UnknownAxisError
 from xlashard.legacy.specs import PartitionSpec
 from xlashard.sharding.parse import ParsedPartitionSpec, get_array_mapping
@@ -24,6 +24,7 @@ ENTRIES = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(ENTRIES, ENTRIES)
 def test_it_is_the_tuple_of_its_entries(entries, others):
     spec, plain = PartitionSpec(*entries), tuple(entries)
@@ -61,6 +62,7 @@ def test_copies_and_pickles_are_of_the_class(again):
     assert back[2] is PartitionSpec.UNCONSTRAINED is Today.UNCONSTRAINED
 
 
+@settings(max_examples=40)
 @given(ENTRIES, ENTRIES)
 def test_it_equals_the_one_of_today_that_says_the_same(entries, others):
     spec, today = PartitionSpec(*entries), Today(*entries)
@@ -166,9 +168,25 @@ def test_every_door_of_jax_takes_it(mesh):
     )
 
 
-def test_logical_axis_rules_of_flax_give_it_back_where_it_was_given():
+@pytest.mark.slow
+def test_partitioned_modules_of_flax_get_it_while_it_is_installed(mesh):
     linen = pytest.importorskip("flax.linen")
-    rules = (("batch", "x"), ("embed", None))
-    tree = {"w": PartitionSpec("batch", "embed"), "b": PartitionSpec("batch")}
-    on_mesh = linen.logical_to_mesh(tree, rules)
-    assert on_mesh["w"] == PartitionSpec("x", None) and on_mesh["b"] == Today("x")
+    rules = (("batch", "x"), ("embed", None), ("mlp", "y"))
+    init = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
+    module, x = linen.Dense(16, kernel_init=init), f32(4, 8)
+    with legacy.installed(), mesh, linen.logical_axis_rules(rules):
+        from jax.experimental.pjit import PartitionSpec as P
+        from jax.experimental.pjit import pjit
+
+        shapes = jax.eval_shape(module.init, jax.random.key(0), x)
+        logical = linen.get_partition_spec(shapes)
+        assert type(logical["params"]["kernel"]) is P
+        specs = linen.logical_to_mesh(logical, rules)
+        assert specs == {"params": {"kernel": P(None, "y"), "bias": P()}}
+        variables = pjit(module.init, in_axis_resources=None, out_axis_resources=specs)(
+            jax.random.key(0), x
+        )
+        apply = pjit(module.apply, in_axis_resources=(specs, P("x")), out_axis_resources=P("x"))
+        out = apply(variables, x)
+    assert variables["params"]["kernel"].value.sharding.spec == P(None, "y")
+    np.testing.assert_allclose(out, module.apply(linen.meta.unbox(variables), x), rtol=1e-5)

@@ -6,6 +6,8 @@ from jax._src import config
 from jax._src import mesh as mesh_lib
 from jax._src.mesh import Mesh
 
+from xlashard.errors import MeshError
+
 EMPTY_MESH: Mesh = mesh_lib.EMPTY_ENV.physical_mesh
 """The mesh without devices, which stands where none is in force."""
 
@@ -27,17 +29,18 @@ def put_mesh(mesh: Mesh) -> None:
     config.mesh_context_manager.set_local(tuple(m for m in stacked_meshes() if not m.empty))
 
 
-class UnhashableMesh(Mesh):
-    """A mesh of devices that have no hash, which JAX's own can't hold.
+class StrangersMesh(Mesh):
+    """A mesh of objects that stand for devices, and may have no hash, which JAX's own must have.
 
     JAX finds equal meshes by their devices' hashes and makes them one; these are compared instead.
+    They are for asking where things would lie, and nothing can be computed on them.
 
     Args:
         devices: The devices, an array of objects.
         axis_names: One name for each of its dimensions.
     """
 
-    def __new__(cls, devices: Any, axis_names: tuple[str, ...]) -> "UnhashableMesh":
+    def __new__(cls, devices: Any, axis_names: tuple[str, ...]) -> "StrangersMesh":
         """A mesh past JAX's table of them."""
         held = devices.copy()
         held.flags.writeable = False
@@ -53,6 +56,18 @@ class UnhashableMesh(Mesh):
             object.__setattr__(self, name, value)
         return self
 
+    @property
+    def abstract_mesh(self) -> Any:
+        """What JAX asks of a mesh before it traces or places anything.
+
+        Raises:
+            MeshError: Always.
+        """
+        raise MeshError(
+            f"{self!r} stands on {type(self.devices.flat[0]).__name__}s, which are no devices of "
+            "JAX: nothing can be computed on it; build one of jax.devices()"
+        )
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Mesh)
@@ -65,7 +80,7 @@ class UnhashableMesh(Mesh):
         return hash((self.axis_names, self.devices.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UnhashableMesh, (self.devices, self.axis_names)
+        return StrangersMesh, (self.devices, self.axis_names)
 
     def __repr__(self) -> str:
         return f"Mesh(axis_sizes={self.devices.shape}, axis_names={self.axis_names!r})"

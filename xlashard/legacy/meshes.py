@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xlashard._jax.mesh_stack import UnhashableMesh
+from xlashard._jax.mesh_stack import StrangersMesh
 from xlashard.errors import MeshError
 from xlashard.geometry import Box, MeshGrid
 from xlashard.legacy.parsed import array_mapping_to_axis_resources
@@ -24,12 +24,10 @@ else:
             names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
             if not isinstance(devices, np.ndarray):
                 devices = np.asarray(devices, dtype=object)
-            try:
-                return TodaysMesh(devices, names, **options)
-            except TypeError:
-                if _have_hashes(devices):
-                    raise
-            return _FakeMesh(devices, names)
+            # An empty mesh holds None.
+            if devices.ndim and devices.ndim == len(names) and _is_fake(devices):
+                return _FakeMesh(devices, names)
+            return TodaysMesh(devices, names, **options)
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, TodaysMesh)
@@ -40,8 +38,8 @@ else:
     class Mesh(TodaysMesh, metaclass=_MeshType):
         """Devices in a grid with named axes: what it makes is a `jax.sharding.Mesh`.
 
-        Unlike that class it also takes devices without a hash, such as the dataclasses that tests
-        use for devices; what only needs their places works on a mesh of those.
+        Unlike that class it also takes what only stands for devices, with a hash or without, such
+        as the dataclasses of tests; what asks only for places works on a mesh of those.
 
         Args:
             devices: An array, or nested lists, of devices.
@@ -69,16 +67,12 @@ def mesh(devices: Any, axis_names: Sequence[str]) -> TodaysMesh:
     return Mesh(np.asarray(devices, dtype=object), axis_names)
 
 
-def _have_hashes(devices: Any) -> bool:
-    try:
-        for device in devices.flat:
-            hash(device)
-    except TypeError:
-        return False
-    return True
+def _is_fake(devices: Any) -> bool:
+    """Whether what stands there is none of JAX's devices; the first one tells."""
+    return devices.size > 0 and not isinstance(devices.flat[0], jax.Device)
 
 
-class _FakeMesh(UnhashableMesh):
+class _FakeMesh(StrangersMesh):
     """A mesh of devices that JAX knows nothing of but what they have as attributes."""
 
     @property
