@@ -63,7 +63,8 @@ def calls(report: Report, options: Options) -> None:
                     ),
                     "legacy.pjit": Loop(legacy.pjit(add_one, P("data"), P("data")), host),
                 }
-                measured = interleave(candidates, rounds=options.rounds)
+                # Eight threads on few cores: single rounds say little.
+                measured = interleave(candidates, rounds=3 * options.rounds)
             report.add(
                 f"{what}, {count} leaves" if count > 1 else f"{what}, 1 leaf",
                 measured,

@@ -1,5 +1,7 @@
 """The migration era: `GlobalDeviceArray`s made as they were in 2022, and as they are made here.
 
+Then, what a call of the era's `pjit` costs with them: see `_era_calls`.
+
 The pods of these meshes are not there: their devices are made up, and only the indices and replica
 ids are worked out: of all of them, and of this process's eight, which is all that `from_callback`
 needs here, while the loops go through the whole pod. "kept" is a call with a shape, mesh and axes
@@ -27,6 +29,7 @@ if _COUNT not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
+from benchmarks._era_calls import calls  # noqa: E402
 from benchmarks._gda_loops import (  # noqa: E402
     Index,
     from_callback_in_loops,
@@ -125,6 +128,7 @@ def main() -> int:
     options = read_options(__doc__ or "", rounds=15)
     report = Report("legacy")
     construction(report, options)
+    calls(report, options)
     return report.finish(options)
 
 
