@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import xlashard
 from xlashard import legacy, pjit
 from xlashard.errors import ConfigError
 from xlashard.legacy import config
+from xlashard.legacy.device_arrays import device_buffers
 from xlashard.legacy.table.flags import ENTRIES
 
 NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
@@ -194,6 +196,15 @@ def test_traces_inside_other_traces_ask_again() -> None:
     with legacy.jax_array(False):
         assert nested(jnp.float32(2)) == 6
     assert nested(jnp.float32(2)) == 2
+
+
+def test_buffers_of_pmap_lose_the_dimension_that_was_dealt_out_or_not() -> None:
+    rows = [jax.device_put(np.full(3, i), device) for i, device in enumerate(jax.devices())]
+    spec = xlashard.PmapSharding.default((8, 3), unstacked=True).sharding_spec
+    x = xlashard.make_sharded_device_array(jax.ShapeDtypeStruct((8, 3), np.int32), spec, rows)
+    assert [b.shape for b in device_buffers(x)] == [(3,)] * 8
+    with legacy.pmap_no_rank_reduction(True):
+        assert [b.shape for b in device_buffers(x)] == [(1, 3)] * 8
 
 
 def test_the_table_names_every_flag_that_is_gone() -> None:

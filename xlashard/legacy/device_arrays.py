@@ -20,6 +20,7 @@ from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
+from xlashard.legacy.flags import pmap_no_rank_reduction
 from xlashard.sharding import from_jax
 
 
@@ -45,7 +46,8 @@ class _SeveralDevices(type(jax.Array)):
 def device_buffers(x: Any) -> list[Any]:
     """What each of this process's devices holds, in the order of the device assignment.
 
-    Where the array has a `PmapSharding`, its `Unstacked` dimensions are left out.
+    Where the array has a `PmapSharding`, its `Unstacked` dimensions are left out, unless
+    `jax_pmap_no_rank_reduction` is on.
 
     Args:
         x: An array of this package or of JAX.
@@ -56,8 +58,10 @@ def device_buffers(x: Any) -> list[Any]:
     check_alive(x)
     buffers = split(_handle_of(x))
     sharding = x.sharding
-    if isinstance(sharding, _TodaysPmapSharding) and sharding.sharding_spec.unstacked_dims:
-        spec = sharding.sharding_spec
+    if pmap_no_rank_reduction.value or not isinstance(sharding, _TodaysPmapSharding):
+        return [as_device_array(buffer) for buffer in buffers]
+    spec = sharding.sharding_spec
+    if spec.unstacked_dims:
         shape = spec.shard_shape(x.shape)
         buffers = [in_shape(buffer, shape) for buffer in buffers]
     return [as_device_array(buffer) for buffer in buffers]
