@@ -23,7 +23,8 @@ from xlashard.errors import (
     UnknownAxisError,
 )
 from xlashard.legacy import DeviceArray, GlobalDeviceArray
-from xlashard.legacy.shards import get_shard_indices
+from xlashard.legacy.era.global_device_array import _GdaFastPathArgs
+from xlashard.legacy.shards import get_shard_indices, get_shard_indices_replica_ids
 from xlashard.legacy.specs import PartitionSpec as P
 
 WHOLE = f32(8, 2)
@@ -170,7 +171,8 @@ def test_buffers_of_every_kind(mesh):
         np.testing.assert_array_equal(made, WHOLE)
         pointers = [buffer.unsafe_buffer_pointer() for buffer in buffers]
         assert [s.data.unsafe_buffer_pointer() for s in made.local_shards] == pointers
-    again = GlobalDeviceArray((8, 2), mesh, P("x"), made.to_array(), _enable_checks=False)
+    spared = _GdaFastPathArgs(get_shard_indices_replica_ids((8, 2), mesh, P("x")), [])
+    again = GlobalDeviceArray((8, 2), mesh, P("x"), made.to_array(), spared, _enable_checks=False)
     np.testing.assert_array_equal(again, WHOLE)
     shards = [shard.data for shard in made.local_shards]
     np.testing.assert_array_equal(GlobalDeviceArray((8, 2), mesh, P("x"), shards), WHOLE)

@@ -14,6 +14,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import jax
+
+from xlashard import Array
 from xlashard._jax.era import concrete_class
 from xlashard.legacy.arrivals import Arrivals, has_module
 from xlashard.legacy.changes import LACKING, Change
@@ -110,9 +113,11 @@ class Installation:
         elif has_module(parent):
             self._waiting[parent] = self._patch
         else:
-            owner = concrete_class(find(f"{_parent(parent)}:{_last(parent)}"))
+            shown = find(f"{_parent(parent)}:{_last(parent)}")
             for name, entry in self._members_of(parent).entries.items():
-                self._change(owner, name, self._told_of(entry, find(entry.source)))
+                member = self._told_of(entry, find(entry.source))
+                for owner in _classes_of(shown):
+                    self._change(owner, name, member)
 
     def _patch(self, module: ModuleType) -> None:
         members = self._members_of(module.__name__)
@@ -158,6 +163,14 @@ class Installation:
         with self._lock:
             if not self._ended:
                 self._changes.append(Change.make(holder, name, new))
+
+
+def _classes_of(shown: type) -> list[type]:
+    """A class that JAX shows, and those of instances that have members of their own by its names.
+
+    Arrays, JAX's and ours, have some that only say what to write today.
+    """
+    return list(dict.fromkeys([shown, concrete_class(shown), *[Array] * (shown is jax.Array)]))
 
 
 def _parent(name: str) -> str:

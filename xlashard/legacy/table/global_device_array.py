@@ -13,9 +13,9 @@ def _gda(name: str, today: str, note: str = "") -> Entry:
     return Entry(f"{_GDA}.{name}", "0.4.7", treatment, f"{_ERA}:{name}", today, note)
 
 
-def _member(owner: str, name: str, gone: str, today: str) -> Entry:
+def _member(name: str, gone: str, today: str) -> Entry:
     source = f"{_DEVICE_ARRAYS}:MEMBERS.{name}"
-    return Entry(f"{owner}.{name}", gone, "works", source, today)
+    return Entry(f"jax.Array.{name}", gone, "works", source, today)
 
 
 # An array of today passes for one of the era's classes, so it must have their members.
@@ -60,17 +60,5 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.Array",
         "`isinstance` holds for every array on one device, also for those of today.",
     ),
-    *(
-        _member(owner, name, gone, today)
-        for owner in ("jax.Array", "xlashard.Array")
-        for name, gone, today in _MEMBERS
-    ),
-    Entry(
-        "jax.Device.__call__",
-        "0.4.27",
-        "works",
-        f"{_DEVICE_ARRAYS}:device_itself",
-        "x.device",
-        "`x.device()` was a method; now that `x.device` is the device, calling it gives it again.",
-    ),
+    *(_member(name, gone, today) for name, gone, today in _MEMBERS),
 )
