@@ -5,6 +5,7 @@ from xlashard.legacy.table.entry import Entry, Treatment
 _HERE = "xlashard.legacy.era.serialization"
 _OF_GDAS = "jax.experimental.gda_serialization.serialization"
 _OF_ARRAYS = "jax.experimental.array_serialization.serialization"
+_FILES = "jax.experimental.array_serialization.tensorstore_impl"
 _MODULE = "from jax.experimental.array_serialization import serialization"
 _GONE = "0.4.7"
 _ZSTD = (
@@ -15,7 +16,7 @@ _ZSTD = (
 
 def _entry(name: str, today: str = "", note: str = "") -> Entry:
     treatment: Treatment = "differs" if note else "works"
-    today = today or f"serialization.{name}"
+    today = today or f"{_OF_ARRAYS}.{name}"
     return Entry(f"{_OF_GDAS}.{name}", _GONE, treatment, f"{_HERE}:{name}", today, note)
 
 
@@ -30,7 +31,7 @@ ENTRIES: tuple[Entry, ...] = (
     _entry("_spec_has_metadata", "'metadata' in spec"),
     _entry("TS_CONTEXT"),
     _entry("_LimitInFlightBytes"),
-    _entry("estimate_read_memory_footprint"),
+    _entry("estimate_read_memory_footprint", f"{_FILES}.estimate_read_memory_footprint"),
     _entry("async_serialize", note=_ZSTD),
     _entry("async_deserialize", note=_ZSTD),
     _entry("run_serialization", note=_ZSTD),
