@@ -23,7 +23,7 @@ from xlashard.errors import PlacementError, ProcessesError, SerializationError
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving
 from xlashard.legacy.gda import GlobalDeviceArray
-from xlashard.multihost import process_allgather
+from xlashard.multihost import barrier, process_allgather
 
 join_the_others()
 
@@ -141,6 +141,7 @@ def check_who_does_not_come_is_named() -> None:
         expect(
             ProcessesError, "waited 1 s, and process 1 did not come", manager.wait_until_finished
         )
+    barrier("the second process stays until it has been missed")
 
 
 check_saved_together()
