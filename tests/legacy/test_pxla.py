@@ -199,6 +199,16 @@ def test_they_are_found_where_programs_look_for_them():
     assert not hasattr(jax, "pxla") and not hasattr(jax.sharding, "MeshPspecSharding")
 
 
+def test_pickles_of_then_are_read():
+    spec = b"cjax.interpreters.pxla\nPartitionSpec\n(Vx\nNtR."
+    marker = b"\x80\x02cjax.experimental.pjit\n_FromGdaSingleton\n)\x81."
+    with installing.installed():
+        assert pickle.loads(spec) == P("x", None) and type(pickle.loads(spec)) is P
+        assert pickle.loads(marker) == xlashard.FROM_GDA
+    with pytest.raises(AttributeError):
+        pickle.loads(spec)
+
+
 def test_jax_itself_works_while_they_are_installed(mesh):
     with installing.installed():
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
