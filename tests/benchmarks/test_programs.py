@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
-QUICK = ("dispatch", "geometry", "makers")
+QUICK = ("dispatch", "geometry", "legacy", "makers")
 
 
 def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
