@@ -253,9 +253,12 @@ def logged() -> None:
     logger.addHandler(handler)
     f = legacy.pjit(lambda x: x * 5, P("x"), P("x"))
     f(MINE)
-    with jax._src.config.distributed_debug(True):
+    legacy.config.update("jax_distributed_debug", True)
+    try:
         f(MINE)
         f(MINE)
+    finally:
+        legacy.config.update("jax_distributed_debug", False)
     f(MINE)
     logger.removeHandler(handler)
     assert len(lines) == 2 and "float32[8,6]" in lines[0], lines
