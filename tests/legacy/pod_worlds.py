@@ -215,9 +215,13 @@ def worlds_side_by_side() -> None:
             assert type(f(whole)) is Array
         assert type(f(MINE)) is ShardedDeviceArray
         with gda():
-            assert type(f(MINE)) is GlobalDeviceArray
+            made = f(MINE)
+            assert type(made) is GlobalDeviceArray
             with legacy.jax_array(True):
                 assert type(f(f(whole))) is Array
+                again = legacy.pjit(lambda x: x * 2, FROM_GDA, P("x"))(made)
+                assert type(again) is Array
+                np.testing.assert_array_equal(again.addressable_data(0), 4 * MINE[: 8 // 4])
 
 
 def shapes() -> None:

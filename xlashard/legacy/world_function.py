@@ -121,7 +121,8 @@ class WorldFunction(Function):
 
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
-        if self.world.jax_array and jax.process_count() > 1:
+        spans = jax.process_count() > 1 and tracing.is_top_level()
+        if spans and self.world.jax_array:
             _check_same_everywhere(call)
         return super().order(call, arguments)
 
