@@ -157,4 +157,4 @@ def _line_of_name(code: CodeType, offset: int) -> int | None:
     if line is None or column is None:
         return line
     text = linecache.getline(code.co_filename, line).encode()[column:].decode()
-    return line if not text or _CALLED_BY_NAME.match(text) else None
+    return line if _CALLED_BY_NAME.match(text) else None
