@@ -66,6 +66,10 @@ def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: d
         # The module has it, and not the object that `jax.config` is.
         assert importlib.import_module(parent).config is jax.config
         return
+    if parent == "jax.Array":
+        # That class is an interface; the one that arrays are of has the member.
+        assert hasattr(type(jax.numpy.ones(())), name)
+        return
     here = by_attributes(entry.name)
     if ":" not in entry.source:
         module = importlib.import_module(entry.name)
@@ -96,7 +100,7 @@ def test_it_says_what_to_write_today(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
 def test_it_is_filled_in(entry: Entry) -> None:
     assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
-    assert entry.name.startswith("jax.")
+    assert entry.name.startswith(("jax.", "xlashard."))
     assert entry.treatment == "works" or entry.note
 
 

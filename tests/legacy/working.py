@@ -275,7 +275,6 @@ EVERYDAY = {
     "jax.dlpack.to_dlpack": "c = jax.dlpack.to_dlpack(jnp.ones(3)); assert 'dltensor' in repr(c)",
     "jax.Device.live_buffers": "x = jnp.ones(3); d = jax.devices()[0];"
     "assert any(b.shape == (3,) for b in d.live_buffers())",
-    "jax.Device.__call__": "x = jnp.ones(3); assert x.device() == jax.devices()[0]",
 }
 
 _HCB = "from jax.experimental import host_callback as hcb\nseen = []\n"
@@ -335,6 +334,10 @@ REACHED_INTO = {
             "assert isinstance(OrderedDict(x=0), ArrayMappingOrAutoOrUnspecified)",
         },
     ),
+    "jax.experimental.global_device_array._GdaFastPathArgs": _imports(
+        "jax.experimental.global_device_array", "_GdaFastPathArgs"
+    )
+    + "assert issubclass(_GdaFastPathArgs, tuple)",
     **_use(
         _GDA_FILES,
         {

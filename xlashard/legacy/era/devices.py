@@ -10,11 +10,6 @@ def live_buffers(device: Any) -> list[jax.Array]:
     return [x for x in device.client.live_arrays() if x.devices() == {device}]
 
 
-def itself(device: Any) -> Any:
-    """The device: `x.device()`, which is `x.device` today, goes on working."""
-    return device
-
-
 def to_dlpack(x: Any, **options: Any) -> Any:
     """An array's memory as a capsule of DLPack, which other libraries take.
 

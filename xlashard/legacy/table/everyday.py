@@ -164,11 +164,4 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.live_arrays()",
         "arrays over several devices are not among them; jax.live_arrays() has all",
     ),
-    Entry(
-        "jax.Device.__call__",
-        "0.4.27",
-        "works",
-        f"{_ERA}.devices:itself",
-        "x.device",
-    ),
 )
