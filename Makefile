@@ -80,6 +80,11 @@ docs-errors: $(developing) ## Write docs/errors.md from what every error says no
 	$(python) -m pytest -q tests/errors/test_page.py --update-goldens
 	git diff --stat -- docs/errors.md
 
+.PHONY: docs-legacy
+docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
+	$(python) -m pytest -q tests/legacy/test_page.py --update-goldens
+	git diff --stat -- docs/legacy.md
+
 .PHONY: lint
 lint: $(developing) ## Run ruff and pyright
 	$(VENV)/bin/ruff check
