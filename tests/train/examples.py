@@ -37,6 +37,11 @@ def settings(*words: str, **tables: Any) -> Settings:
     return read(Settings, MIXED | tables, words)
 
 
+def shallow(*words: str) -> Settings:
+    """The mixed run with a single layer, for what does not depend on the model."""
+    return settings("model.layers=1", *words)
+
+
 def over(mesh: dict[str, int], **rules: Sequence[str] | str) -> dict[str, Any]:
     """Tables for another mesh, on which only the given rules spread anything."""
     count = int(np.prod(list(mesh.values())))

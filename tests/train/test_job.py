@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.examples import devices, settings
+from tests.train.examples import devices, settings, shallow
 from xlashard.train.console import Pace
 from xlashard.train.errors import Diverged, RunError
 from xlashard.train.job import Outcome, run_job
@@ -54,7 +54,7 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     screen = Recorder()
-    outcome = run(screen, tmp_path, settings())
+    outcome = run(screen, tmp_path, shallow())
     assert (outcome.steps, outcome.stopped, outcome.checkpoint) == (4, "", 4)
     assert [done for done, _ in screen.steps] == [1, 2, 3, 4]
     assert screen.total == 4
@@ -91,10 +91,10 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_can_be_repeated_exactly(tmp_path: Path) -> None:
     words = ("training.steps=2", "generation.bytes=20")
-    first, second = (run(Recorder(), tmp_path, settings(*words)) for _ in range(2))
+    first, second = (run(Recorder(), tmp_path, shallow(*words)) for _ in range(2))
     assert first.folder != second.folder
     assert (first.loss, first.held_out, first.text) == (second.loss, second.held_out, second.text)
-    other = run(Recorder(), tmp_path, settings(*words, "run.seed=1"))
+    other = run(Recorder(), tmp_path, shallow(*words, "run.seed=1"))
     assert other.loss != first.loss
 
 
@@ -105,7 +105,7 @@ def interrupt() -> None:
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     screen = Recorder(at=2, action=interrupt)
-    outcome = run(screen, tmp_path, settings("training.steps=50", "training.eval_every=0"))
+    outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
     assert outcome.stopped == "SIGINT"
     # The step that was under way is measured, too; another thread hears the signal meanwhile.
     steps = outcome.steps
@@ -126,7 +126,7 @@ def test_two_interrupts_stop_at_once_and_keep_what_was_measured(tmp_path: Path) 
         interrupt()
 
     screen = Recorder(at=2, action=twice)
-    outcome = run(screen, tmp_path, settings("training.steps=50", "training.eval_every=0"))
+    outcome = run(screen, tmp_path, shallow("training.steps=50", "training.eval_every=0"))
     assert (outcome.stopped, outcome.steps, outcome.checkpoint) == ("SIGINT", 2, None)
     assert screen.ended >= 1
     assert (outcome.folder / "loss.png").exists()
@@ -137,7 +137,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
     words = ("optimizer.learning_rate=1e38", "optimizer.clip=1e30", "training.steps=30")
     screen = Recorder()
     with pytest.raises(Diverged, match=r"Lower optimizer\.learning_rate \(it is 1e\+38\)"):
-        run(screen, tmp_path, settings(*words))
+        run(screen, tmp_path, shallow(*words))
     assert all(math.isfinite(loss) for _, loss in screen.steps)
     assert (tmp_path / "small" / "loss.png").exists()
 

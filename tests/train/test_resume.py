@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.examples import devices, settings
+from tests.train.examples import devices, settings, shallow
 from tests.train.test_folder import opened
 from tests.train.test_job import Recorder, records, run
 from xlashard.train.errors import DataError, SettingsError
@@ -75,7 +75,7 @@ def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
 def test_a_finished_run_says_so_and_takes_more_steps(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four " * 60)
-    outcome = run(Recorder(), tmp_path, settings("training.steps=2", f"data.paths=['{text}']"))
+    outcome = run(Recorder(), tmp_path, shallow("training.steps=2", f"data.paths=['{text}']"))
     before = records(outcome)
 
     screen, again = go_on(outcome.folder)
