@@ -13,7 +13,9 @@ import ml_dtypes
 import numpy as np
 from jax.experimental.multihost_utils import sync_global_devices
 
-jax.distributed.initialize()
+from tests.processes import expect, join_the_others
+
+join_the_others()
 
 from tests.array.across_processes import (  # noqa: E402
     DEVICES,
@@ -25,7 +27,6 @@ from tests.array.across_processes import (  # noqa: E402
     WHOLE,
     V,
 )
-from tests.processes import expect  # noqa: E402
 from xlashard import (  # noqa: E402
     Array,
     Mesh,

@@ -1,19 +1,24 @@
 """Two real processes."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.processes import run_many
+from tests.processes import run_in_one_pod, run_many
 
-SCRIPTS = ("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py")
+HERE = Path(__file__).parent
+SCRIPTS = (
+    *("two_processes.py", "two_processes_pmap.py", "two_processes_to_host.py"),
+    *("across_processes_putting.py", "across_processes_elsewhere.py"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_arrays_across_two_processes(script: str) -> None:
-    for output in run_many(Path(__file__).with_name(script), 2, 2):
-        assert "both agree" in output, output
+def test_arrays_across_two_processes() -> None:
+    for told in run_in_one_pod([HERE / script for script in SCRIPTS], 2, 2):
+        for script in SCRIPTS:
+            assert re.search("^(both|all) agree$", told[script], re.M), (script, told[script])
 
 
 @pytest.mark.slow
@@ -21,11 +26,4 @@ def test_arrays_across_two_processes(script: str) -> None:
 def test_from_any_devices_to_any_others(processes: int, pairs: int) -> None:
     script = Path(__file__).with_name("across_processes_moving.py")
     for output in run_many(script, processes, 8 // processes, str(pairs)):
-        assert "all agree" in output, output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("subject", ["putting", "elsewhere"])
-def test_arrays_across_a_pod(subject: str) -> None:
-    for output in run_many(Path(__file__).with_name(f"across_processes_{subject}.py"), 2, 2):
         assert "all agree" in output, output

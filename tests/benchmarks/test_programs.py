@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ PROGRAMS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
 QUICK = ("dispatch", "geometry", "legacy", "makers")
 
 
-def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs a benchmark as `make bench` does, with none of the tests' settings for JAX."""
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python as `make bench` does, with none of the tests' settings for JAX."""
     kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *words],
+        [sys.executable, *words],
         cwd=ROOT,
         env=kept,
         capture_output=True,
@@ -30,19 +31,33 @@ def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_it_measures_and_writes_its_figures(name: str, tmp_path: Path) -> None:
-    done = run(name, "--rounds", "1", "--json", str(tmp_path / "figures.json"))
+    path = tmp_path / "figures.json"
+    done = run("-m", f"benchmarks.{name}", "--rounds", "1", "--json", str(path))
     assert done.returncode == 0, done.stderr
     assert f"{name}: " in done.stdout
-    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    figures = json.loads(path.read_text(encoding="utf-8"))
     assert figures["benchmark"] == name
     assert figures["environment"]["jax"]
     for table in figures["tables"]:
         assert all(row["median_s"] > 0 for row in table["rows"]), table["title"]
 
 
+ALL_HELP = """
+import runpy, sys
+for name in sys.argv[1:]:
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    except SystemExit as end:
+        print("===", name, end.code, flush=True)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_it_says_what_it_measures(name: str) -> None:
-    done = run(name, "--help")
+def test_each_says_what_it_measures() -> None:
+    done = run("-c", ALL_HELP, *PROGRAMS)
     assert done.returncode == 0, done.stderr
-    assert "--rounds" in done.stdout
+    *helps, rest = re.split(r"^=== (\w+) 0\n", done.stdout, flags=re.M)
+    assert (helps[1::2], rest) == (PROGRAMS, "")
+    for name, text in zip(PROGRAMS, helps[::2], strict=True):
+        assert text.startswith("usage: ") and "--rounds" in text, name

@@ -37,6 +37,25 @@ def run_many(
     return list(done.outputs)
 
 
+def run_in_one_pod(scripts: Sequence[Path], processes: int, devices: int) -> list[dict[str, str]]:
+    """Runs scripts in the processes of one emulated pod, one script after the other.
+
+    Args:
+        scripts: Each joins the others first.
+        processes: How many.
+        devices: How many each has.
+
+    Returns:
+        What each process printed, by the script's name, if all ended well.
+    """
+    runner = Path(__file__).with_name("one_after_the_other.py")
+    told = []
+    for output in run_many(runner, processes, devices, *map(str, scripts)):
+        _, *parts = re.split(r"^--- (.*)\n", output, flags=re.M)
+        told.append(dict(zip(parts[::2], parts[1::2], strict=True)))
+    return told
+
+
 def run_pod(words: Sequence[str], size: PodSize, rules: Rules, **variables: str) -> PodRun:
     """What became of a script in the processes of an emulated pod, however they ended.
 
@@ -57,7 +76,8 @@ def run_pod(words: Sequence[str], size: PodSize, rules: Rules, **variables: str)
 
 def join_the_others() -> None:
     """Makes JAX of a script that `run_many` runs one of the pod, before it is asked for devices."""
-    jax.distributed.initialize()
+    if not jax.distributed.is_initialized():
+        jax.distributed.initialize()
 
 
 def expect[E: Exception](kind: type[E], text: str, use: Callable[[], Any]) -> E:
