@@ -1,4 +1,9 @@
-"""What the era's meshes and type arithmetic say in each of two processes."""
+"""What the era's meshes and type arithmetic say in each of two processes, and a whole program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -50,3 +55,18 @@ def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
         shardings = [NamedSharding(across, P("x"))]
         pjit.local_to_global(semantics.LOCAL, [local], shardings, across)
     assert not maps.Mesh(devices[:, :1], ("x", "y")).empty
+
+
+@pytest.mark.slow
+def test_a_program_that_reaches_inside_runs_unchanged() -> None:
+    here = Path(__file__)
+    done = subprocess.run(
+        [sys.executable, "-m", "xlashard.legacy", str(here.with_name("reaching_inside.py"))],
+        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reached inside; jax.experimental.maps.xmap is gone" in done.stdout
+    assert "jax.shard_map(f, mesh=mesh" in done.stdout
