@@ -40,7 +40,7 @@ HEADER = "a header with a checksum that fits and no sense; test_saving.py change
 MEMORY = "needs a process with little memory, which tests/array/test_faults.py has"
 LAUNCHED = "needs processes that fail, which tests/testing has"
 PLUGIN = "raised inside pytest; tests/testing/test_plugin.py"
-STORAGE = "a storage that fails late; tests/legacy/test_serialization.py stands in for one"
+STORAGE = "a storage that fails late, as in tests/legacy/test_serialization_errors.py"
 PASSED_ON = "raises again what JAX or a caller of the package raised"
 
 # File, function, and a part of the statement; and why no call on the page raises it.
@@ -189,7 +189,11 @@ UNREACHED = {
     ("testing/pytest_pods.py", "run", ""): PLUGIN,
     ("testing/pytest_pods.py", "_start", ""): PLUGIN,
     ("testing/expectations.py", "assert_peak_bytes_at_most", "does not say"): COMPILER,
-    ("_jax/serialization.py", "", "not installed"): "raised at import; test_serialization.py",
+    (
+        "_jax/serialization.py",
+        "",
+        "not installed",
+    ): "raised at import; tests/legacy",
     ("legacy/serialization/commits.py", "result", ""): STORAGE,
     ("legacy/serialization/commits.py", "__await__", ""): STORAGE,
     ("legacy/serialization/manager.py", "__init__", ""): "needs processes that lack a coordinator",

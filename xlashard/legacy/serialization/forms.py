@@ -20,7 +20,7 @@ from jax.experimental.layout import Layout
 from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT
 from xlashard.array.moving import at_path
 from xlashard.array.placement import as_shape, as_sharding
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.specs import Spec, spec_to_read, stored_at
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -168,8 +168,8 @@ def as_list(given: Any, name: str, count: int | None = None) -> list[Any]:
         )
     if count is not None and len(given) != count:
         raise ArgumentError(
-            f"{name} has {len(given)} entries for {count} tensorstore_specs: give one for each "
-            "array"
+            f"{name} has {counted(len(given), 'entry', 'entries')} for "
+            f"{counted(count, 'tensorstore_spec')}: give one for each array"
         )
     return list(given)
 
@@ -211,23 +211,24 @@ def _says_mesh(first: Any) -> bool:
 
 
 def _wanted(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> Wanted:
-    many = "s" if number else ""
+    """One array to be read; `number` is where it stands in lists of them, `[3]`."""
+    many = f"s{number}" if number else ""
     try:
         read = spec_to_read(spec)
     except ArgumentError as error:
-        raise at_path(error, f"tensorstore_spec{many}{number}") from None
-    name = f"sharding{many}{number}"
-    if isinstance(place, jax.ShapeDtypeStruct):
-        dtype = place.dtype if dtype is None else dtype
-        place = place.sharding
-    if type(place) is tuple:
-        place = _on_mesh(place, number)
+        raise at_path(error, f"tensorstore_spec{many}") from None
     try:
-        sharding, layout = as_sharding(place, name)
-        sizes = None if shape is None else as_shape(shape, f"global_shape{many}{number}")
+        if isinstance(place, jax.ShapeDtypeStruct):
+            dtype = place.dtype if dtype is None else dtype
+            place = place.sharding
+        if type(place) is tuple:
+            place = _on_mesh(place, number)
+        sharding, layout = as_sharding(place, f"sharding{many}")
+        sizes = None if shape is None else as_shape(shape, f"global_shape{many}")
+        kind = None if dtype is None else _as_dtype(dtype, f"dtype{many}")
     except XlashardError as error:
-        raise _for(error, read) from None
-    return Wanted(sharding, layout, read, sizes, None if dtype is None else _canonical(dtype))
+        raise at_path(error, f"the array at {stored_at(read)!r}") from None
+    return Wanted(sharding, layout, read, sizes, kind)
 
 
 def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
@@ -238,15 +239,26 @@ def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
             f"{name} is {type(mesh).__name__}, not a Mesh: give a Mesh and its mesh_axes for each "
             "array, or one sharding such as x.sharding"
         )
-    if not isinstance(axes, PartitionSpec):
-        axes = PartitionSpec() if axes is None else PartitionSpec(*axes)
-    return NamedSharding(mesh, axes)
+    if not isinstance(axes, list | tuple | PartitionSpec | None):
+        raise ArgumentError(
+            f"mesh_axes{number} is {axes!r}, not a PartitionSpec: write P({axes!r}), or None for "
+            "replicated"
+        )
+    try:
+        return NamedSharding(mesh, axes if isinstance(axes, PartitionSpec) else _spec_of(axes))
+    except XlashardError as error:
+        raise at_path(error, f"mesh_axes{number}") from None
 
 
-def _for(error: XlashardError, spec: Spec) -> XlashardError:
-    """The error with where the array is stored, for of many arrays a number says little."""
-    return type(error)(f"{error}. It is for the array at {stored_at(spec)!r}")
+def _spec_of(axes: Sequence[Any] | None) -> PartitionSpec:
+    return PartitionSpec(*(axes or ()))
 
 
-def _canonical(dtype: Any) -> np.dtype:
-    return np.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)))
+def _as_dtype(given: Any, name: str) -> np.dtype:
+    try:
+        return np.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(given)))
+    except TypeError:
+        raise ArgumentError(
+            f"{name} is {given!r}, which no device can hold: give one such as 'float32' or "
+            "jnp.bfloat16"
+        ) from None
