@@ -24,6 +24,7 @@ from xlashard.array.placement import Places
 from xlashard.errors import (
     ArgumentError,
     ProcessesError,
+    SerializationError,
 )
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving
@@ -356,3 +357,18 @@ def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyP
         (back,) = saving.run_deserialization([place], [spec], dtypes=[jnp.bfloat16])
         assert same(back, V.astype(jnp.bfloat16))
         assert back.sharding.is_equivalent_to(place, 2)
+
+
+def test_other_drivers_and_specs_of_tensorstore(tmp_path: Path) -> None:
+    specs = [
+        saving.get_tensorstore_spec(f"{tmp_path}/database/w", ocdbt=True),
+        saving.get_tensorstore_spec(f"{tmp_path}/database/b", ocdbt=True),
+        saving.get_tensorstore_spec(f"{tmp_path}/third", driver="zarr3"),
+        tensorstore.Spec({"driver": "zarr", "kvstore": f"file://{tmp_path}/url/", "path": "w"}),
+    ]
+    saving.run_serialization([device_put(V, named("x", "y"))] * 4, specs)
+    for back in saving.run_deserialization([named("y")] * 4, specs):
+        assert same(back, V)
+    absent = saving.get_tensorstore_spec(f"{tmp_path}/database/v", ocdbt=True)
+    with pytest.raises(SerializationError, match="no array at '.*/database/v'"):
+        saving.run_deserialization([named()], [absent])
