@@ -120,9 +120,14 @@ def main():
     if transition:
         out = multihost_utils.global_array_to_host_local_array(out, mesh, P("data"))
     local = np.asarray(out)
-    correct = int((local.argmax(axis=1) == np.asarray(global_batch(args.steps - 1)[1])[
-        host * local_batch : (host + 1) * local_batch
-    ]).sum())
+    correct = int(
+        (
+            local.argmax(axis=1)
+            == np.asarray(global_batch(args.steps - 1)[1])[
+                host * local_batch : (host + 1) * local_batch
+            ]
+        ).sum()
+    )
     multihost_utils.sync_global_devices("evaluated")
     total = multihost_utils.process_allgather(np.asarray(correct))
     agreed = multihost_utils.broadcast_one_to_all(np.float32(losses[-1]))

@@ -24,9 +24,9 @@ def numpy_params(seed: int) -> Params:
     rng = np.random.RandomState(seed)
 
     def weight(*shape):
-        return rng.normal(0, 0.5 / np.sqrt(shape[0]), shape).astype(np.float32)
+        return rng.normal(0, 1 / np.sqrt(shape[0]), shape).astype(np.float32)
 
-    params: Params = {"wte": weight(VOCAB, EMBED) * 2, "wpe": weight(LENGTH, EMBED)}
+    params: Params = {"wte": weight(VOCAB, EMBED), "wpe": weight(LENGTH, EMBED)}
     for i in range(LAYERS):
         params[f"layer_{i}"] = {
             "ln": {"scale": np.ones(EMBED, np.float32), "bias": None},

@@ -319,9 +319,7 @@ def main(argv):
     eval_fn = partitioner.partition(eval_step, (state_axes.params, batch_axes), batch_axes)
     norm_fn = partitioner.partition(optax.global_norm, (state_axes.params,), None)
 
-    make_batch = functools.partial(
-        to_pjit_input, mesh=partitioner.mesh, spec=PartitionSpec("data")
-    )
+    make_batch = functools.partial(to_pjit_input, mesh=partitioner.mesh, spec=PartitionSpec("data"))
     losses, evals = [], []
     first = make_batch(read_batch(0, layout))
     outputs_global = jax.config.jax_array or jax.config.jax_parallel_functions_output_gda

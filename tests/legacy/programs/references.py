@@ -135,14 +135,14 @@ def pmap_trainer(steps: int, devices: int = 8) -> dict[str, Any]:
     return {"losses": losses, "outputs": outputs.tolist()}
 
 
-def greedy_tokens() -> list[list[int]]:
+def tokens(temperature: float) -> list[list[int]]:
     """What the transformer of `model_parallel_inference` says, found without a cache."""
     layers, vocab, embed, heads, length = 2, 32, 16, 4, 12
     head = embed // heads
     rng = np.random.RandomState(0)
 
     def weight(*shape):
-        return rng.normal(0, 0.5 / np.sqrt(shape[0]), shape).astype(np.float32)
+        return rng.normal(0, 1 / np.sqrt(shape[0]), shape).astype(np.float32)
 
     def norm(x):
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -150,7 +150,7 @@ def greedy_tokens() -> list[list[int]]:
     def gelu(x):
         return np.asarray(jax.nn.gelu(x))
 
-    wte, wpe = weight(vocab, embed) * 2, weight(length, embed)
+    wte, wpe = weight(vocab, embed), weight(length, embed)
     blocks = [
         (
             weight(embed, 3, heads, head),
@@ -160,8 +160,12 @@ def greedy_tokens() -> list[list[int]]:
         )
         for _ in range(layers)
     ]
+    key = jax.random.PRNGKey(7)
     tokens = (np.arange(4 * 3).reshape(4, 3) * 5) % vocab
-    while tokens.shape[1] < length:
+    for at in range(length - 1):
+        key, subkey = jax.random.split(key)
+        if at + 1 < tokens.shape[1]:
+            continue
         x = wte[tokens] + wpe[: tokens.shape[1]]
         later = np.triu(np.ones((tokens.shape[1],) * 2, bool), 1)
         for qkv, o, wi, wo in blocks:
@@ -171,6 +175,9 @@ def greedy_tokens() -> list[list[int]]:
             mixed = np.einsum("bhqk,bkhd->bqhd", probabilities, v)
             x = x + np.einsum("bqhd,hde->bqe", mixed, o)
             x = x + gelu(x @ wi) @ wo
-        chosen = (x[:, -1] @ wte.T).argmax(axis=-1)
+        logits = x[:, -1] @ wte.T
+        chosen = logits.argmax(axis=-1)
+        if temperature:
+            chosen = np.asarray(jax.random.categorical(subkey, logits / temperature))
         tokens = np.concatenate([tokens, chosen[:, None]], axis=1)
     return tokens.tolist()

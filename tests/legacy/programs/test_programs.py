@@ -27,6 +27,7 @@ def halves(reports: list[dict[str, Any]], values: list[float]) -> list[list[floa
     return [part.tolist() for part in np.split(np.asarray(values), len(reports))]
 
 
+# By the arguments that choose it.
 WORLDS = {
     "array": ("--jax_array=1",),
     "gda": ("--jax_array=0", "--jax_parallel_functions_output_gda=1"),
@@ -115,13 +116,11 @@ def test_pmap_trainer(size: PodSize, jax_array: str, tmp_path: Path) -> None:
 @ON_AND_OFF
 def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
     reports = run_program("model_parallel_inference", size, JAX_ARRAY=jax_array)
-    wanted = references.greedy_tokens()
+    greedy, sampled = references.tokens(0), references.tokens(0.7)
     for report in reports:
-        assert report["greedy"] == wanted
-        assert report["one_by_one"] == wanted
-        prompts = [row[:3] for row in wanted]
-        assert [row[:3] for row in report["sampled"]] == prompts
-        assert report["sampled"] == reports[0]["sampled"] != wanted
+        assert report["greedy"] == greedy
+        assert report["one_by_one"] == greedy
+        assert report["sampled"] == sampled
         whole = jax_array == "1" or len(reports) == 1
         assert report["cache_shape"] == [4 if whole else 2, 12, 4, 4]
         layer = 4 * (16 + 4 * 16 * 16 + 8 * 16 * 16)

@@ -1,0 +1,106 @@
+"""What the guide says of the three types: how programs told them apart, and how they do now."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlashard import legacy
+
+
+def kind_before(x: Any) -> str:
+    from jax.experimental.global_device_array import GlobalDeviceArray
+    from jax.interpreters import pxla
+
+    if isinstance(x, GlobalDeviceArray):
+        return "GDA"
+    if isinstance(x, pxla.ShardedDeviceArray):
+        return "SDA"
+    return "DA" if isinstance(x, jnp.DeviceArray) else "none"
+
+
+def kind_after(x: Any) -> str:
+    if not isinstance(x, jax.Array):
+        return "none"
+    if not x.is_fully_addressable:
+        return "GDA"
+    return "SDA" if len(x.sharding.device_set) > 1 else "DA"
+
+
+def isinstance_before(x: Any) -> list[bool]:
+    """The variants of DeviceArray that programs named."""
+    variants = (
+        jnp.DeviceArray,
+        jax.xla.DeviceArray,
+        jax.interpreters.xla.DeviceArray,
+        jax.interpreters.xla._DeviceArray,
+    )
+    return [isinstance(x, variant) for variant in variants]
+
+
+def check_kinds(mesh: Any) -> None:
+    """A program's outputs, told apart in the old world and in the new one."""
+    from jax.experimental.pjit import PartitionSpec as P
+    from jax.experimental.pjit import pjit
+
+    rows = np.arange(8.0, dtype=np.float32)
+
+    def outputs():
+        with mesh:
+            return pjit(lambda: jnp.asarray(rows), None, P("x"))()
+
+    with legacy.jax_array(False), legacy.parallel_functions_output_gda(True):
+        gda = outputs()
+        assert kind_before(gda) == "GDA"
+        assert kind_before(gda.local_data(0)) == "DA"
+    with legacy.jax_array(False):
+        assert kind_before(outputs()) == "SDA"
+    with legacy.jax_array(True):
+        array = outputs()
+        # In one process there is nothing that tells a GDA from a ShardedDeviceArray.
+        assert kind_after(array) == ("SDA" if jax.process_count() == 1 else "GDA")
+        assert kind_after(array.addressable_data(0)) == "DA"
+        assert kind_after(gda) == kind_after(array)
+    assert kind_after(rows) == kind_before(rows) == "none"
+
+
+def check_host_local_error(mesh: Any) -> None:
+    """What is smaller than the mesh was lifted to a global shape, and is an error now."""
+    import pytest
+    from jax.experimental import multihost_utils
+    from jax.experimental.pjit import pjit
+    from jax.sharding import PartitionSpec as P
+
+    spec = P(("x", "y"))
+    mine = np.ones(8 // jax.process_count(), np.float32)
+    with mesh:
+        with legacy.jax_array(False):
+            out = pjit(lambda x: x + 1, in_axis_resources=spec, out_axis_resources=spec)(mine)
+            assert out.shape == mine.shape
+        with legacy.jax_array(True):
+            f = pjit(lambda x: x + 1, in_shardings=spec, out_shardings=spec)
+            with pytest.raises(ValueError) as caught:
+                f(mine[:4])
+            for fact in ("x", "dimension 0", "8", "4"):
+                assert fact in str(caught.value)
+            global_inp = multihost_utils.host_local_array_to_global_array(mine, mesh, spec)
+            assert f(global_inp).shape == (8,)
+
+
+def check_switching(mesh: Any) -> None:
+    """Arrays of one world are taken by the other, and programs are not mistaken for each other."""
+    from jax.experimental.pjit import PartitionSpec as P
+    from jax.experimental.pjit import pjit
+
+    f = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=P("x"))
+    with mesh:
+        for _ in range(2):
+            with legacy.jax_array(False), legacy.parallel_functions_output_gda(True):
+                old = f(f(np.ones(8 // jax.process_count(), np.float32)))
+                assert kind_before(old) == "GDA"
+            with legacy.jax_array(True):
+                new = f(old)
+                assert kind_before(new) != "GDA"
+                assert new.shape == old.shape == (8,)
+                np.testing.assert_array_equal(new.addressable_data(0), 8)

@@ -1,0 +1,106 @@
+"""Every pair of the guide runs both ways, and gives equal values, shardings and types."""
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tests.legacy.guide import kinds, pairs
+from tests.processes import run_pod
+from xlashard import legacy
+from xlashard.legacy import installing
+from xlashard.testing.launcher import PodSize
+from xlashard.testing.supervision import Rules
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> Iterator[None]:
+    installing.install()
+    yield
+    installing.uninstall()
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+LIBRARIES = pytest.mark.parametrize("lib", [pairs.JAX, pairs.XLASHARD], ids=lambda lib: lib.name)
+
+
+@LIBRARIES
+@pytest.mark.parametrize(
+    "pair", [*pairs.PAIRS, *pairs.PAIRS_OF_ONE_PROCESS], ids=lambda pair: pair.name
+)
+def test_both_ways(pair: pairs.Pair, lib: pairs.Library, mesh: Mesh) -> None:
+    pairs.run_both_ways(pair, mesh, lib)
+
+
+def test_the_kinds_are_told_apart(mesh: Mesh) -> None:
+    kinds.check_kinds(mesh)
+
+
+def test_isinstance_of_device_array(mesh: Mesh) -> None:
+    with legacy.jax_array(False):
+        values = [jnp.ones(3), jax.pmap(lambda x: x)(jnp.ones(8)), np.ones(3), 1.0, [jnp.ones(3)]]
+        before = [kinds.isinstance_before(x) for x in values]
+    after = [isinstance(x, jax.Array) for x in values]
+    assert before == [[one] * 4 for one in after]
+    assert after == [True, True, False, False, False]
+
+
+def test_a_program_that_is_too_small_for_the_mesh(mesh: Mesh) -> None:
+    kinds.check_host_local_error(mesh)
+
+
+def test_worlds_may_be_switched(mesh: Mesh) -> None:
+    kinds.check_switching(mesh)
+
+
+def test_flags_by_update(mesh: Mesh) -> None:
+    from jax.experimental.global_device_array import GlobalDeviceArray
+    from jax.experimental.pjit import PartitionSpec as P
+    from jax.experimental.pjit import pjit
+
+    f = pjit(lambda: jnp.arange(8), None, P("x"))
+    with mesh:
+        after = f()
+        jax.config.update("jax_array", False)
+        jax.config.update("jax_parallel_functions_output_gda", True)
+        try:
+            before = f()
+        finally:
+            jax.config.update("jax_array", True)
+            jax.config.update("jax_parallel_functions_output_gda", False)
+    assert isinstance(before, GlobalDeviceArray)
+    assert not isinstance(after, GlobalDeviceArray)
+    pairs.check_same(before, after)
+
+
+def test_live_buffers_and_live_arrays() -> None:
+    import xlashard
+
+    device = jax.devices()[3]
+    gc.collect()
+    x = xlashard.device_put(np.ones((5, 7)), device)
+    with pytest.deprecated_call():
+        before = [b for b in device.live_buffers() if b.shape == (5, 7)]
+    after = [a for a in jax.live_arrays() if a.shape == (5, 7)]
+    ours = [a for a in xlashard.live_arrays() if a.shape == (5, 7)]
+    assert len(before) == len(after) == len(ours) == 1
+    assert ours[0] is x
+    assert before[0].unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+
+
+@pytest.mark.slow
+def test_both_ways_on_a_pod() -> None:
+    script = Path(__file__).with_name("on_a_pod.py")
+    done = run_pod([os.fspath(script)], PodSize(2, 4), Rules(240), JAX_ARRAY="0")
+    assert done.verdict.well, done.report()
+    assert all("all pairs are the same" in output for output in done.outputs)
