@@ -180,9 +180,14 @@ def main():
         "mesh_axes_are_spec": features.mesh_axes == P("data"),
         "kinds": sorted({type(x).__name__ for x in tree_leaves((params, predicted))}),
     }
-    for shard in features.local_shards:
+    shards = features.local_shards
+    for shard in shards:
         shard.data.delete()
-    report["deleted"] = all(s.data.is_deleted() for s in features.local_shards)
+    report["deleted"] = all(shard.data.is_deleted() for shard in shards)
+    try:
+        np.asarray(features)
+    except RuntimeError as e:
+        report["says_so"] = "deleted" in str(e)
     print("RESULT " + json.dumps(report), flush=True)
 
 

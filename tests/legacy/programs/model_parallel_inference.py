@@ -134,7 +134,7 @@ def main():
     )
     one_token = pjit(
         decode_one,
-        in_axis_resources=(axes, P("dp"), P("dp"), None),
+        in_axis_resources=(axes, P("dp", None, "mp"), P("dp"), None),
         out_axis_resources=(None, P("dp", None, "mp")),
         donate_argnums=1,
     )

@@ -287,9 +287,9 @@ def to_pjit_input(batch: Batch, mesh: Mesh, spec: PartitionSpec):
 def local_sum(x: Array) -> float:
     """The sum of what only this host holds of a result."""
     if isinstance(x, GlobalDeviceArray):
-        return float(sum(np.sum(s.data) for s in x.local_shards if s.replica_id == 0))
+        return sum(float(np.sum(s.data)) for s in x.local_shards if s.replica_id == 0)
     if jax.config.jax_array and jax.process_count() > 1:
-        return float(sum(np.sum(s.data) for s in x.addressable_shards if s.replica_id == 0))
+        return sum(float(np.sum(s.data)) for s in x.addressable_shards if s.replica_id == 0)
     return float(np.sum(x))
 
 

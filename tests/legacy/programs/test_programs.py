@@ -75,6 +75,8 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
         assert report["mesh_axes_are_spec"]
         assert report["kinds"] == (["Array"] if jax_array == "1" else ["GlobalDeviceArray"])
         assert report["deleted"]
+        # Not wholly in this process, it says that first.
+        assert report["says_so"] == (share == 1)
 
 
 @SIZES

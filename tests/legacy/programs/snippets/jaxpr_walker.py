@@ -40,8 +40,7 @@ def run(jaxpr: Jaxpr, consts, *args):
     jax.tree_map(write, list(jaxpr.constvars), list(consts))
     jax.tree_map(write, list(jaxpr.invars), list(args))
     for eqn in jaxpr.eqns:
-        subfuns, params = eqn.primitive.get_bind_params(eqn.params)
-        out = eqn.primitive.bind(*subfuns, *map(read, eqn.invars), **params)
+        out = eqn.primitive.bind(*map(read, eqn.invars), **eqn.params)
         for v, value in zip(eqn.outvars, out if eqn.primitive.multiple_results else [out]):
             if not isinstance(v, core.DropVar):
                 write(v, value)
