@@ -89,8 +89,7 @@ def test_live_buffers_and_live_arrays() -> None:
     device = jax.devices()[3]
     gc.collect()
     x = xlashard.device_put(np.ones((5, 7)), device)
-    with pytest.deprecated_call():
-        before = [b for b in device.live_buffers() if b.shape == (5, 7)]
+    before = [b for b in device.live_buffers() if b.shape == (5, 7)]
     after = [a for a in jax.live_arrays() if a.shape == (5, 7)]
     ours = [a for a in xlashard.live_arrays() if a.shape == (5, 7)]
     assert len(before) == len(after) == len(ours) == 1
