@@ -58,7 +58,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{_DEVICE_ARRAYS}:DeviceArray",
         "jax.Array",
-        "`isinstance` holds for every array on one device, also for those of today.",
+        "`isinstance` holds for every array on this process's devices, also for those of today.",
     ),
     *(_member(name, gone, today) for name, gone, today in _MEMBERS),
 )

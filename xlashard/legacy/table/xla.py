@@ -5,7 +5,7 @@ from xlashard.legacy.table.entry import Entry
 _HOME = "jax.interpreters.xla"
 _ERA = "xlashard.legacy.era.xla"
 
-_NOTE = "`isinstance` holds for every array on one device, also for those of today."
+_NOTE = "`isinstance` holds for every array on this process's devices, also for those of today."
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
 _RULES = "XLA's own builders are gone from JAX, whose rules write MLIR"
 
