@@ -9,15 +9,11 @@ from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Tracer, dressed
 from xlashard.array.array import Array, wrap
-from xlashard.array.buffer_shape import in_shape
-from xlashard.array.holder import check_alive
-from xlashard.array.keys import is_key_array, key_handle, keys_over
+from xlashard.array.keys import key_handle, keys_over
 from xlashard.array.moving import placed
-from xlashard.array.placement import places
 from xlashard.array.singles import make_array_from_single_device_arrays
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.geometry import ShardingSpec
-from xlashard.geometry.sharding_spec import without_dims
 from xlashard.sharding import PmapSharding, SingleDeviceSharding
 
 
@@ -61,15 +57,10 @@ def make_sharded_device_array(
             made = PmapSharding.default(shape, devices=devices, unstacked=lacking)
         else:
             made = PmapSharding(devices, sharding_spec)
-        target = places(shape, made)
         _check_indices(indices, made.sharding_spec, shape)
-        spare = without_dims(target.shard_shape, made.sharding_spec.unstacked_dims)
-        buffers = list(device_buffers)
-        if spare != target.shard_shape and all(tuple(b.shape) == spare for b in buffers):
-            buffers = [_with_dims(buffer, target.shard_shape) for buffer in buffers]
-        out = make_array_from_single_device_arrays(shape, made, buffers, dtype=dtype)
+        out = make_array_from_single_device_arrays(shape, made, list(device_buffers), dtype=dtype)
         if isinstance(out, Array) and getattr(aval, "weak_type", False):
-            return placed(dressed(out.to_jax(), target.twin, weak_type=True), made)
+            return placed(dressed(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
         return out
 
 
@@ -136,16 +127,6 @@ def _device_of(number: int, buffer: Any) -> Device:
             "[shard.data for shard in x.addressable_shards]"
         )
     return devices[0]
-
-
-def _with_dims(buffer: Any, shape: tuple[int, ...]) -> Any:
-    """A buffer in the shape that a piece has with its unstacked dimensions."""
-    check_alive(buffer)
-    if is_key_array(buffer):
-        numbers = key_handle(buffer)
-        extra = numbers.shape[buffer.ndim :]
-        return keys_over(in_shape(numbers, (*shape, *extra)), buffer)
-    return in_shape(buffer.to_jax() if isinstance(buffer, Array) else buffer, shape)
 
 
 def _check_indices(

@@ -9,11 +9,14 @@ from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, Tracer
 from xlashard.array.array import Array
+from xlashard.array.buffer_shape import in_shape
 from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.holder import check_alive
-from xlashard.array.keys import is_key_dtype, key_handle
+from xlashard.array.keys import is_key_dtype, key_handle, keys_over
 from xlashard.array.placement import Places, as_shape, as_sharding, places
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
+from xlashard.geometry.sharding_spec import without_dims
+from xlashard.sharding import PmapSharding
 
 
 def make_array_from_single_device_arrays(
@@ -25,7 +28,8 @@ def make_array_from_single_device_arrays(
         shape: Of the whole array, in elements.
         sharding: Which piece is on which device: of this package or of JAX, or one you wrote.
         arrays: One for each of the sharding's devices in this process, in any order: Arrays,
-            arrays or keys of JAX.
+            arrays or keys of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they
+            are copied into pieces that have them.
         dtype: Of the array; needed only where there are no arrays.
 
     Returns:
@@ -53,8 +57,29 @@ def make_array_from_single_device_arrays(
         if layout is not None:
             raise ArgumentError("the arrays have their layouts already: give the sharding alone")
         target = places(as_shape(shape), there)
-        singles = read_singles(arrays, _HERE)
+        singles = read_singles(_with_unstacked_dims(arrays, target), _HERE)
         return joined(singles, target, None if dtype is None else canonical_dtype(dtype), _HERE)
+
+
+def _with_unstacked_dims(arrays: Any, target: Places) -> Any:
+    """The arrays as early `pmap` gave them, with the dimensions that it had left out."""
+    sharding, shape = target.sharding, target.shard_shape
+    dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
+    if not dims or not isinstance(arrays, Sequence):
+        return arrays
+    spare = without_dims(shape, dims)
+    lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in arrays)
+    return [_in_shape(x, shape) for x in arrays] if lacking else arrays
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
+        return array  # which is refused by its number
+    check_alive(array)
+    if is_key_dtype(array.dtype):
+        numbers = key_handle(array)
+        return keys_over(in_shape(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return in_shape(array.to_jax() if isinstance(array, Array) else array, shape)
 
 
 class Caller(NamedTuple):
