@@ -50,7 +50,8 @@ def test_arrays_are_told_apart_by_where_they_are(mesh):
     ):
         assert isinstance(x, DeviceArray) and not isinstance(x, ShardedDeviceArray)
     for x in (many, many.to_jax(), of_kind(ShardedDeviceArray, many), many + 1):
-        assert isinstance(x, ShardedDeviceArray) and not isinstance(x, DeviceArray)
+        # It was one of the era's subclasses: programs ask for DeviceArray to mean any array.
+        assert isinstance(x, ShardedDeviceArray) and isinstance(x, DeviceArray)
     # In general one on a single device can't be told from any other.
     assert isinstance(of_kind(ShardedDeviceArray, one), DeviceArray)
     seen = []

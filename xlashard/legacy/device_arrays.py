@@ -33,12 +33,12 @@ def _devices_of(x: Any) -> int:
     return handle.sharding.num_devices if handle.is_fully_addressable else 0
 
 
-class _OneDevice(type(jax.Array)):
+class _OnDevices(type(jax.Array)):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return _devices_of(instance) == 1
+        return _devices_of(instance) > 0
 
 
-class _SeveralDevices(type(jax.Array)):
+class _OnSeveralDevices(_OnDevices):
     def __instancecheck__(cls, instance: Any) -> bool:
         return _devices_of(instance) > 1
 
@@ -166,12 +166,13 @@ class _EraArray(Array):
         return to_py(self)
 
 
-class DeviceArray(_EraArray, metaclass=_OneDevice):
-    """An array on one device of this process.
+class DeviceArray(_EraArray, metaclass=_OnDevices):
+    """An array on devices of this process; of the class itself are those on one device.
 
     Programs get instances where `jax_array` is off. `isinstance(x, DeviceArray)` holds for every
-    array on one device, also for those of today. `x.device` is its device; `x.device()`, as it was
-    then, may be written where the era's names are installed.
+    array that is on this process's devices alone, as it did for `ShardedDeviceArray`s, and also for
+    those of today; for a GlobalDeviceArray it does not. `x.device` is the device of one on a single
+    device; `x.device()`, as it was then, may be written where the era's names are installed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -182,7 +183,7 @@ class DeviceArray(_EraArray, metaclass=_OneDevice):
     __slots__ = ()
 
 
-class ShardedDeviceArray(_EraArray, metaclass=_SeveralDevices):
+class ShardedDeviceArray(DeviceArray, metaclass=_OnSeveralDevices):
     """An array over several devices of this process.
 
     Programs get instances where `jax_array` is off. `isinstance(x, ShardedDeviceArray)` holds for
