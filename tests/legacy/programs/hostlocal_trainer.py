@@ -107,6 +107,10 @@ def main():
 
     params = init_params(0)
     momentum = jax.tree_map(np.zeros_like, params)
+    if transition:
+        params, momentum = multihost_utils.host_local_array_to_global_array(
+            (params, momentum), mesh, (PARAM_AXES, PARAM_AXES)
+        )
     losses, shapes = [], []
     for number in range(args.steps):
         x, y = (v[host * local_batch : (host + 1) * local_batch] for v in global_batch(number))

@@ -75,8 +75,7 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
         assert report["mesh_axes_are_spec"]
         assert report["kinds"] == (["Array"] if jax_array == "1" else ["GlobalDeviceArray"])
         assert report["deleted"]
-        # Not wholly in this process, it says that first.
-        assert report["says_so"] == (share == 1)
+        assert report["says_so"]
 
 
 @SIZES
@@ -108,8 +107,6 @@ def test_pmap_trainer(size: PodSize, jax_array: str, tmp_path: Path) -> None:
         assert report["restored"] == report["outputs"]
         assert report["spread"] == 0
         assert report["all_sharded_device_arrays"]
-        assert report["first_is_device_array"]
-        assert not report["first_is_sharded"]
         assert report["buffers_are_local"]
         assert report["slice"] == [2, 4]
 
@@ -129,4 +126,5 @@ def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
         weights = {"wte": 4 * 32 * 16, "wpe": 4 * 12 * 16, "layer_0": layer, "layer_1": layer}
         assert report["weights"] == weights
         assert report["bias"] is None
-        assert report["device_arrays"]
+        # What spans processes is what GlobalDeviceArrays were.
+        assert report["device_arrays"] == (jax_array == "0" or len(reports) == 1)

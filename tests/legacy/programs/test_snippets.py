@@ -1,0 +1,25 @@
+"""Small programs as they stood in the code of 2022 and 2023; they check themselves."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.legacy.programs import ALONE, MODULE_OF_THE_RUNNER
+from tests.processes import run_pod
+from xlashard.testing.supervision import Rules
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent / "snippets"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "everything")
+
+
+@pytest.mark.parametrize("jax_array", ["1", "0"], ids=["array", "no_array"])
+def test_all_of_them(jax_array: str) -> None:
+    words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / "everything.py")]
+    done = run_pod(words, ALONE, Rules(240), JAX_ARRAY=jax_array)
+    assert done.verdict.well, done.report()
+    (output,) = done.outputs
+    assert [line for line in output.splitlines() if line.startswith("ran ")] == [
+        f"ran {name}" for name in NAMES
+    ]
