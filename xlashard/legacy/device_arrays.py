@@ -237,6 +237,11 @@ class MEMBERS:
     to_py = to_py
 
 
+def device_itself(device: Device) -> Device:
+    """What a device gives when it is called: `x.device` was a method, and is a device now."""
+    return device
+
+
 class DeviceRow(tuple[Device, ...]):
     """Devices in a row: a tuple that also answers as the NumPy array that it was once.
 

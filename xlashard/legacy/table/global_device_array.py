@@ -61,4 +61,12 @@ ENTRIES: tuple[Entry, ...] = (
         "`isinstance` holds for every array on this process's devices, also for those of today.",
     ),
     *(_member(name, gone, today) for name, gone, today in _MEMBERS),
+    Entry(
+        "jax.Device.__call__",
+        "0.4.27",
+        "works",
+        f"{_DEVICE_ARRAYS}:device_itself",
+        "x.device",
+        "`x.device()` was a method; now that `x.device` is the device, calling it gives it again.",
+    ),
 )
