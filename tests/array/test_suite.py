@@ -10,8 +10,10 @@ import pytest
 
 from tests.array import cases
 from tests.array.suite import ArraySuite
-from tests.together import at_once
+from tests.together import at_once, sweep
 from xlashard import Array, device_put
+
+QUICK = ("callback", "single-device arrays", "device_put")
 
 type Subjects = Mapping[str, Callable[[], Mapping[str, Any]]]
 
@@ -25,7 +27,7 @@ def _subject(constructor: str, kind: str, expected: np.ndarray) -> Callable[[], 
     return make
 
 
-@pytest.mark.parametrize("constructor", list(cases.CONSTRUCTORS))
+@pytest.mark.parametrize("constructor", sweep(cases.CONSTRUCTORS, quick=QUICK))
 class TestEveryConstructor(at_once(ArraySuite)):
     @pytest.fixture
     def subjects(self, constructor: str) -> Subjects:
@@ -47,7 +49,7 @@ class ArrayWithoutElements(ArraySuite):
         assert repr(array) == f"Array([], shape={array.shape}, dtype=float32)"
 
 
-@pytest.mark.parametrize("constructor", list(cases.CONSTRUCTORS))
+@pytest.mark.parametrize("constructor", sweep(cases.CONSTRUCTORS, quick=QUICK))
 class TestNoElements(at_once(ArrayWithoutElements)):
     @pytest.fixture
     def subjects(self, constructor: str) -> Subjects:

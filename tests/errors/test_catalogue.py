@@ -41,6 +41,7 @@ def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
 
 
+@pytest.mark.slow  # All together; they tell nothing of this package.
 @pytest.mark.parametrize("mistake", WITH_JAX)
 def test_jax_says_less(mistake: Mistake) -> None:
     outcome = theirs(mistake)

@@ -1,10 +1,13 @@
 """Meshes over the eight emulated devices, and what counts compilations."""
 
+import os
+
 import jax
 import pytest
 
 import xlashard
 from tests.pjit.helpers import Compilations, make_mesh
+from tests.together import sweep
 from xlashard.program import compile as compile_room
 from xlashard.program.executables import EXECUTABLES
 
@@ -20,9 +23,12 @@ def mesh() -> xlashard.Mesh:
     return make_mesh((4, 2), ("x", "y"))
 
 
-@pytest.fixture(params=["shardy", "gspmd"])
+IN_FORCE = os.environ.get("XLASHARD_PARTITIONER") or "shardy"
+
+
+@pytest.fixture(params=sweep(["shardy", "gspmd"], quick=[IN_FORCE]))
 def partitioner(request):
-    """Runs the test once under each partitioner."""
+    """Runs the test once under each partitioner; in `make check` under the one in force."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
     yield request.param
