@@ -7,14 +7,14 @@ entry is.
 import importlib
 import pkgutil
 from collections import Counter
-from functools import cache
+from functools import lru_cache
 
 from xlashard.legacy.table.entry import Entry, Treatment
 
 __all__ = ["Entry", "Treatment", "areas", "entries"]
 
 
-@cache
+@lru_cache(maxsize=1)
 def areas() -> dict[str, tuple[Entry, ...]]:
     """The entries of each area, by the area's name.
 
@@ -26,7 +26,7 @@ def areas() -> dict[str, tuple[Entry, ...]]:
     return {name: importlib.import_module(f"{__name__}.{name}").ENTRIES for name in names}
 
 
-@cache
+@lru_cache(maxsize=1)
 def entries() -> dict[str, Entry]:
     """All entries, by the name that programs know.
 
