@@ -164,6 +164,10 @@ def test_jax_takes_it(gda):
     np.testing.assert_array_equal(
         jax.lax.scan(lambda total, row: (total + row, total), jnp.zeros(2), gda)[0], WHOLE.sum(0)
     )
+    # These compare their arguments outside of any program.
+    assert bool(jnp.array_equal(gda, gda)) and not bool(jnp.array_equal(gda, gda + 1))
+    np.testing.assert_array_equal(jnp.nonzero(gda), np.nonzero(WHOLE))
+    np.testing.assert_array_equal(jnp.where(gda)[0], np.where(WHOLE)[0])
     moved = jax.device_put(gda, jax.devices()[0])
     assert moved.devices() == {jax.devices()[0]}
 

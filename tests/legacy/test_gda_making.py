@@ -28,7 +28,18 @@ from xlashard.legacy.shards import get_shard_indices, get_shard_indices_replica_
 from xlashard.legacy.specs import PartitionSpec as P
 
 WHOLE = f32(8, 2)
-SPECS = [P("x"), P("y"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P(), ("x",), None]
+SPECS = [
+    P("x"),
+    P("y"),
+    P("x", "y"),
+    P("y", "x"),
+    P(("x", "y")),
+    P(None, "y"),
+    P(),
+    P("x", None),
+    ("x",),
+    None,
+]
 
 
 @pytest.fixture(params=["forward", "turned"])

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, device_put
-from xlashard._jax.era_arrays import refuse_in_pmap
+from xlashard._jax.era_arrays import is_called_by_jax, refuse_in_pmap
 from xlashard._jax.install import install_array_type
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import split
@@ -283,10 +283,16 @@ class GlobalDeviceArray(Array):
         """The same as `local_data`, by the name of today."""
         return self.local_data(index)
 
-    def __eq__(self, other: object) -> NoReturn:  # pyright: ignore
+    # JAX's own functions compare what they are given: jnp.nonzero(x) asks for x != 0.
+
+    def __eq__(self, other: Any) -> Any:
+        if is_called_by_jax():
+            return super().__eq__(other)
         raise _not_compared("==", self)
 
-    def __ne__(self, other: object) -> NoReturn:  # pyright: ignore
+    def __ne__(self, other: Any) -> Any:
+        if is_called_by_jax():
+            return super().__ne__(other)
         raise _not_compared("!=", self)
 
     __hash__: None = None  # pyright: ignore[reportIncompatibleMethodOverride]
