@@ -1,6 +1,8 @@
 """The three worlds: which arrays a function gives in each, and switching between them."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -146,6 +148,22 @@ def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
         out = jax.pmap(lambda v: v + 1)(x)
         assert isinstance(out, ShardedDeviceArray) and not isinstance(out, GlobalDeviceArray)
         assert isinstance(jax.jit(lambda v: v + 1)(jnp.ones(3)), DeviceArray)
+
+
+def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
+    def used() -> weakref.ref[Any]:
+        def fun(x: Any) -> Any:
+            return x * 2
+
+        f = legacy.pjit(fun, P("x"), P("x"))
+        for world in KINDS:
+            with mesh, in_world(world):
+                f(X)
+        return weakref.ref(fun)
+
+    found = used()
+    gc.collect()
+    assert found() is None
 
 
 def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:

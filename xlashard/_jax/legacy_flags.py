@@ -72,15 +72,12 @@ def own_flag(name: str) -> Flag:
     return config.config_states[name]
 
 
-def tell_calls_apart_by(flags: Sequence[Flag], name: str) -> Callable[[], bool]:
+def tell_calls_apart_by(flags: Sequence[Flag], name: str) -> None:
     """Lets jaxlib's dispatcher know whether any of some of JAX's settings is on.
 
     Args:
         flags: Settings that JAX's keys don't hold.
         name: What to call that to jaxlib.
-
-    Returns:
-        Says whether one is on.
     """
     state = _jax.config.Config(name, False, include_in_jit_key=True)
 
@@ -96,7 +93,6 @@ def tell_calls_apart_by(flags: Sequence[Flag], name: str) -> Callable[[], bool]:
             _after(flag._update_global_hook, follow_global),
             _after(flag._update_thread_local_hook, follow_thread),
         )
-    return lambda: state.value
 
 
 def _after(first: Callable[[Any], None] | None, then: Callable[[], None]) -> Callable[[Any], None]:

@@ -70,10 +70,8 @@ distributed_debug = legacy_flags.own_flag("jax_distributed_debug")
 OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction)
 """The flags that today's JAX does not have."""
 
-is_watched = legacy_flags.tell_calls_apart_by(
-    (enable_checks, distributed_debug), "xlashard_legacy_is_watched"
-)
-"""Whether a flag is on that wants to see every call."""
+# Whoever turns one of these on wants to see every call, also those that were seen before.
+legacy_flags.tell_calls_apart_by((enable_checks, distributed_debug), "xlashard_legacy_is_watched")
 
 
 def show_flags() -> None:

@@ -14,7 +14,7 @@ from xlashard.legacy.host_local import HostLocal
 from xlashard.legacy.positional import PositionalSemantics, semantics_in_force
 from xlashard.legacy.world_function import WorldFunction, check_specified
 from xlashard.legacy.world_stages import Traced
-from xlashard.legacy.worlds import World, world_in_force
+from xlashard.legacy.worlds import Manner, World, manner_in_force, world_in_force
 from xlashard.pjit import stages
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.options import (
@@ -157,9 +157,10 @@ class EraFunction:
         self._options = options
         self._static = static
         self._lock = threading.Lock()
-        self.today = WorldFunction(fun, options, static, World())
-        self._worlds = {World(): self.today}
-        self._edges: dict[tuple[World, Mesh], _Edge] = {}
+        manner = Manner(World())
+        self.today = WorldFunction(fun, options, static, manner)
+        self._by_manner = {manner: self.today}
+        self._edges: dict[tuple[Manner, Mesh], _Edge] = {}
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
 
@@ -169,19 +170,18 @@ class EraFunction:
         return self.today.name
 
     def in_force(self) -> WorldFunction:
-        """The function in the world of this thread."""
-        world = world_in_force()
-        world = World() if world.jax_array else world
-        found = self._worlds.get(world)
-        return self._made(world) if found is None else found
+        """The function as the flags of this thread will have it."""
+        manner = manner_in_force()
+        found = self._by_manner.get(manner)
+        return self._made(manner) if found is None else found
 
-    def _made(self, world: World) -> WorldFunction:
+    def _made(self, manner: Manner) -> WorldFunction:
         with self._lock:
-            if world not in self._worlds:
-                made = WorldFunction(self.fun, self._options, self._static, world)
+            if manner not in self._by_manner:
+                made = WorldFunction(self.fun, self._options, self._static, manner)
                 made.ledger = self.today.ledger
-                self._worlds[world] = made
-            return self._worlds[world]
+                self._by_manner[manner] = made
+            return self._by_manner[manner]
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
@@ -199,7 +199,7 @@ class EraFunction:
             return None
         if semantics_in_force() is PositionalSemantics.GLOBAL or not tracing.is_top_level():
             return None
-        key = function.world, mesh
+        key = function.manner, mesh
         with self._lock:
             if key not in self._edges:
                 self._edges[key] = _Edge(function, mesh)
@@ -212,7 +212,7 @@ class EraFunction:
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled, in all worlds."""
         with self._lock:
-            functions = list(self._worlds.values())
+            functions = list(self._by_manner.values())
             self._edges.clear()
         for function in functions:
             function.clear_cache()

@@ -14,10 +14,9 @@ from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import UnspecifiedValue
 from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, MeshError, ResourceError
-from xlashard.legacy import flags
 from xlashard.legacy.gda import check_gda_mesh
 from xlashard.legacy.kinds import is_gda, is_global, kind_of
-from xlashard.legacy.worlds import World
+from xlashard.legacy.worlds import Manner
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.call import Call
@@ -40,7 +39,7 @@ class WorldFunction(Function):
         fun: The Python function.
         options: The checked options.
         static: Positions and names of static arguments.
-        world: The world.
+        manner: What the flags say of its calls.
     """
 
     def __init__(
@@ -48,10 +47,11 @@ class WorldFunction(Function):
         fun: Callable[..., Any],
         options: PjitOptions,
         static: tuple[Sequence[int], Sequence[str]],
-        world: World,
+        manner: Manner,
     ) -> None:
-        super().__init__(fun, replace(options, kind_of=kind_of(world)), static)
-        self.world = world
+        super().__init__(fun, replace(options, kind_of=kind_of(manner.world)), static)
+        self.manner = manner
+        self.world = manner.world
 
     def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
         """Checks what a world without `jax_array` asks of every call.
@@ -91,8 +91,7 @@ class WorldFunction(Function):
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
         out, path, again = super().miss(*args, **kwargs)
-        # Under these flags every call has something to be said or checked.
-        return out, None if flags.is_watched() else path, again
+        return out, None if self.manner.sees_every_call else path, again
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
         """Where the arguments of a call are.
@@ -101,7 +100,7 @@ class WorldFunction(Function):
         says, wherever they are; global ones must be there.
         """
         found = super().arguments(call)
-        if flags.enable_checks.value and call.mesh is not None:
+        if self.manner.compares_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
         if self.world.jax_array:
             return found
@@ -129,7 +128,7 @@ class WorldFunction(Function):
     def prepare(self, call: Call) -> Prepared:
         """The compiled program of a call that is about to run."""
         prepared = super().prepare(call)
-        if flags.distributed_debug.value:
+        if self.manner.tells_runs:
             _log(call, prepared)
         return prepared
 

@@ -29,6 +29,26 @@ class World:
         return not self.output_gda and not self.jax_array
 
 
+@dataclass(frozen=True)
+class Manner:
+    """All that the flags say of a call.
+
+    Attributes:
+        world: The world that it is in.
+        compares_meshes: Whether the mesh in force is compared with those of its arguments.
+        tells_runs: Whether the run is logged.
+    """
+
+    world: World
+    compares_meshes: bool = False
+    tells_runs: bool = False
+
+    @property
+    def sees_every_call(self) -> bool:
+        """Whether calls that were seen before must come to Python again."""
+        return self.compares_meshes or self.tells_runs
+
+
 _WORLDS = {(a, g): World(a, g) for a in (False, True) for g in (False, True)}
 
 
@@ -43,3 +63,13 @@ def world_in_force() -> World:
     """
     key = flags.jax_array.value, flags.parallel_functions_output_gda.value
     return _WORLDS[key]
+
+
+def manner_in_force() -> Manner:
+    """All that the flags say in this thread. Ask once, where a call comes in.
+
+    With `jax_array` the other flag of the world says nothing, and is left out.
+    """
+    world = world_in_force()
+    world = _WORLDS[True, False] if world.jax_array else world
+    return Manner(world, flags.enable_checks.value, flags.distributed_debug.value)
