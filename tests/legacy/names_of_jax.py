@@ -80,9 +80,11 @@ installing.uninstall()
 after = values()
 
 installing.install()
-# A module of JAX that is loaded meanwhile takes what it imports from today's modules.
-late = importlib.import_module("jax.experimental.array_serialization.pytree_serialization")
-while_there = late.multihost_utils.sync_global_devices
+# A module of JAX that is loaded meanwhile works with today's modules, and has them afterwards.
+late = ModuleType("jax.experimental.late")
+sys.modules[late.__name__] = late
+exec("from jax.experimental import multihost_utils", vars(late))
+while_there = eval("multihost_utils.sync_global_devices", vars(late))
 patched = importlib.import_module("jax.ad_checkpoint")
 patched_there = "checkpoint" in dir(patched) and callable(patched.checkpoint)
 replaced = importlib.import_module("jax.experimental.array_serialization.serialization")
