@@ -64,9 +64,7 @@ ENTRIES: tuple[Entry, ...] = (
         "0.4.30",
         _CORE,
         {
-            "NamedShape": "tuple(shape)",
             "Shape": "tuple[int, ...]",
-            "as_named_shape": "tuple(shape)",
         },
     ),
     *members(
@@ -75,7 +73,12 @@ ENTRIES: tuple[Entry, ...] = (
         _CORE,
         {"join_effects": "frozenset().union(*effects)", "raise_to_shaped": "aval"},
     ),
-    *members("jax.core", "0.4.31", _CORE, {"canonicalize_shape": "tuple(shape)"}),
+    *members(
+        "jax.core",
+        "0.4.31",
+        _CORE,
+        {name: "tuple(shape)" for name in ("NamedShape", "as_named_shape", "canonicalize_shape")},
+    ),
     *members("jax.core", "0.10.0", _CORE, {"get_aval": "jax.typeof"}),
     *members("jax.core", "0.11.0", _CORE, {"abstract_token": "jax.extend.core.AbstractToken()"}),
     *members("jax.core", "0.11.0", _CORE, {"gensym": "jax.extend.core.Var"}),
@@ -150,7 +153,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("jax.util", "0.8.0", "works", _UTIL, "import functools"),
     *members(
         "jax.util",
-        "0.8.0",
+        "0.7.0",
         _UTIL,
         {
             "HashableFunction": "functools.partial",
@@ -177,8 +180,13 @@ ENTRIES: tuple[Entry, ...] = (
         "xlashard.legacy.era.abstract_arrays",
         {
             "ShapedArray": "jax.core.ShapedArray",
-            "array_types": "jax.extend.core.array_types",
             "raise_to_shaped": "aval",
         },
+    ),
+    *members(
+        "jax.abstract_arrays",
+        "0.4.20",
+        "xlashard.legacy.era.abstract_arrays",
+        {"array_types": "jax.extend.core.array_types"},
     ),
 )

@@ -94,21 +94,28 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("jax.lib.xla_bridge", "0.9.0", "works", _BRIDGE, "import jax.extend.backend"),
     *members(
         "jax.lib.xla_bridge",
-        "0.8.0",
+        "0.4.4",
         _BRIDGE,
         {
-            "default_backend": "jax.default_backend()",
             "device_count": "jax.device_count()",
             "devices": "jax.devices()",
-            "get_backend": "jax.extend.backend.get_backend",
-            "get_compile_options": "jax.extend.backend.get_compile_options",
             "local_device_count": "jax.local_device_count()",
             "local_devices": "jax.local_devices()",
             "process_count": "jax.process_count()",
             "process_index": "jax.process_index()",
         },
     ),
-    Entry("jax._src.lib.xla_bridge", "0.4.2", "works", _BRIDGE, "import jax.extend.backend"),
+    *members("jax.lib.xla_bridge", "0.5.0", _BRIDGE, {"default_backend": "jax.default_backend()"}),
+    *members(
+        "jax.lib.xla_bridge",
+        "0.8.0",
+        _BRIDGE,
+        {
+            "get_backend": "jax.extend.backend.get_backend",
+            "get_compile_options": "jax.extend.backend.get_compile_options",
+        },
+    ),
+    Entry("jax._src.lib.xla_bridge", "0.4.6", "works", _BRIDGE, "import jax.extend.backend"),
     Entry(
         "jax.lib.xla_client",
         "0.9.0",

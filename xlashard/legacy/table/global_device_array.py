@@ -54,7 +54,7 @@ ENTRIES: tuple[Entry, ...] = (
     _gda("MeshAxes", "jax.sharding.PartitionSpec"),
     Entry(
         "jax.numpy.DeviceArray",
-        "0.4.7",
+        "0.4.14",
         "differs",
         f"{_DEVICE_ARRAYS}:DeviceArray",
         "jax.Array",

@@ -6,10 +6,10 @@ _NAME = "jax.experimental.host_callback"
 _ERA = "xlashard.legacy.era.host_callback"
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry(_NAME, "0.8.0", "differs", _ERA, "jax.experimental.io_callback", "see its names"),
+    Entry(_NAME, "0.4.36", "differs", _ERA, "jax.experimental.io_callback", "see its names"),
     Entry(
         f"{_NAME}.call",
-        "0.8.0",
+        "0.4.36",
         "differs",
         f"{_ERA}:call",
         "jax.experimental.io_callback",
@@ -17,7 +17,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         f"{_NAME}.id_tap",
-        "0.8.0",
+        "0.4.36",
         "differs",
         f"{_ERA}:id_tap",
         "jax.debug.callback",
@@ -25,7 +25,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         f"{_NAME}.id_print",
-        "0.8.0",
+        "0.4.36",
         "differs",
         f"{_ERA}:id_print",
         "jax.debug.print",
@@ -33,7 +33,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *members(
         _NAME,
-        "0.8.0",
+        "0.4.36",
         _ERA,
         {
             "CallbackException": "jax.errors.JaxRuntimeError",
@@ -42,7 +42,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         f"{_NAME}.call_with_device",
-        "0.8.0",
+        "0.4.36",
         "refused",
         f"{_ERA}:call_with_device",
         "jax.experimental.io_callback",
@@ -50,7 +50,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         f"{_NAME}.stop_outfeed_receiver",
-        "0.8.0",
+        "0.4.36",
         "refused",
         f"{_ERA}:stop_outfeed_receiver",
         "jax.effects_barrier()",

@@ -7,7 +7,7 @@ _OF_GDAS = "jax.experimental.gda_serialization.serialization"
 _OF_ARRAYS = "jax.experimental.array_serialization.serialization"
 _FILES = "jax.experimental.array_serialization.tensorstore_impl"
 _MODULE = "from jax.experimental.array_serialization import serialization"
-_GONE = "0.4.7"
+_GONE = "0.4.12"
 _ZSTD = (
     "Pieces are packed by zstd, which is faster than the era's gzip; either is read, whatever a "
     "spec says. A part that is missing is an error, where it was read as zeros."

@@ -11,29 +11,29 @@ _SPEC_NOTE = (
 )
 
 _HOMES = (
-    ("jax.experimental", "0.4.9"),
+    ("jax.experimental", "0.4.12"),
     ("jax.experimental.pjit", "0.4.11"),
     ("jax.interpreters.pxla", "0.4.11"),
-    ("jax.interpreters.sharded_jit", "0.3.17"),
+    ("jax.interpreters.sharded_jit", "0.3.16"),
     ("jax.sharding", "0.7.1"),
 )
 
 _CLASSES = (
     (
         "MeshPspecSharding",
-        "0.4.6",
+        "0.4.9",
         "jax.sharding.NamedSharding(mesh, spec)",
         "It is `NamedSharding`, which it was called from 0.4.1 on.",
     ),
     (
         "OpShardingSharding",
-        "0.4.9",
+        "0.4.12",
         "jax.sharding.NamedSharding(mesh, spec)",
         "It is `xlashard.OpShardingSharding`.",
     ),
     (
         "GSPMDSharding",
-        "0.4.34",
+        "0.7.0",
         "jax.sharding.NamedSharding(mesh, spec)",
         "It is `xlashard.GSPMDSharding`.",
     ),
@@ -86,10 +86,10 @@ ENTRIES: tuple[Entry, ...] = (
         f"{_ERA}:SingleDeviceSharding",
         "jax.sharding.SingleDeviceSharding",
     ),
-    Entry("jax.experimental.sharding", "0.4.1", "works", _ERA, "jax.sharding"),
+    Entry("jax.experimental.sharding", "0.3.25", "works", _ERA, "jax.sharding"),
     Entry(
         "jax.experimental.sharding.MeshPspecSharding",
-        "0.4.1",
+        "0.3.25",
         "works",
         f"{_ERA}:MeshPspecSharding",
         "jax.sharding.NamedSharding(mesh, spec)",

@@ -18,13 +18,13 @@ _REFUSED = (
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(_HOME, "0.4.7", "works", _ERA, "jax.core, jax.interpreters.mlir"),
-    Entry("jax.xla", "0.4.1", "works", _ERA, "jax.core, jax.interpreters.mlir"),
+    Entry("jax.xla", "0.4.14", "works", _ERA, "jax.core, jax.interpreters.mlir"),
     *(
         Entry(f"{home}.DeviceArray", gone, "differs", f"{_ERA}:DeviceArray", "jax.Array", _NOTE)
-        for home, gone in ((_HOME, "0.4.7"), ("jax.xla", "0.4.1"))
+        for home, gone in ((_HOME, "0.4.12"), ("jax.xla", "0.4.14"))
     ),
-    Entry(f"{_HOME}._DeviceArray", "0.4.7", "differs", f"{_ERA}:_DeviceArray", "jax.Array", _NOTE),
-    Entry(f"{_HOME}.make_device_array", "0.4.7", "works", f"{_ERA}:make_device_array", "buffer"),
+    Entry(f"{_HOME}._DeviceArray", "0.4.9", "differs", f"{_ERA}:_DeviceArray", "jax.Array", _NOTE),
+    Entry(f"{_HOME}.make_device_array", "0.4.9", "works", f"{_ERA}:make_device_array", "buffer"),
     Entry(f"{_HOME}.Device", "0.4.14", "works", f"{_ERA}:Device", "jax.Device"),
     Entry(f"{_HOME}.ShapedArray", "0.4.14", "works", f"{_ERA}:ShapedArray", "jax.core.ShapedArray"),
     Entry(f"{_HOME}.abstractify", "0.8.2", "works", f"{_ERA}:abstractify", "jax.typeof(x)"),
