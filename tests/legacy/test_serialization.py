@@ -1,6 +1,7 @@
 """Checkpoints of single arrays: values, places, dtypes, shapes, forms of calls and errors."""
 
 import asyncio
+import base64
 import importlib
 import json
 import sys
@@ -185,6 +186,24 @@ def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
     )
     (read_by_us,) = saving.run_deserialization(there, [theirs])
     assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
+
+
+def test_files_that_were_written_in_2022(tmp_path: Path, spec: Any) -> None:
+    # By TensorStore 0.1.19, of the numbers from 0 to 7 in two pieces.
+    metadata = (
+        '{"chunks":[2,2],"compressor":{"id":"gzip","level":1},"dimension_separator":".",'
+        '"dtype":"<f4","fill_value":null,"filters":null,"order":"C","shape":[4,2],"zarr_format":2}'
+    )
+    pieces = {
+        "0.0": "H4sIAAAAAAAEA2NgAIEGeyDhAEQOAIsbYCUQAAAA",
+        "1.0": "H4sIAAAAAAAEA2NgaHBgYFgAxAeA+IEDAEvINsQQAAAA",
+    }
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / ".zarray").write_text(metadata)
+    for name, text in pieces.items():
+        (tmp_path / "w" / name).write_bytes(base64.b64decode(text))
+    (back,) = saving.run_deserialization([named("y")], [spec])
+    assert same(back, np.arange(8, dtype=np.float32).reshape(4, 2))
 
 
 def test_a_gzipped_array_of_the_era_is_read_by_any_spec(tmp_path: Path, spec: Any) -> None:
