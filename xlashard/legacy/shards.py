@@ -132,7 +132,13 @@ def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: An
 def get_shard_indices_replica_ids_uncached(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> _ByDevice:
-    """`get_shard_indices_replica_ids`, worked out anew for this shape."""
+    """`get_shard_indices_replica_ids`, worked out anew for this shape.
+
+    Args:
+        global_shape: Of the whole array, in elements.
+        global_mesh: As for `get_shard_indices`.
+        mesh_axes: As for `get_shard_indices`.
+    """
     dealt = _dealt(global_mesh, mesh_axes, len(global_shape))
     return dealt.by_device(zip(dealt.indices(global_shape), dealt.copies, strict=True))
 
