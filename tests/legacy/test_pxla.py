@@ -13,7 +13,7 @@ import xlashard
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
 from xlashard._jax.shardings import HloSharding
-from xlashard.errors import DivisibilityError, RefusedError
+from xlashard.errors import DivisibilityError, RefusedError, TilingError
 from xlashard.legacy import installing
 from xlashard.legacy.era import maps, pxla, sharded_jit, sharding, xla
 from xlashard.legacy.specs import PartitionSpec as P
@@ -76,6 +76,22 @@ def test_uneven_dimensions_are_refused_unless_they_are_allowed():
     assert uneven.mesh_mapping == (pxla.ShardedAxis(0), pxla.Replicated(2))
 
 
+def test_sharding_specs_of_parts_and_of_pmap():
+    aval = pxla.ShapedArray((8, 4), np.dtype(np.float32))
+    cut = pxla.partitioned_sharding_spec(8, (4, 2), aval)
+    assert cut.tiling.shard_shape((8, 4)) == (2, 2) and cut.num_devices == 8
+    assert pxla.partitioned_sharding_spec(8, None, aval).tiling.is_replicated
+    with pytest.raises(TilingError, match=r"8 parts over 2 dimensions, not \(4,\): write \(8, 1\)"):
+        pxla.partitioned_sharding_spec(8, (4,), aval)
+    mapped = pxla.pmap_sharding_spec(8, 8, (3,), 1)
+    assert mapped == xlashard.PmapSharding.default((3, 8), 1, unstacked=True).sharding_spec
+    assert pxla.pmap_sharding_spec(8, 4, (3,), 0).mesh_shape == (4, 2)
+    copies = pxla.pmap_sharding_spec(8, 4, (3,), None)
+    assert copies.sharding == (pxla.NoSharding(),) and copies.mesh_shape == (4, 2)
+    with pytest.raises(TilingError, match="8 devices.*size 3"):
+        pxla.pmap_sharding_spec(8, 3, (3,), 0)
+
+
 def test_mappings_and_specs():
     assert pxla.array_mapping_to_axis_resources(OrderedDict()) == P()
     assert pxla.array_mapping_to_axis_resources({"x": 1}) == P(None, "x")
@@ -134,8 +150,9 @@ def test_makers_give_the_arrays_of_their_world():
     assert isinstance(made.sharding, sharding.PmapSharding)
     assert type(single) is xla.DeviceArray is xla._DeviceArray and single.device_buffer is not None
     np.testing.assert_array_equal(made, f32(2, 3))
-    assert isinstance(single, xla.DeviceArray) and not isinstance(made, xla.DeviceArray)
+    assert isinstance(single, xla.DeviceArray) and isinstance(made, xla.DeviceArray)
     assert isinstance(made, pxla.ShardedDeviceArray)
+    assert not isinstance(single, pxla.ShardedDeviceArray)
     assert isinstance(xla.abstractify(made), xla.ShapedArray)
     assert xla.abstractify(made).shape == (2, 3)
     assert isinstance(devices[0], xla.Device)

@@ -7,8 +7,15 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard.errors import DivisibilityError
-from xlashard.geometry import Chunked, NoSharding, Replicated, ShardedAxis, ShardingSpec
+from xlashard.errors import DivisibilityError, TilingError, counted
+from xlashard.geometry import (
+    Chunked,
+    NoSharding,
+    Replicated,
+    ShardedAxis,
+    ShardingSpec,
+    Unstacked,
+)
 
 
 def mesh_sharding_specs(
@@ -60,6 +67,69 @@ def mesh_sharding_specs(
         )
 
     return to_spec
+
+
+def partitioned_sharding_spec(
+    num_partitions: int, partitions: Sequence[int] | None, aval: Any
+) -> ShardingSpec:
+    """The placement of an array by numbers of parts.
+
+    Args:
+        num_partitions: The number of devices.
+        partitions: For each dimension into how many parts it goes; None for copies of the whole.
+        aval: The type of the array.
+
+    Raises:
+        TilingError: There is not one number for each dimension, or they don't take all devices.
+
+    Example:
+        >>> partitioned_sharding_spec(4, (2, 2), jax.ShapeDtypeStruct((8, 8), "float32"))
+        ShardingSpec((Chunked((2,)), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
+    """
+    ndim = len(aval.shape)
+    if partitions is None:
+        return ShardingSpec((NoSharding(),) * ndim, (Replicated(num_partitions),))
+    if len(partitions) != ndim or math.prod(partitions) != num_partitions:
+        raise TilingError(
+            f"partitions must give {num_partitions} parts over {counted(ndim, 'dimension')}, not "
+            f"{tuple(partitions)}: write {(num_partitions, *[1] * (ndim - 1))[:ndim]}, or None for "
+            "copies"
+        )
+    return ShardingSpec(
+        tuple(Chunked((number,)) for number in partitions),
+        tuple(ShardedAxis(dim) for dim in range(ndim)),
+    )
+
+
+def pmap_sharding_spec(
+    nrep: int, axis_size: int, sharded_shape: Sequence[int], map_axis: int | None
+) -> ShardingSpec:
+    """The placement that `pmap` gave an argument or result.
+
+    Args:
+        nrep: The number of devices.
+        axis_size: The size of the mapped axis, which divides it.
+        sharded_shape: The shape of what one device holds, without the mapped dimension.
+        map_axis: The mapped dimension; None for copies of the whole.
+
+    Raises:
+        TilingError: The devices can't be dealt out so.
+
+    Example:
+        >>> pmap_sharding_spec(8, 8, (4,), 0)
+        ShardingSpec((Unstacked(8), NoSharding()), (ShardedAxis(0),))
+    """
+    if nrep % axis_size:
+        raise TilingError(
+            f"{nrep} devices can't be dealt out over a mapped axis of size {axis_size}: give "
+            f"{axis_size} or a multiple of it"
+        )
+    copies = () if nrep == axis_size else (Replicated(nrep // axis_size),)
+    whole = (NoSharding(),) * len(sharded_shape)
+    if map_axis is None:
+        return ShardingSpec(whole, (Replicated(axis_size), *copies))
+    sharding = (*whole[:map_axis], Unstacked(axis_size), *whole[map_axis:])
+    return ShardingSpec(sharding, (ShardedAxis(0), *copies))
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:

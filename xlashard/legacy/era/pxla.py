@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
+from xlashard._jax.era import core
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.geometry import (
@@ -35,6 +36,8 @@ from xlashard.legacy.sharding_specs import buffers_on as device_put
 from xlashard.legacy.sharding_specs import hashable_index as _hashable_index
 from xlashard.legacy.sharding_specs import (
     mesh_sharding_specs,
+    partitioned_sharding_spec,
+    pmap_sharding_spec,
     show_axes,
     spec_to_indices,
     tile_aval_nd,
@@ -50,6 +53,7 @@ type MeshAxisName = Any
 type ResourceAxisName = Any
 type Index = int | slice | tuple[int | slice, ...]
 
+ShapedArray = core.ShapedArray
 ArrayMapping = OrderedDict
 ArrayMappingOrAutoOrUnspecified = OrderedDict | _AUTOAxisResource | _UnspecifiedValue
 
@@ -90,6 +94,7 @@ __all__ = [
     "Replicated",
     "ResourceAxisName",
     "ResourceEnv",
+    "ShapedArray",
     "ShardedAxis",
     "ShardedDeviceArray",
     "ShardingSpec",
@@ -105,6 +110,7 @@ __all__ = [
     "_is_unspecified",
     "are_op_shardings_equal",
     "array_mapping_to_axis_resources",
+    "core",
     "custom_resource_typing_rules",
     "device_put",
     "get_num_ways_dim_sharded",
@@ -115,6 +121,8 @@ __all__ = [
     "make_sharded_device_array",
     "mesh_sharding_specs",
     "parallel_callable",
+    "partitioned_sharding_spec",
+    "pmap_sharding_spec",
     "resource_typecheck",
     "shard_arg_handlers",
     "shard_args",
