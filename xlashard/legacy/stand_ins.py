@@ -50,6 +50,7 @@ class Members:
     children: dict[str, "StandIn"] = field(default_factory=dict)
     behind: Callable[[str], Any] | None = None
     listener: Listener | None = None
+    _found: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, frame: FrameType) -> Any:
         """The value of a name.
@@ -83,8 +84,11 @@ class Members:
     def _find(self, name: str) -> Any:
         if name in self.children:
             return self.children[name]
+        if name in self._found:
+            return self._found[name]
         if name in self.entries:
-            return find(self.entries[name].source)
+            self._found[name] = find(self.entries[name].source)
+            return self._found[name]
         if self.whole is None or _is_private(name):
             return LACKING
         return getattr(importlib.import_module(self.whole.source), name, LACKING)
