@@ -131,13 +131,16 @@ class StandIn(ModuleType):
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
         # What a program assigns, and what it has asked for, is kept in the dictionary as well.
         self.__dict__.update(_members=members, _today=today)
+        # As a module has it: a method of the class would be asked after Python has already written
+        # an error message, which takes ten times as long.
+        self.__dict__.update(__getattr__=self._member)
         path = getattr(today, "__path__", None) or ([] if members.children else None)
         if path is not None:
             self.__dict__.update(__path__=path)
         if today is not None:
             self.__dict__.update(__spec__=today.__spec__)
 
-    def __getattr__(self, name: str) -> Any:
+    def _member(self, name: str) -> Any:
         members = self._members
         if name == "__all__":
             return [name for name in dir(self) if not name.startswith("_")]
