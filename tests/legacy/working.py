@@ -334,6 +334,8 @@ REACHED_INTO = {
             "assert isinstance(OrderedDict(x=0), ArrayMappingOrAutoOrUnspecified)",
         },
     ),
+    "jax.pmap": "x = jax.pmap(lambda v: v * 2)(np.ones((jax.local_device_count(), 3)));"
+    "assert x[0].shape == (3,) and len(x[0].sharding.device_set) == 1",
     "jax.experimental.global_device_array._GdaFastPathArgs": _imports(
         "jax.experimental.global_device_array", "_GdaFastPathArgs"
     )

@@ -42,3 +42,7 @@ _JAX = str(Path(jax.__file__).parent) + os.sep
 def is_called_by_jax() -> bool:
     """Whether the function that asks was called by code of JAX, and not by a person's."""
     return sys._getframe(2).f_code.co_filename.startswith(_JAX)
+
+
+pmap = pmap_module.pmap
+"""JAX's own, also where another one stands under its name."""

@@ -15,6 +15,7 @@
 | `refusals` | names that say, when used, what to write instead |
 | `gda`, `gda_making`, `shards` | `GlobalDeviceArray`, and which part of it each device holds |
 | `device_arrays` | `DeviceArray` and `ShardedDeviceArray` |
+| `pmap` | the era's `pmap`, whose results lie on their devices as they did |
 | `serialization` | checkpoints of single arrays, over TensorStore, which it asks for |
 | `multihost_utils` | values between processes |
 | `flags`, `worlds` | the era's flags, and the three worlds that they choose from |

@@ -107,6 +107,8 @@ def test_pmap_trainer(size: PodSize, jax_array: str, tmp_path: Path) -> None:
         assert report["restored"] == report["outputs"]
         assert report["spread"] == 0
         assert report["all_sharded_device_arrays"]
+        assert report["first_is_device_array"]
+        assert not report["first_is_sharded"]
         assert report["buffers_are_local"]
         assert report["slice"] == [2, 4]
 

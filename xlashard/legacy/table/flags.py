@@ -25,8 +25,8 @@ ENTRIES: tuple[Entry, ...] = (
         today="xlashard.unstacked_shards(x)",
         note=(
             "It says whether device_buffers of arrays with a PmapSharding keep the dimension that "
-            "was dealt out, of size 1. What today's pmap gives has no such sharding, and keeps it "
-            "in any case"
+            "was dealt out, of size 1, as what `jax.pmap` gives has while the era's names are "
+            "installed"
         ),
     ),
 )
