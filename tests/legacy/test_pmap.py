@@ -33,16 +33,19 @@ def test_results_in_both_worlds(jax_array):
         np.testing.assert_array_equal(again["twice"], ROWS * 4)
 
 
-def test_one_index_is_the_piece_of_one_device():
-    x = pmap(lambda row: row + 1)(ROWS)
+@pytest.mark.parametrize("jax_array", [True, False])
+def test_one_index_is_the_piece_of_one_device(jax_array):
+    with legacy.jax_array(jax_array):
+        x = pmap(lambda row: row + 1)(ROWS)
+    assert [row.device for row in x] == jax.devices()
+    assert not any(isinstance(row, ShardedDeviceArray) for row in x)
     for number in (0, 5, -1):
         piece = x[number]
         assert piece.device == jax.devices()[number]
         np.testing.assert_array_equal(piece, ROWS[number] + 1)
         assert isinstance(piece, DeviceArray) and not isinstance(piece, ShardedDeviceArray)
-    # JAX's own is copied to all.
-    assert len(jax.pmap(lambda row: row + 1)(ROWS)[0].devices()) == 8
     np.testing.assert_array_equal(x[1:3], ROWS[1:3] + 1)
+    assert isinstance(x[1:3], ShardedDeviceArray)
 
 
 def test_pieces_keep_or_lose_the_dimension_by_the_flag():

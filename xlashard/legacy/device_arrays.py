@@ -5,6 +5,7 @@ class it was made, so that arrays of today, which are of one class wherever they
 one or the other as well.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -165,6 +166,13 @@ class _EraArray(Array):
         """The value; `np.asarray(x)` today."""
         return to_py(self)
 
+    # What is taken out of one on several devices may be on one of them alone.
+    def __getitem__(self, index: Any, /) -> Any:
+        return _as_it_lies(super().__getitem__(index))
+
+    def _iterate(self, *, reverse: bool) -> Iterator[Any]:
+        return map(_as_it_lies, super()._iterate(reverse=reverse))
+
 
 class DeviceArray(_EraArray, metaclass=_OnDevices):
     """An array on devices of this process; of the class itself are those on one device.
@@ -210,6 +218,15 @@ def device_array_kind(handle: Any) -> type[Array]:
         handle: The result's buffers.
     """
     return DeviceArray if handle.sharding.num_devices == 1 else ShardedDeviceArray
+
+
+def _as_it_lies(x: Any) -> Any:
+    """An array of the class that tells on how many devices it is."""
+    if not issubclass(type(x), _EraArray) or device_array_kind(x._handle) is type(x):
+        return x
+    out = device_array_kind(x._handle)()
+    out._handle = x._handle
+    return out
 
 
 def as_device_array(handle: Any) -> DeviceArray:
