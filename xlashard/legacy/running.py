@@ -4,6 +4,7 @@ import importlib.util
 import os
 import runpy
 import sys
+import warnings
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -44,6 +45,8 @@ def run(program: Program) -> None:
     is raised on.
     """
     sys.argv = [program.target, *program.arguments]
+    # It stays as it is: what JAX would rather read in it is for the report to say.
+    warnings.filterwarnings("ignore", r"`with mesh:`", DeprecationWarning)
     try:
         if program.is_module:
             runpy.run_module(program.target, run_name="__main__", alter_sys=True)

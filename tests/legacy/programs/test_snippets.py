@@ -20,6 +20,7 @@ def test_all_of_them(jax_array: str) -> None:
     done = run_pod(words, ALONE, Rules(240), JAX_ARRAY=jax_array)
     assert done.verdict.well, done.report()
     (output,) = done.outputs
+    assert "`with mesh:`" not in output, "advice to rewrite what stays as it is"
     assert [line for line in output.splitlines() if line.startswith("ran ")] == [
         f"ran {name}" for name in NAMES
     ]
