@@ -1,10 +1,13 @@
 """Programs as they were written in 2022 and 2023, and how the tests run them: unchanged."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from tests.processes import run_pod
+from tests.processes import ROOT, run_pod
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import Rules
 
@@ -35,6 +38,32 @@ def run_program(name: str, size: PodSize, *args: str, **variables: str) -> list[
     done = run_pod(words, size, Rules(240), **variables)
     assert done.verdict.well, done.report()
     return [_result(output) for output in done.outputs]
+
+
+def run_by_command(name: str, size: PodSize, **variables: str) -> list[dict[str, Any]]:
+    """The same in a pod, as a person types it: `xlashard pod ... -- python -m xlashard.legacy ...`.
+
+    Args:
+        name: Of the program's file, without `.py`.
+        size: Of the pod.
+        variables: Of the environment.
+    """
+    pod = ["xlashard", "pod", "-n", str(size.processes), "-d", str(size.devices), "--"]
+    program = [sys.executable, "-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", *pod, *program, "--multiprocess"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    by_process = [f"[{number}] " for number in range(size.processes)]
+    return [
+        _result("\n".join(line.removeprefix(mark) for line in lines if line.startswith(mark)))
+        for mark in by_process
+    ]
 
 
 def _result(output: str) -> dict[str, Any]:

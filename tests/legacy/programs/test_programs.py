@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.legacy.programs import ALONE, POD, references, run_program
+from tests.legacy.programs import ALONE, POD, references, run_by_command, run_program
 from xlashard.testing.launcher import PodSize
 
 pytestmark = pytest.mark.slow
@@ -130,3 +130,12 @@ def test_model_parallel_inference(size: PodSize, jax_array: str) -> None:
         assert report["bias"] is None
         # What spans processes is what GlobalDeviceArrays were.
         assert report["device_arrays"] == (jax_array == "0" or len(reports) == 1)
+
+
+def test_by_the_command_that_people_type() -> None:
+    """The pod's own command around the runner, and the same numbers."""
+    reports = run_by_command("gda_pipeline", POD, JAX_ARRAY="0")
+    wanted = references.gda_pipeline(6)
+    for report in reports:
+        assert_close(report["losses"], wanted["losses"])
+        assert report["kinds"] == ["GlobalDeviceArray"]
