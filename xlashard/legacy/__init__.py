@@ -12,6 +12,7 @@
 | `install` | does so when it is imported |
 | `era` | what the era's modules had, one module for each |
 | `running`, `command` | runs a program with these names in place |
+| `joining` | in an emulated pod, together with the other processes |
 | `refusals` | names that say, when used, what to write instead |
 | `gda`, `gda_making`, `shards` | `GlobalDeviceArray`, and which part of it each device holds |
 | `device_arrays` | `DeviceArray` and `ShardedDeviceArray` |

@@ -12,6 +12,7 @@ from xlashard._jax.coordination import process_index
 from xlashard.errors import ConfigError
 from xlashard.legacy.flags import config
 from xlashard.legacy.installing import INSTALLER
+from xlashard.legacy.joining import join_pod
 from xlashard.legacy.report import json_of, show_report
 from xlashard.legacy.running import Program, run, why_missing
 from xlashard.legacy.uses import Recorder
@@ -133,6 +134,7 @@ def main(words: Sequence[str]) -> int:
         recorder.start()
     else:
         INSTALLER.install()
+    join_pod()
     run(command.program)
     return 0
 

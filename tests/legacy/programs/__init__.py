@@ -43,6 +43,8 @@ def run_program(name: str, size: PodSize, *args: str, **variables: str) -> list[
 def run_by_command(name: str, size: PodSize, **variables: str) -> list[dict[str, Any]]:
     """The same in a pod, as a person types it: `xlashard pod ... -- python -m xlashard.legacy ...`.
 
+    The program never calls `jax.distributed.initialize()`, as on the TPU pods of its time.
+
     Args:
         name: Of the program's file, without `.py`.
         size: Of the pod.
@@ -51,7 +53,7 @@ def run_by_command(name: str, size: PodSize, **variables: str) -> list[dict[str,
     pod = ["xlashard", "pod", "-n", str(size.processes), "-d", str(size.devices), "--"]
     program = [sys.executable, "-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py")]
     done = subprocess.run(
-        [sys.executable, "-m", *pod, *program, "--multiprocess"],
+        [sys.executable, "-m", *pod, *program],
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
