@@ -1,6 +1,7 @@
 """Which part of an array each device of a mesh holds, as `global_device_array` was asked."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import hypothesis.strategies as st
 import jax
@@ -104,13 +105,16 @@ def test_specs_of_every_kind_mean_the_same(mesh):
     assert get_shard_shape([8, 2], mesh, None) == (8, 2)
 
 
-def test_what_is_given_back_may_be_changed(mesh):
-    first = get_shard_indices((8, 2), mesh, P("x"))
-    assert type(first) is dict
-    first.clear()
-    assert len(get_shard_indices((8, 2), mesh, P("x"))) == 8
-    get_shard_indices_replica_ids((8, 2), mesh, P("x")).clear()
-    assert len(get_shard_indices_replica_ids((8, 2), mesh, P("x"))) == 8
+def test_what_is_given_back_is_shared_and_can_not_be_changed(mesh):
+    for ask in (get_shard_indices, get_shard_indices_replica_ids):
+        first = ask((8, 2), mesh, P("x"))
+        assert first is ask((8, 2), mesh, P("x")) and isinstance(first, Mapping)
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            first[mesh.devices[0, 0]] = None
+        own = dict(first)
+        own.clear()
+        assert len(first) == 8 and list(first.items()) == [(d, first[d]) for d in first]
+        assert {**first} == first == first.copy() and mesh.devices[0, 0] in first
     uncached = era._get_shard_indices_replica_ids_uncached((8, 2), mesh, P("x"))
     assert uncached == get_shard_indices_replica_ids((8, 2), mesh, P("x"))
 

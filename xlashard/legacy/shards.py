@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from xlashard._jax.shardings import AbstractMesh
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.tracebacks import shorten, shortened
 from xlashard.errors import ArgumentError, GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.specs import PartitionSpec
@@ -20,8 +21,6 @@ else:
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 MeshAxes = PartitionSpec
-
-type _ByDevice = dict[Device, Any] | _ByIdentity
 
 # Of the distinct shapes of a large parameter tree; each may be as long as a pod has devices.
 _MAPPINGS_KEPT = 128
@@ -52,6 +51,30 @@ class Shard:
     data: Any = field(default=None, compare=False)
 
 
+def _kept[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Lets a function remember its latest answers, where its arguments have a hash."""
+
+    def decorate(work_out: Callable[P, R]) -> Callable[P, R]:
+        remembered: Any = lru_cache(maxsize=size)(work_out)
+
+        # Made in this module, so that doctest finds the examples of what it wraps.
+        @wraps(work_out)
+        def answer(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return remembered(*args, **kwargs)
+            except TypeError:  # a list, or a mesh of devices without a hash
+                pass
+            except BaseException as error:
+                shorten(error)
+                raise
+            return shortened(work_out)(*args, **kwargs)
+
+        return answer
+
+    return decorate
+
+
+@_kept(_MAPPINGS_KEPT)
 def get_shard_indices(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, Index]:
@@ -61,12 +84,13 @@ def get_shard_indices(
         global_shape: Of the whole array, in elements.
         global_mesh: A mesh; its devices may be made up. Those of an `AbstractMesh` are called by
             their positions, from 0.
-        mesh_axes: For each dimension None, the name of a mesh axis or a tuple of names: a
-            `PartitionSpec` or a plain tuple.
+        mesh_axes: For each dimension None, an axis of the mesh by its name, or several in a tuple:
+            a `PartitionSpec` or a plain tuple.
 
     Returns:
-        One slice per dimension for every device, in the order of the mesh: a dict, if devices can
-        be its keys. A dimension that is not cut is `slice(None)`.
+        One slice per dimension for every device, in the order of the mesh. A dimension that is not
+        cut is `slice(None)`. The mapping is kept and can't be changed: `dict(found)` is one of your
+        own.
 
     Raises:
         GeometryError: The axes don't fit the mesh, or don't divide the shape.
@@ -78,10 +102,11 @@ def get_shard_indices(
         >>> get_shard_indices((8, 2), mesh, ("y",))[1]
         (slice(4, 8, None), slice(None, None, None))
     """
-    with short_tracebacks:
-        return _indices(global_shape, global_mesh, mesh_axes).copy()
+    dealt = _deal(global_mesh, mesh_axes, len(global_shape))
+    return dealt.by_device(dealt.indices(global_shape))
 
 
+@_kept(_MAPPINGS_KEPT)
 def get_shard_indices_replica_ids(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, tuple[Index, int]]:
@@ -93,7 +118,7 @@ def get_shard_indices_replica_ids(
         mesh_axes: As for `get_shard_indices`.
 
     Returns:
-        By device the index and the replica id, in the order of the mesh.
+        By device the index and the replica id, in the order of the mesh, not to be changed either.
 
     Raises:
         GeometryError: The axes don't fit the mesh, or don't divide the shape.
@@ -105,10 +130,10 @@ def get_shard_indices_replica_ids(
         >>> get_shard_indices_replica_ids((4,), mesh, ("y",))[2]
         ((slice(0, 2, None),), 1)
     """
-    with short_tracebacks:
-        return _indices_replica_ids(global_shape, global_mesh, mesh_axes).copy()
+    return get_shard_indices_replica_ids_uncached(global_shape, global_mesh, mesh_axes)
 
 
+@_kept(_SHAPES_KEPT)
 def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any) -> Shape:
     """The shape of the piece on one device.
 
@@ -125,13 +150,14 @@ def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: An
         >>> get_shard_shape((8, 2), jax.sharding.AbstractMesh((2, 2), ("x", "y")), ("x", "y"))
         (4, 1)
     """
-    with short_tracebacks:
-        return _shard_shape(global_shape, global_mesh, mesh_axes)
+    grid, spec = _grid(global_mesh), read_axes(mesh_axes)
+    validate_spec(spec, grid, global_shape)
+    return Tiling.from_spec(grid, spec, len(global_shape)).shard_shape(global_shape)
 
 
 def get_shard_indices_replica_ids_uncached(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
-) -> _ByDevice:
+) -> Mapping[Device, tuple[Index, int]]:
     """`get_shard_indices_replica_ids`, worked out anew for this shape.
 
     Args:
@@ -139,19 +165,8 @@ def get_shard_indices_replica_ids_uncached(
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
     """
-    dealt = _dealt(global_mesh, mesh_axes, len(global_shape))
+    dealt = _deal(global_mesh, mesh_axes, len(global_shape))
     return dealt.by_device(zip(dealt.indices(global_shape), dealt.copies, strict=True))
-
-
-def _indices_uncached(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> _ByDevice:
-    dealt = _dealt(mesh, mesh_axes, len(shape))
-    return dealt.by_device(dealt.indices(shape))
-
-
-def _shard_shape_uncached(shape: Sequence[int], mesh: Any, mesh_axes: Any) -> Shape:
-    grid, spec = _grid(mesh), read_axes(mesh_axes)
-    validate_spec(spec, grid, shape)
-    return Tiling.from_spec(grid, spec, len(shape)).shard_shape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,45 +192,26 @@ class _Dealt:
             raise
 
     @cached_property
-    def _mapping(self) -> Callable[[Iterable[tuple[Device, Any]]], _ByDevice]:
+    def _have_hashes(self) -> bool:
         try:
             set(self.devices)
         except TypeError:
-            return _ByIdentity
-        return dict
+            return False
+        return True
 
-    def by_device(self, values: Iterable[Any]) -> _ByDevice:
-        """One value for each device."""
-        return self._mapping(zip(self.devices, values, strict=True))
+    def by_device(self, values: Iterable[Any]) -> Mapping[Device, Any]:
+        """One value for each device, not to be changed: all who ask are given the same mapping."""
+        pairs = zip(self.devices, values, strict=True)
+        return MappingProxyType(dict(pairs)) if self._have_hashes else _ByIdentity(pairs)
 
 
+@_kept(_MESHES_KEPT)
 def _deal(mesh: Any, mesh_axes: Any, ndim: int) -> _Dealt:
     grid, spec = _grid(mesh), read_axes(mesh_axes)
     tiling = Tiling.from_spec(grid, spec, ndim)
     if isinstance(mesh, AbstractMesh):
         return _Dealt(range(grid.size), grid, spec, tiling)
     return _Dealt(mesh.devices.ravel().tolist(), grid, spec, tiling)
-
-
-def _kept[T](size: int, work_out: Callable[[Any, Any, Any], T]) -> Callable[[Any, Any, Any], T]:
-    """A function of three arguments that remembers its answers, where they have a hash."""
-    remembered = lru_cache(maxsize=size)(work_out)
-
-    @wraps(work_out)
-    def answer(first: Any, second: Any, third: Any) -> T:
-        try:
-            return remembered(first, second, third)
-        except TypeError:  # a list, or a mesh of devices without a hash
-            pass
-        return work_out(first, second, third)
-
-    return answer
-
-
-_indices = _kept(_MAPPINGS_KEPT, _indices_uncached)
-_indices_replica_ids = _kept(_MAPPINGS_KEPT, get_shard_indices_replica_ids_uncached)
-_shard_shape = _kept(_SHAPES_KEPT, _shard_shape_uncached)
-_dealt = _kept(_MESHES_KEPT, _deal)
 
 
 def read_axes(mesh_axes: Any) -> Spec:
@@ -262,6 +258,3 @@ class _ByIdentity(Mapping[Device, Any]):
 
     def __len__(self) -> int:
         return len(self._pairs)
-
-    def copy(self) -> "_ByIdentity":
-        return self  # nothing changes it

@@ -6,6 +6,7 @@ _GDA = "jax.experimental.global_device_array"
 _ERA = "xlashard.legacy.era.global_device_array"
 _DEVICE_ARRAYS = "xlashard.legacy.device_arrays"
 _MAKE = "jax.make_array_from_callback(shape, NamedSharding(mesh, P(...)), data_callback)"
+_KEPT = "The mapping can't be changed, for every call gives the same one."
 
 
 def _gda(name: str, today: str, note: str = "") -> Entry:
@@ -37,8 +38,12 @@ ENTRIES: tuple[Entry, ...] = (
         "checked also with `_enable_checks=False`, and it is pickled with its mesh.",
     ),
     _gda("Shard", "x.addressable_shards", "Two are equal if they are the same place."),
-    _gda("get_shard_indices", "NamedSharding(mesh, P(...)).devices_indices_map(shape)"),
-    _gda("get_shard_indices_replica_ids", "[(s.index, s.replica_id) for s in x.global_shards]"),
+    _gda("get_shard_indices", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _KEPT),
+    _gda(
+        "get_shard_indices_replica_ids",
+        "[(s.index, s.replica_id) for s in x.global_shards]",
+        _KEPT,
+    ),
     _gda(
         "get_shard_shape",
         "NamedSharding(mesh, P(...)).shard_shape(shape)",
