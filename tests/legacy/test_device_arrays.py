@@ -23,7 +23,8 @@ from xlashard import (
 from xlashard.array import wrap_kinds
 from xlashard.errors import DeletedError, TilingError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
-from xlashard.legacy.device_arrays import DeviceRow, PmapSharding, device_array_kind
+from xlashard.legacy.device_arrays import device_array_kind
+from xlashard.legacy.shardings import DeviceRow, PmapSharding
 from xlashard.legacy.specs import PartitionSpec as P
 
 WHOLE = f32(8, 2)

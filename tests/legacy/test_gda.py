@@ -21,7 +21,7 @@ from xlashard import (
     with_sharding_constraint,
 )
 from xlashard import multihost as xmultihost
-from xlashard._jax import era_arrays
+from xlashard._jax import pmap as jax_pmap
 from xlashard.errors import (
     DeletedError,
     MeshError,
@@ -244,14 +244,14 @@ def test_other_arrays_of_a_type_are_not_refused():
     def refuse(_):
         raise ValueError("refused")
 
-    before = era_arrays.pmap_module._mapped_axis_size
-    era_arrays.refuse_in_pmap(Odd, refuse)
+    before = jax_pmap.pmap_module._mapped_axis_size
+    jax_pmap.refuse_in_pmap(Odd, refuse)
     try:
         with pytest.raises(ValueError, match="refused"):
             jax.pmap(lambda x: x)(Odd())
         np.testing.assert_array_equal(jax.pmap(lambda row: row + 1)(WHOLE), WHOLE + 1)
     finally:
-        era_arrays.pmap_module._mapped_axis_size = before
+        jax_pmap.pmap_module._mapped_axis_size = before
 
 
 def test_one_that_lies_on_no_mesh_says_so(mesh):

@@ -29,3 +29,10 @@ def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
     out = kind()
     out._handle = value
     return out
+
+
+def as_kind[A: Array](array: Array, kind: type[A]) -> A:
+    """An Array as one of another class, over the same buffers and with the same sharding."""
+    out = kind()
+    out._handle, out._own_sharding = array._handle, array._own_sharding
+    return out

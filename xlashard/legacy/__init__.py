@@ -4,7 +4,7 @@
 |---|---|
 | `specs` | the era's `PartitionSpec`, which is a tuple |
 | `meshes`, `resources` | the era's `Mesh`, and the mesh in force as `thread_resources` has it |
-| `parsed`, `shape_checks`, `markers` | specs and XLA's shardings taken apart, as its pjit did |
+| `parsed`, `pjit_internals`, `markers` | specs and XLA's shardings taken apart, as its pjit did |
 | `shardings`, `sharding_specs`, `device_makers` | placements by its names, and arrays over them |
 | `positional` | whether shapes are this process's part of an array or all of it |
 | `table` | every name of the era: since when it is gone, and what is done about it |

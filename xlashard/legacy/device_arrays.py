@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard import Array
-from xlashard import PmapSharding as _TodaysPmapSharding
+from xlashard import Array, PmapSharding
 from xlashard._jax.install import install_array_type
 from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import HandleType, split
 from xlashard.array.buffer_shape import in_shape
+from xlashard.array.handles import wrap_result
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
@@ -59,7 +59,7 @@ def device_buffers(x: Any) -> list[Any]:
     check_alive(x)
     buffers = split(_handle_of(x))
     sharding = x.sharding
-    if pmap_no_rank_reduction.value or not isinstance(sharding, _TodaysPmapSharding):
+    if pmap_no_rank_reduction.value or not isinstance(sharding, PmapSharding):
         return [as_device_array(buffer) for buffer in buffers]
     spec = sharding.sharding_spec
     if spec.unstacked_dims:
@@ -97,7 +97,7 @@ def sharding_spec(x: Any) -> ShardingSpec:
         TilingError: No grid of the devices says it.
     """
     sharding = from_jax(x.sharding)
-    if isinstance(sharding, _TodaysPmapSharding):
+    if isinstance(sharding, PmapSharding):
         return sharding.sharding_spec
     return spec_of_tiling(sharding.tiling(x.shape))
 
@@ -224,23 +224,19 @@ def _as_it_lies(x: Any) -> Any:
     """An array of the class that tells on how many devices it is."""
     if not issubclass(type(x), _EraArray) or device_array_kind(x._handle) is type(x):
         return x
-    out = device_array_kind(x._handle)()
-    out._handle = x._handle
-    return out
+    return wrap_result(x._handle, device_array_kind(x._handle))
 
 
 def as_device_array(handle: Any) -> DeviceArray:
     """A `DeviceArray` over a handle, sharing its buffers."""
-    out = DeviceArray()
-    out._handle = handle
-    return out
+    return wrap_result(handle, DeviceArray)
 
 
 def _handle_of(x: Any) -> Any:
     return x._handle if isinstance(x, Holder) else x
 
 
-class MEMBERS:
+class AddedMembers:
     """What arrays of today are given as long as programs of the era run.
 
     They pass for the classes of the era, so they must have the members of these.
@@ -257,41 +253,3 @@ class MEMBERS:
 def device_itself(device: Device) -> Device:
     """What a device gives when it is called: `x.device` was a method, and is a device now."""
     return device
-
-
-class DeviceRow(tuple[Device, ...]):
-    """Devices in a row: a tuple that also answers as the NumPy array that it was once.
-
-    Example:
-        >>> import jax
-        >>> row = DeviceRow(jax.devices()[:1])
-        >>> row.shape, len(row), row == tuple(row.flat)
-        ((1,), 1, True)
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return super().__getattribute__(name)  # which says that there is none
-        return getattr(np.array(list(self), dtype=object), name)
-
-
-class PmapSharding(_TodaysPmapSharding):
-    """`PmapSharding` whose `devices` also answer as a NumPy array.
-
-    Args:
-        devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
-        sharding_spec: How arrays are cut and dealt to them.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> sharding = PmapSharding.default((1, 4), devices=jax.devices()[:1])
-        >>> sharding.devices.size, sharding.devices.flat[0] == jax.devices()[0]
-        (1, True)
-    """
-
-    @property
-    def devices(self) -> Any:
-        """The devices of the grid in row-major order."""
-        return DeviceRow(super().devices)

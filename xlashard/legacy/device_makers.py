@@ -6,6 +6,7 @@ from typing import Any
 import xlashard
 from xlashard import Array
 from xlashard._jax.shardings import Device
+from xlashard.array.handles import as_kind
 from xlashard.geometry import ShardingSpec
 from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.worlds import world_in_force
@@ -54,6 +55,4 @@ def _of_the_world(made: Any, kind: type[Array]) -> Any:
     # Keys are arrays of JAX.
     if world_in_force().jax_array or type(made) is not Array:
         return made
-    out = kind()
-    out._handle, out._own_sharding = made._handle, made._own_sharding
-    return out
+    return as_kind(made, kind)

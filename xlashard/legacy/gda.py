@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, device_put
-from xlashard._jax.era_arrays import is_called_by_jax, refuse_in_pmap
 from xlashard._jax.install import install_array_type
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.pmap import refuse_in_pmap
+from xlashard._jax.tracebacks import is_called_by_jax, short_tracebacks
 from xlashard._jax.transfer import split
-from xlashard.array.array import wrap
+from xlashard.array.handles import as_kind
 from xlashard.array.holder import check_alive, type_text
 from xlashard.array.text import sharding_text
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
@@ -32,8 +32,8 @@ class GlobalDeviceArray(Array):
     Args:
         global_shape: Of the whole array, in elements.
         global_mesh: The mesh; it may have devices of other processes.
-        mesh_axes: For each dimension None, the name of a mesh axis or a tuple of names: a
-            `PartitionSpec`, or a plain tuple.
+        mesh_axes: For each dimension None, an axis of the mesh by its name, or several in a tuple:
+            a `PartitionSpec`, or a plain tuple.
         device_buffers: An array on each of `global_mesh.local_devices`, in that order. NumPy arrays
             are on no device: `device_put(value, device)` makes them such arrays.
         _gda_fast_path_args: Has no use any more.
@@ -79,12 +79,8 @@ class GlobalDeviceArray(Array):
                 "a GlobalDeviceArray needs a mesh and buffers: write GlobalDeviceArray("
                 "global_shape, global_mesh, mesh_axes, device_buffers)"
             )
-        self._become(making.of_buffers((global_shape, global_mesh, mesh_axes), device_buffers))
-
-    def _become(self, array: Array) -> Self:
-        self._handle = array._handle
-        self._own_sharding = array._own_sharding
-        return self
+        made = making.of_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
+        self._handle, self._own_sharding = made._handle, made._own_sharding
 
     @classmethod
     def from_callback(
@@ -109,7 +105,7 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
         made = making.of_callback((global_shape, global_mesh, mesh_axes), data_callback)
-        return cls()._become(made)
+        return as_kind(made, cls)
 
     @classmethod
     def from_batched_callback(
@@ -133,7 +129,7 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
         made = making.of_batched_callback((global_shape, global_mesh, mesh_axes), data_callback)
-        return cls()._become(made)
+        return as_kind(made, cls)
 
     @classmethod
     def from_batched_callback_with_devices(
@@ -157,7 +153,8 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
         given = (global_shape, global_mesh, mesh_axes)
-        return cls()._become(making.of_batched_callback_with_devices(given, data_callback))
+        made = making.of_batched_callback_with_devices(given, data_callback)
+        return as_kind(made, cls)
 
     @classmethod
     def from_array(
@@ -179,7 +176,7 @@ class GlobalDeviceArray(Array):
             check_alive(given)
             if global_mesh is not None:
                 given = making.named(given, global_mesh, mesh_axes)
-            return cls()._become(given)
+            return as_kind(given, cls)
 
     def to_array(self) -> Array:
         """The Array over the same buffers.
@@ -191,9 +188,7 @@ class GlobalDeviceArray(Array):
             >>> gda.to_array()
             Array([0, 1, 2], dtype=int32)
         """
-        out = wrap(self._handle)
-        out._own_sharding = self._own_sharding
-        return out
+        return as_kind(self, Array)
 
     @property
     def mesh(self) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 
 from xlashard import Array, multihost
 from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.array.handles import as_kind
 from xlashard.legacy.device_arrays import device_array_kind
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.worlds import World, world_in_force
@@ -117,10 +118,6 @@ def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:
         if not isinstance(x, Array):
             return x
         wanted = Array if world.jax_array else kind or device_array_kind(x.to_jax())
-        if type(x) is wanted:
-            return x
-        out = wanted()
-        out._handle, out._own_sharding = x._handle, x._own_sharding
-        return out
+        return x if type(x) is wanted else as_kind(x, wanted)
 
     return jax.tree.map(made, tree)

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from xlashard import Array, PmapSharding
-from xlashard._jax import era_arrays
+from xlashard._jax import pmap as jax_pmap
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
-from xlashard.array.handles import is_handle
+from xlashard.array.handles import is_handle, wrap_result
 from xlashard.legacy.device_arrays import device_array_kind
 from xlashard.legacy.flags import pmap_no_rank_reduction
 from xlashard.legacy.worlds import world_in_force
@@ -55,7 +55,7 @@ def pmap(
         >>> double(jnp.ones((1, 3)))[0].shape
         (3,)
     """
-    mapped = era_arrays.pmap(
+    mapped = jax_pmap.pmap(
         fun,
         axis_name,
         in_axes=in_axes,
@@ -84,8 +84,7 @@ def _of_the_era(results: Any) -> Any:
         # Under grad, vmap and jit they are tracers; keys are arrays of JAX.
         if is_handle(handle):
             kind = Array if of_today else device_array_kind(handle)
-            leaves[number] = kind()
-            leaves[number]._handle = handle
+            leaves[number] = wrap_result(handle, kind)
             sharding = _lying(handle.sharding, handle.shape, unstacked)
             if sharding is not None:
                 leaves[number]._own_sharding = sharding

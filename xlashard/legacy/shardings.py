@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
+
 from xlashard import NamedSharding, ShardingSpec
 from xlashard import PmapSharding as TodaysPmapSharding
-from xlashard._jax.shardings import JaxSharding, Mesh, jax_hlo_sharding
+from xlashard._jax.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
 from xlashard._jax.shardings import op_sharding as _proto
-from xlashard.legacy.device_arrays import PmapSharding as _MadePmapSharding
 from xlashard.legacy.parsed import ParsedPartitionSpec
 from xlashard.sharding import Sharding
 from xlashard.sharding import XLACompatibleSharding as _Own
@@ -36,8 +37,36 @@ class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
     """
 
 
+class DeviceRow(tuple[Device, ...]):
+    """Devices in a row: a tuple that also answers as the NumPy array that it was once.
+
+    Example:
+        >>> import jax
+        >>> row = DeviceRow(jax.devices()[:1])
+        >>> row.shape, len(row), row == tuple(row.flat)
+        ((1,), 1, True)
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return super().__getattribute__(name)  # which says that there is none
+        return getattr(np.array(list(self), dtype=object), name)
+
+
+class _MadePmapSharding(TodaysPmapSharding):
+    """One whose `devices` also answer as a NumPy array."""
+
+    @property
+    def devices(self) -> Any:
+        """The devices of the grid in row-major order."""
+        return DeviceRow(super().devices)
+
+
+# Not the class above itself: its metaclass is one of jaxlib's, which can't be derived from.
 class _PmapType(type):
-    """Makes those of `device_arrays`, and counts all of today as its instances."""
+    """Makes shardings of the class above, and counts all of today as its instances."""
 
     def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
         return _MadePmapSharding(devices, sharding_spec)

@@ -7,7 +7,7 @@ from xlashard.legacy.meshes import Mesh, mesh
 from xlashard.legacy.positional import POSITIONAL as _positional_semantics
 from xlashard.legacy.positional import PositionalSemantics as _PositionalSemantics
 from xlashard.legacy.refusals import Refusal
-from xlashard.legacy.resources import EMPTY_ENV, Loop, ResourceEnv, thread_resources
+from xlashard.legacy.thread_resources import EMPTY_ENV, Loop, ResourceEnv, thread_resources
 
 type AxisName = Hashable
 type ResourceAxisName = Hashable

@@ -41,16 +41,16 @@ from xlashard.legacy.parsed import (
 )
 from xlashard.legacy.parsed import prepare_axis_resources as _prepare_axis_resources
 from xlashard.legacy.pjit import pjit
-from xlashard.legacy.refusals import Refusal
-from xlashard.legacy.shape_checks import check_aval_shardings as pjit_check_aval_sharding
-from xlashard.legacy.shape_checks import create_sharding_for_array as _create_sharding_for_array
-from xlashard.legacy.shape_checks import (
+from xlashard.legacy.pjit_internals import check_aval_shardings as pjit_check_aval_sharding
+from xlashard.legacy.pjit_internals import create_sharding_for_array as _create_sharding_for_array
+from xlashard.legacy.pjit_internals import (
     flatten_axis_resources,
     global_to_local,
     hashable_pytree,
     local_to_global,
     to_op_sharding_sharding,
 )
+from xlashard.legacy.refusals import Refusal
 from xlashard.legacy.shardings import PmapSharding, XLACompatibleSharding
 from xlashard.legacy.specs import PartitionSpec
 from xlashard.pjit.constraint import constraint_p as sharding_constraint_p

@@ -31,7 +31,6 @@ from xlashard.legacy.parsed import (
 from xlashard.legacy.parsed import array_mapping_of_resource as _get_array_mapping
 from xlashard.legacy.parsed import get_num_ways_dim_sharded as _get_num_ways_dim_sharded
 from xlashard.legacy.refusals import Refusal
-from xlashard.legacy.resources import EMPTY_ENV, ResourceEnv, thread_resources
 from xlashard.legacy.sharding_specs import buffers_on as device_put
 from xlashard.legacy.sharding_specs import hashable_index as _hashable_index
 from xlashard.legacy.sharding_specs import (
@@ -45,6 +44,7 @@ from xlashard.legacy.sharding_specs import (
 )
 from xlashard.legacy.shardings import on_mesh as _create_mesh_pspec_sharding
 from xlashard.legacy.specs import PartitionSpec
+from xlashard.legacy.thread_resources import EMPTY_ENV, ResourceEnv, thread_resources
 from xlashard.sharding import NamedSharding
 
 type AvalDimSharding = Unstacked | Chunked | NoSharding

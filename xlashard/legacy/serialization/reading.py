@@ -18,12 +18,13 @@ from xlashard.array.host_put import gather_pieces, put_on
 from xlashard.array.moving import at_path, placed
 from xlashard.array.placement import Places, places
 from xlashard.array.reshard import relayout
-from xlashard.errors import GeometryError, SerializationError, XlashardError
+from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
+from xlashard.legacy.gda import GlobalDeviceArray
+from xlashard.legacy.serialization.coroutines import all_of, run_to_end
 from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
-from xlashard.legacy.serialization.kinds import check_place, in_world
-from xlashard.legacy.serialization.running import all_of, run_to_end
 from xlashard.legacy.serialization.specs import filling, unreadable
 from xlashard.legacy.worlds import World, world_in_force
+from xlashard.sharding import NamedSharding
 
 
 @overload
@@ -144,7 +145,7 @@ def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> l
 
 
 async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) -> Array:
-    check_place(wanted, world)
+    _check_place(wanted, world)
     try:
         store = await _open(wanted, opening)
         shape = tuple(store.shape) if wanted.shape is None else wanted.shape
@@ -174,7 +175,7 @@ async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) ->
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
     handle = relayout(gather_pieces(ordered, dtype, target), wanted.layout, target)
-    return in_world(placed(handle, target.sharding), world)
+    return _in_world(placed(handle, target.sharding), world)
 
 
 async def _open(wanted: Wanted, opening: Opening) -> Any:
@@ -226,3 +227,22 @@ def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any
         return dict.fromkeys(numbers, value)  # the memory itself becomes the buffers, at the end
     kind = target.sharding.memory_kind
     return {n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers}
+
+
+def _check_place(wanted: Wanted, world: World) -> None:
+    """Refuses a place that an array of a world can't have, before anything is read.
+
+    Raises:
+        ArgumentError: Without `jax_array`, a place that is not named by a mesh.
+    """
+    if not world.jax_array and not isinstance(wanted.sharding, NamedSharding):
+        raise ArgumentError(
+            f"the array at {wanted.stored_at!r} is to go to {wanted.sharding}, but without "
+            "jax_array it becomes a GlobalDeviceArray, which is placed by a mesh and axes: give "
+            "NamedSharding(mesh, P(...))"
+        )
+
+
+def _in_world(x: Array, world: World) -> Array:
+    """An Array as what a world reads, over the same buffers."""
+    return x if world.jax_array else GlobalDeviceArray.from_array(x)

@@ -15,8 +15,8 @@ from xlashard.array.host_put import as_host_value
 from xlashard.array.keys import is_key_array
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.serialization.commits import Commit
+from xlashard.legacy.serialization.coroutines import all_of, run_to_end
 from xlashard.legacy.serialization.forms import as_list
-from xlashard.legacy.serialization.running import all_of, run_to_end
 from xlashard.legacy.serialization.specs import Spec, spec_to_write, stored_at, unwritable
 from xlashard.wording import typed
 

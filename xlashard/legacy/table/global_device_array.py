@@ -15,7 +15,7 @@ def _gda(name: str, today: str, note: str = "") -> Entry:
 
 
 def _member(name: str, gone: str, today: str) -> Entry:
-    source = f"{_DEVICE_ARRAYS}:MEMBERS.{name}"
+    source = f"{_DEVICE_ARRAYS}:AddedMembers.{name}"
     return Entry(f"jax.Array.{name}", gone, "works", source, today)
 
 

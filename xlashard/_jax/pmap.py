@@ -1,13 +1,9 @@
-"""What JAX does for arrays of the migration era that it does not do for its own."""
+"""JAX's own `pmap`, and what it can be told of the classes of its arguments."""
 
 import functools
-import os
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
 from jax._src import pmap as pmap_module
 
 from xlashard._jax.tracebacks import short_tracebacks
@@ -34,14 +30,6 @@ def refuse_in_pmap(array_type: type, refuse: Callable[[Any], None]) -> None:
 
     # By this name every call looks it up, also of functions that were wrapped earlier.
     pmap_module._mapped_axis_size = checked
-
-
-_JAX = str(Path(jax.__file__).parent) + os.sep
-
-
-def is_called_by_jax() -> bool:
-    """Whether the function that asks was called by code of JAX, and not by a person's."""
-    return sys._getframe(2).f_code.co_filename.startswith(_JAX)
 
 
 pmap = pmap_module.pmap
