@@ -2,27 +2,30 @@
 
 | modules | what is in them |
 |---|---|
-| `specs` | the era's `PartitionSpec`, which is a tuple |
-| `meshes`, `resources` | the era's `Mesh`, and the mesh in force as `thread_resources` has it |
-| `parsed`, `pjit_internals`, `markers` | specs and XLA's shardings taken apart, as its pjit did |
-| `shardings`, `sharding_specs`, `device_makers` | placements by its names, and arrays over them |
-| `positional` | whether shapes are this process's part of an array or all of it |
 | `table` | every name of the era: since when it is gone, and what is done about it |
-| `installing`, `stand_ins` | puts these names into JAX's modules, and takes them away |
-| `install` | does so when it is imported |
 | `era` | what the era's modules had, one module for each |
-| `running`, `command` | runs a program with these names in place |
-| `joining` | in an emulated pod, together with the other processes |
+| `installing`, `stand_ins`, `arrivals`, `changes` | puts them into JAX's modules, and back |
+| `install` | does so when it is imported |
 | `refusals` | names that say, when used, what to write instead |
+| `command`, `running`, `joining` | runs a program with these names, also in an emulated pod |
+| `uses`, `report` | which of the names it used, and at which lines |
+| `flags`, `worlds`, `positional` | what a call may be told by flags and by thread: three worlds |
+| `pjit`, `constraint` | the era's `pjit`, whose calls choose their world |
+| `world_function`, `world_stages`, `kinds` | what a world asks of a call, and gives |
+| `host_local` | calls with this process's part of each array |
 | `gda`, `gda_making`, `shards` | `GlobalDeviceArray`, and which part of it each device holds |
-| `device_arrays` | `DeviceArray` and `ShardedDeviceArray` |
+| `device_arrays`, `device_makers` | `DeviceArray` and `ShardedDeviceArray` |
 | `pmap` | the era's `pmap`, whose results lie on their devices as they did |
+| `specs`, `markers` | the era's `PartitionSpec`, a tuple, and what may stand in its place |
+| `meshes`, `thread_resources` | the era's `Mesh`, and the one in force |
+| `shardings`, `sharding_specs` | placements by the era's names |
+| `parsed`, `pjit_internals` | specs and XLA's shardings taken apart, as the era's pjit did |
 | `serialization` | checkpoints of single arrays, over TensorStore, which it asks for |
 | `multihost_utils` | values between processes |
-| `flags`, `worlds` | the era's flags, and the three worlds that they choose from |
-| `pjit`, `constraint` | the era's `pjit`, whose calls choose their world |
-| `kinds`, `world_function`, `world_stages` | what a world asks of a call, and gives |
-| `host_local` | calls with this process's part of each array |
+
+To import it tells JAX of its three classes of arrays, lets `jax.pmap` ask about the first of them,
+and makes the flags and `positional` part of what JAX's caches tell calls apart by. All else that it
+changes in JAX is changed by `installing`, from `install()` to `uninstall()`.
 """
 
 from xlashard.legacy.constraint import with_sharding_constraint

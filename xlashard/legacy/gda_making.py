@@ -47,7 +47,7 @@ def target_of(where: Where) -> Places:
 
 
 def of_buffers(where: Where, device_buffers: Any) -> Array:
-    """The Array over buffers that are on the local devices of a mesh, in that order."""
+    """The Array over one buffer for each local device of a mesh, in that order."""
     with short_tracebacks:
         target = target_of(where)
         if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):

@@ -18,7 +18,7 @@ class _SpecType(type):
 
 
 class PartitionSpec(tuple[Any, ...], metaclass=_SpecType):
-    """For each dimension of an array None, the name of a mesh axis or a tuple of names; a tuple.
+    """A tuple that says of each dimension which axes of a mesh cut it: None, a name, or several.
 
     It compares, adds, slices, hashes and unpacks as the tuple that it is, and is one leaf to JAX's
     tree functions. Wherever today's `jax.sharding.PartitionSpec` may stand, in JAX and in this

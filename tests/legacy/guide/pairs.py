@@ -266,33 +266,29 @@ def from_gda_and_specs_after(mesh, lib):
         )
 
 
+def one_row_each() -> tuple[Any, np.ndarray, list[Any]]:
+    """For pmap a spec, the first rows, and each of them on a device of this process."""
+    from jax.interpreters import pxla
+
+    devices = jax.local_devices()
+    unstacked = (pxla.Unstacked(len(devices)), pxla.NoSharding())
+    spec = pxla.ShardingSpec(sharding=unstacked, mesh_mapping=(pxla.ShardedAxis(0),))
+    rows = X[: len(devices)]
+    buffers = [jax.device_put(row, device) for row, device in zip(rows, devices, strict=True)]
+    return spec, rows, buffers
+
+
 def sda_for_pmap_before(mesh):
     from jax.interpreters import pxla
 
-    spec = pxla.ShardingSpec(
-        sharding=(pxla.Unstacked(jax.local_device_count()), pxla.NoSharding()),
-        mesh_mapping=(pxla.ShardedAxis(0),),
-    )
-    rows = X[: jax.local_device_count()]
-    buffers = [
-        jax.device_put(row, device) for row, device in zip(rows, jax.local_devices(), strict=True)
-    ]
+    spec, rows, buffers = one_row_each()
     sda = pxla.make_sharded_device_array(jax.ShapedArray(rows.shape, rows.dtype), spec, buffers)
     assert isinstance(sda, pxla.ShardedDeviceArray)
     return [sda, jax.pmap(lambda row: row * 2)(sda)]
 
 
 def sda_for_pmap_after(mesh, lib):
-    from jax.interpreters import pxla
-
-    spec = pxla.ShardingSpec(
-        sharding=(pxla.Unstacked(jax.local_device_count()), pxla.NoSharding()),
-        mesh_mapping=(pxla.ShardedAxis(0),),
-    )
-    rows = X[: jax.local_device_count()]
-    buffers = [
-        jax.device_put(row, device) for row, device in zip(rows, jax.local_devices(), strict=True)
-    ]
+    spec, rows, buffers = one_row_each()
     sharding = jax.sharding.PmapSharding(np.array(jax.local_devices()), spec)
     array = xlashard.make_array_from_single_device_arrays(rows.shape, sharding, buffers)
     return [array, jax.pmap(lambda row: row * 2)(array)]

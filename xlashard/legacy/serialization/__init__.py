@@ -5,6 +5,7 @@
 | `specs` | where an array is stored, and what is written down beside it |
 | `forms` | the two ways in which programs say what they want to read |
 | `writing`, `reading` | arrays to files and back |
+| `coroutines` | running those to their end, also in a notebook |
 | `commits`, `manager` | writing on while the program does, and when all processes are done |
 """
 
