@@ -25,7 +25,8 @@
 
 To import it tells JAX of its three classes of arrays, lets `jax.pmap` ask about the first of them,
 and makes the flags and `positional` part of what JAX's caches tell calls apart by. All else that it
-changes in JAX is changed by `installing`, from `install()` to `uninstall()`.
+changes in JAX is changed by `installing`, from `install()` to `uninstall()`; and in a pod by
+`joining`, in a process that runs one program and ends with it.
 """
 
 from xlashard.legacy.constraint import with_sharding_constraint

@@ -215,11 +215,6 @@ def get_unconstrained_dims(sharding: JaxSharding) -> set[int]:
 _SEVERAL = 2
 
 
-def _runtime(executable: Any) -> Any:
-    runtime = getattr(executable, "runtime_executable", None)
-    return executable if runtime is None else runtime()
-
-
 def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpShardings]:
     """The shardings by which a compiled program takes its arguments and gives its results.
 
@@ -229,7 +224,7 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
     Raises:
         ShardingError: If the compiler does not tell.
     """
-    runtime = _runtime(executable)
+    runtime = parse.runtime_of(executable)
     reported = compiling.executable_shardings(runtime, _SEVERAL)
     if reported is None and len(runtime.local_devices()) == 1:
         reported = compiling.executable_shardings(runtime, 1)

@@ -14,8 +14,8 @@ from xlashard.geometry import (
     Replicated,
     ShardedAxis,
     ShardingSpec,
-    Unstacked,
 )
+from xlashard.geometry.sharding_spec import spec_over_one_dim
 
 
 def mesh_sharding_specs(
@@ -88,7 +88,7 @@ def partitioned_sharding_spec(
     """
     ndim = len(aval.shape)
     if partitions is None:
-        return ShardingSpec((NoSharding(),) * ndim, (Replicated(num_partitions),))
+        return spec_over_one_dim(ndim, None, num_partitions)
     if len(partitions) != ndim or math.prod(partitions) != num_partitions:
         raise TilingError(
             f"partitions must give {num_partitions} parts over {counted(ndim, 'dimension')}, not "
@@ -125,11 +125,9 @@ def pmap_sharding_spec(
             f"{axis_size} or a multiple of it"
         )
     copies = () if nrep == axis_size else (Replicated(nrep // axis_size),)
-    whole = (NoSharding(),) * len(sharded_shape)
-    if map_axis is None:
-        return ShardingSpec(whole, (Replicated(axis_size), *copies))
-    sharding = (*whole[:map_axis], Unstacked(axis_size), *whole[map_axis:])
-    return ShardingSpec(sharding, (ShardedAxis(0), *copies))
+    ndim = len(sharded_shape) + (map_axis is not None)
+    mapped = spec_over_one_dim(ndim, map_axis, axis_size, unstacked=True)
+    return ShardingSpec(mapped.sharding, (*mapped.mesh_mapping, *copies))
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:

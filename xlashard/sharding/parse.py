@@ -343,14 +343,18 @@ def get_pspec_from_executable(
         TilingError: If no spec on that mesh says it.
         ShardingError: If the compiler does not tell.
     """
-    runtime = getattr(executable, "runtime_executable", None)
-    runtime = executable if runtime is None else runtime()
-    reported = compiling.executable_shardings(runtime, mesh.size)
+    reported = compiling.executable_shardings(runtime_of(executable), mesh.size)
     if reported is None:
         raise ShardingError("the compiler does not tell how it dealt out this program's values")
     grid = grid_of(mesh)
     ins, outs = (tuple(_spec_of_text(text, grid) for text in texts) for texts in reported)
     return ins, outs
+
+
+def runtime_of(executable: Any) -> Any:
+    """PJRT's own executable of a compiled stage; itself, if it is one."""
+    runtime = getattr(executable, "runtime_executable", None)
+    return executable if runtime is None else runtime()
 
 
 def _spec_of_text(text: str, grid: Any) -> PartitionSpec:
