@@ -55,6 +55,8 @@ UNREACHED = {
     ("legacy/command.py", "read_command", "needs the name"): RUNNER,
     ("legacy/command.py", "read_command", "none of its options"): RUNNER,
     ("legacy/command.py", "_program", ""): RUNNER,
+    ("legacy/running.py", "_read", ""): RUNNER,
+    ("legacy/running.py", "_read_found", ""): RUNNER,
     ("legacy/installing.py", "behind", ""): OWN_WORDS,
     ("legacy/stand_ins.py", "get", ""): OWN_WORDS,
     ("legacy/refusals.py", "__getattr__", ""): OWN_WORDS,

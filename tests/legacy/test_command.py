@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from multiprocessing import spawn
 from pathlib import Path
 
+import jax
 import pytest
 
 from xlashard.legacy.command import Command, UsageError, main, read_command
@@ -52,6 +55,41 @@ sys.exit(3)
 """
 
 
+PACKAGE = """\
+import jax
+from jax.experimental.maps import Mesh
+"""
+
+# It leaves work behind for after its last line, and has some done by a process that imports it.
+STARTER = """\
+import atexit, multiprocessing, pickle, sys, threading
+import jax
+from jax.experimental import maps
+
+
+class State:
+    pass
+
+
+def work(n):
+    return jax.tree_map(abs, [n]), jax.config.jax_array, __name__
+
+
+def late():
+    threading.main_thread().join()
+    print(type(pickle.loads(pickle.dumps(State()))) is State)
+
+
+if __name__ == "__main__":
+    print(__spec__, __package__, sys.argv)
+    open(__file__).close()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(work, [-1]))
+    threading.Thread(target=late).start()
+    atexit.register(lambda: print(sys.modules["__main__"].State is State))
+"""
+
+
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
@@ -80,12 +118,12 @@ def test_a_script_runs_as_python_would_run_it(scripted) -> None:
 
 
 def test_what_it_raises_is_shown_with_its_own_frames(scripted) -> None:
-    _, done = scripted
+    folder, done = scripted
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     frames = [line for line in lines if line.startswith("  File")]
-    script = "old/script.py"
+    script = folder / "old" / "script.py"
     assert frames[0] == f'  File "{script}", line 24, in <module>'
     assert frames[1] == f'  File "{script}", line 22, in fails'
     assert "RefusedError: jax.experimental.maps.xmap is gone" in lines[-1]
@@ -110,7 +148,50 @@ def test_the_report_lists_names_and_lines_also_after_an_exception(scripted) -> N
     (tree_map,) = (use for use in report["uses"] if use["name"] == "jax.tree_map")
     assert tree_map["today"] == "jax.tree.map"
     assert tree_map["count"] == 7
-    assert {line["file"] for line in tree_map["lines"]} == {"old/script.py"}
+    assert {line["file"] for line in tree_map["lines"]} == {str(folder / "old" / "script.py")}
+
+
+@pytest.mark.slow
+def test_it_stays_the_main_module_also_for_processes_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "starter.py").write_text(STARTER)
+    done = run(tmp_path, "--jax_array=0", "starter.py", "one")
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "None None ['starter.py', 'one']",
+        "[([1], False, '__mp_main__')]",
+        "True",
+        "True",
+    ]
+
+
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_a_folder_and_an_archive_run_as_python_runs_them(tmp_path: Path, form: str) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("import beside, sys; print(sys.argv[1:], beside.VALUE)")
+    (folder / "beside.py").write_text(BESIDE)
+    if form == "archive":
+        shutil.make_archive(str(folder), "zip", folder)
+    done = run(tmp_path, "old" if form == "folder" else "old.zip", "one")
+    assert (done.stdout, done.stderr) == ("['one'] 7\n", "")
+
+
+def test_a_package_that_imports_the_names_itself_and_one_that_fails(tmp_path: Path) -> None:
+    for name, init in (("old", PACKAGE), ("broken", "import no_such_thing\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(init)
+        (tmp_path / name / "__main__.py").write_text("print(__spec__.name, __package__)")
+    done = run(tmp_path, "-m", "old")
+    assert (done.stdout, done.stderr) == ("old.__main__ old\n", "")
+    done = run(tmp_path, "-m", "broken")
+    init = tmp_path / "broken" / "__init__.py"
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{init}", line 1, in <module>',
+        "    import no_such_thing",
+        "ModuleNotFoundError: No module named 'no_such_thing'",
+    ]
 
 
 def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
@@ -161,7 +242,10 @@ def test_wrong_use_is_told_with_what_to_write(words, why, capsys) -> None:
     assert "usage: python -m xlashard.legacy" in said
 
 
-def test_wrong_flags_and_programs(capsys) -> None:
+def test_wrong_flags_and_programs(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    told = spawn.get_preparation_data
     assert main(["--jax_arary=1", "a.py"]) == 2
     assert "did you mean 'jax_array'" in capsys.readouterr().err
     assert main(["--jax_array=maybe", "a.py"]) == 2
@@ -170,6 +254,13 @@ def test_wrong_flags_and_programs(capsys) -> None:
     assert "there is no file 'no/such.py'" in capsys.readouterr().err
     assert main(["-m", "no.such"]) == 1
     assert "there is no module 'no.such'" in capsys.readouterr().err
+    assert main(["--report", "-m", "json"]) == 1
+    assert "there is no module 'json' to run" in capsys.readouterr().err
+    assert main(["-m", ".beside"]) == 1
+    assert main([str(tmp_path)]) == 2
+    assert "has no __main__.py: name a script in it" in capsys.readouterr().err
+    assert not hasattr(jax, "tree_map")
+    assert spawn.get_preparation_data is told
 
 
 def test_help(capsys) -> None:

@@ -7,7 +7,7 @@
 | `installing`, `stand_ins`, `arrivals`, `changes` | puts them into JAX's modules, and back |
 | `install` | does so when it is imported |
 | `refusals` | names that say, when used, what to write instead |
-| `command`, `running`, `joining` | runs a program with these names, also in an emulated pod |
+| `command`, `running`, `joining`, `children` | runs a program with these names, also in a pod |
 | `uses`, `report` | which of the names it used, and at which lines |
 | `flags`, `worlds`, `positional` | what a call may be told by flags and by thread: three worlds |
 | `pjit`, `constraint` | the era's `pjit`, whose calls choose their world |

@@ -10,11 +10,12 @@ from typing import Any
 
 from xlashard._jax.coordination import process_index
 from xlashard.errors import ConfigError
+from xlashard.legacy.children import serve_children
 from xlashard.legacy.flags import config
 from xlashard.legacy.installing import INSTALLER
 from xlashard.legacy.joining import join_pod
 from xlashard.legacy.report import json_of, show_report
-from xlashard.legacy.running import Program, run, why_missing
+from xlashard.legacy.running import MissingProgramError, Program, run
 from xlashard.legacy.uses import Recorder
 
 _USAGE = """\
@@ -117,17 +118,14 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         command = read_command(words)
-        for name, value in command.flags.items():
-            config.update(name, _typed(name, value))
+        flags = {name: _typed(name, value) for name, value in command.flags.items()}
+        for name, value in flags.items():
+            config.update(name, value)
     except (UsageError, ConfigError) as error:
         print(f"{_USAGE}\nerror: {error}", file=sys.stderr)
         return 2
-    missing = why_missing(command.program)
-    if missing:
-        print(f"error: {missing}", file=sys.stderr)
-        return 1 if command.program.is_module else 2
-    if command.report:
-        recorder = Recorder()
+    recorder = Recorder() if command.report else None
+    if recorder is not None:
         # The last of all that the program leaves to be done at its end.
         atexit.register(_write_report, recorder, command.report_file)
         INSTALLER.install(recorder.listen)
@@ -135,7 +133,17 @@ def main(words: Sequence[str]) -> int:
     else:
         INSTALLER.install()
     join_pod()
-    run(command.program)
+    leave_children = serve_children(flags)
+    try:
+        run(command.program)
+    except MissingProgramError as error:
+        leave_children()
+        INSTALLER.uninstall()
+        if recorder is not None:
+            recorder.end()
+            atexit.unregister(_write_report)
+        print(f"error: {error}", file=sys.stderr)
+        return 1 if command.program.is_module else 2
     return 0
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, TextIO
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from xlashard.errors import counted
@@ -24,14 +23,14 @@ def show_report(uses: Sequence[Use], to: TextIO) -> None:
 
     Args:
         uses: What ran.
-        to: Where to write it: a table on a terminal, elsewhere lines of plain text.
+        to: Where to write it: in colours on a terminal, elsewhere lines of plain text.
     """
     if not to.isatty():
         to.write(text_of(uses))
     elif not uses:
         Console(file=to).print(_NOTHING)
     else:
-        Console(file=to, highlight=False).print(_table(uses))
+        Console(file=to, highlight=False).print(*_coloured(uses), sep="\n")
 
 
 def text_of(uses: Sequence[Use]) -> str:
@@ -94,16 +93,21 @@ def _title(uses: Sequence[Use]) -> str:
     return f"{counted(names, 'name')} of 2022 and 2023 ran, at {counted(lines, 'line')}"
 
 
-def _table(uses: Sequence[Use]) -> Table:
-    table = Table(title=_title(uses), title_justify="left", box=SIMPLE_HEAD, show_lines=True)
-    for column, style in (("name", "bold"), ("lines", ""), ("today", "green")):
-        table.add_column(column, style=style, overflow="fold")
+def _coloured(uses: Sequence[Use]) -> Iterator[RenderableType]:
+    """The report for a terminal of any width: nothing stands beside anything else."""
+    yield Text(_title(uses), "italic")
     for entry, of_name in _by_name(uses):
-        places = "\n".join(f"{_place(use)}{_times(use)}" for use in of_name)
-        name = Text.assemble(entry.name, (f"\nuntil {entry.gone}", "not bold dim"))
-        note = (f"\n{entry.note}", "default dim") if entry.note else ""
-        table.add_row(name, Text(places), Text.assemble(entry.today, note))
-    return table
+        yield Text.assemble("\n", (entry.name, "bold"), (f"  until JAX {entry.gone}", "dim"))
+        yield _indented(Text.assemble("today  ", (entry.today, "green")))
+        if entry.note:
+            yield _indented(Text(f"{entry.treatment}: {entry.note}", "dim"))
+        for use in of_name:
+            yield _indented(Text(f"{_place(use)}{_times(use)}"))
+
+
+def _indented(text: Text) -> Padding:
+    """Also the lines that follow where the terminal is too narrow for one."""
+    return Padding(text, (0, 0, 0, 2), expand=False)
 
 
 def _is_installed(use: Use) -> bool:
