@@ -22,6 +22,7 @@ from xlashard import (
 )
 from xlashard import multihost as xmultihost
 from xlashard._jax import pmap as jax_pmap
+from xlashard.array import wrap_kinds
 from xlashard.errors import (
     DeletedError,
     MeshError,
@@ -216,8 +217,6 @@ def test_it_is_donated(gda, mesh):
 
 def test_results_become_some(gda, mesh):
     """On the first call and when it is repeated, which the dispatcher does by itself."""
-    from xlashard.array import wrap_kinds
-
     handles = [device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()] * 2
     kinds = tuple(map(gda_kind, handles))
     one, two = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)

@@ -9,7 +9,6 @@ import jax
 
 from xlashard._jax import dispatch, tracing
 from xlashard._jax.tracebacks import short_tracebacks, shortened
-from xlashard.errors import ResourceError
 from xlashard.legacy.host_local import HostLocal
 from xlashard.legacy.positional import PositionalSemantics, semantics_in_force
 from xlashard.legacy.world_function import WorldFunction, check_specified
@@ -20,10 +19,10 @@ from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.options import (
     DonationMode,
     PjitOptions,
-    check_callable,
-    index_tuple,
-    name_tuple,
+    either,
+    made_or_decorator,
     read_options,
+    read_static,
 )
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.sharding import Mesh
@@ -102,40 +101,16 @@ def pjit(
             "share_binary": share_binary,
         }
         options = read_options(
-            _either(in_axis_resources, in_shardings, "in"),
-            _either(out_axis_resources, out_shardings, "out"),
+            either(("in_axis_resources", in_axis_resources), ("in_shardings", in_shardings)),
+            either(("out_axis_resources", out_axis_resources), ("out_shardings", out_shardings)),
             (donate_argnums, donate_argnames),
             (device, backend),
             rest,
         )
         if not world_in_force().jax_array:
             check_specified(options)
-        static = (
-            index_tuple(static_argnums, "static_argnums"),
-            name_tuple(static_argnames, "static_argnames"),
-        )
-        if fun is not UNSPECIFIED:
-            return _made(fun, options, static)
-
-        @shortened
-        def decorate(fun: Callable[..., Any]) -> Any:
-            return _made(fun, options, static)
-
-        return decorate
-
-
-def _made(fun: Any, options: PjitOptions, static: tuple[Sequence[int], Sequence[str]]) -> Any:
-    check_callable(fun)
-    return _dispatched(EraFunction(fun, options, static))
-
-
-def _either(old: Any, new: Any, side: str) -> Any:
-    if new is not UNSPECIFIED and old is not UNSPECIFIED:
-        raise ResourceError(
-            f"pjit got both {side}_axis_resources and {side}_shardings, which mean the same: give "
-            f"{side}_axis_resources alone"
-        )
-    return new if old is UNSPECIFIED else old
+        static = read_static(static_argnums, static_argnames)
+        return made_or_decorator(fun, lambda f: _dispatched(EraFunction(f, options, static)))
 
 
 class EraFunction:

@@ -3,19 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, overload
 
-from xlashard._jax.tracebacks import short_tracebacks, shortened
-from xlashard.errors import ArgumentError, ResourceError
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.errors import ArgumentError
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.jitted import Jitted
-from xlashard.pjit.options import (
-    DonationMode,
-    PjitOptions,
-    check_callable,
-    index_tuple,
-    name_tuple,
-    read_options,
-)
+from xlashard.pjit.options import DonationMode, either, made_or_decorator, read_options, read_static
 from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
@@ -128,8 +121,8 @@ def pjit(
     """
     with short_tracebacks:
         options = read_options(
-            _either(in_shardings, in_axis_resources, "in"),
-            _either(out_shardings, out_axis_resources, "out"),
+            either(("in_shardings", in_shardings), ("in_axis_resources", in_axis_resources)),
+            either(("out_shardings", out_shardings), ("out_axis_resources", out_axis_resources)),
             (donate_argnums, donate_argnames),
             (device, backend),
             {
@@ -140,18 +133,8 @@ def pjit(
                 "share_binary": share_binary,
             },
         )
-        static = (
-            index_tuple(static_argnums, "static_argnums"),
-            name_tuple(static_argnames, "static_argnames"),
-        )
-        if fun is not UNSPECIFIED:
-            return _made(fun, options, static)
-
-        @shortened
-        def decorate(fun: Callable[..., Any]) -> Any:
-            return _made(fun, options, static)
-
-        return decorate
+        static = read_static(static_argnums, static_argnames)
+        return made_or_decorator(fun, lambda f: _dispatched(Function(f, options, static)))
 
 
 jit = pjit
@@ -191,20 +174,6 @@ def explain_recompile(fun: Any) -> RecompileReport:
             "f = pjit(fun), call f, and give f"
         )
     return function.ledger.report()
-
-
-def _either(new: Any, old: Any, side: str) -> Any:
-    if new is not UNSPECIFIED and old is not UNSPECIFIED:
-        raise ResourceError(
-            f"pjit got both {side}_shardings and {side}_axis_resources, which mean the same: give "
-            f"{side}_shardings alone"
-        )
-    return old if new is UNSPECIFIED else new
-
-
-def _made(fun: Any, options: PjitOptions, static: tuple[Sequence[int], Sequence[str]]) -> Any:
-    check_callable(fun)
-    return _dispatched(Function(fun, options, static))
 
 
 def _dispatched(function: Function) -> Any:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import jax
 
+from xlashard._jax.tracebacks import shortened
 from xlashard.array.handles import KindOf
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.resources import (
     UNSPECIFIED,
     ResourceTree,
@@ -105,6 +106,44 @@ def read_options(
         share_binary=bool(rest["share_binary"]),
         kind_of=rest.get("kind_of"),
     )
+
+
+def read_static(argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Checks positions and names of static arguments.
+
+    Raises:
+        ArgumentError: If they are something else.
+    """
+    return index_tuple(argnums, "static_argnums"), name_tuple(argnames, "static_argnames")
+
+
+def either(first: tuple[str, Any], second: tuple[str, Any]) -> Any:
+    """What was given by one of two names of an argument, each with its value.
+
+    Raises:
+        ResourceError: If both were used: it says to use the first.
+    """
+    (name, given), (other_name, other) = first, second
+    if given is not UNSPECIFIED and other is not UNSPECIFIED:
+        raise ResourceError(
+            f"pjit got both {name} and {other_name}, which mean the same: give {name} alone"
+        )
+    return other if given is UNSPECIFIED else given
+
+
+def made_or_decorator(fun: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of a function; where none was given, a decorator that makes it.
+
+    Raises:
+        ArgumentError: If it is no function.
+    """
+
+    @shortened
+    def decorate(fun: Any) -> Any:
+        check_callable(fun)
+        return make(fun)
+
+    return decorate if fun is UNSPECIFIED else decorate(fun)
 
 
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

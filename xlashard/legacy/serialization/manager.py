@@ -165,8 +165,8 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
         >>> manager = GlobalAsyncCheckpointManager(timeout_secs=60)
         >>> manager.serialize(
         ...     [np.ones(4)],
-        ...     [get_tensorstore_spec(f"{folder}/tmp/w")],
-        ...     on_commit_callback=lambda: os.rename(f"{folder}/tmp", f"{folder}/step_1"),
+        ...     [get_tensorstore_spec(f"{folder}/unfinished/w")],
+        ...     on_commit_callback=lambda: os.rename(f"{folder}/unfinished", f"{folder}/step_1"),
         ... )
         >>> manager.wait_until_finished()
         >>> os.listdir(folder)
