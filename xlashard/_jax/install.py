@@ -1,4 +1,7 @@
-"""Everything that this project registers with JAX or sets there, in one list."""
+"""Everything that this project registers with JAX or sets there, in one list.
+
+But for `xlashard.legacy`, whose docstring has its own: it is in force only where that is imported.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
