@@ -22,10 +22,8 @@ METHODS = ("shardings", "parsing", "reading", "environment")
 MORE_THAN_ONE = {
     "A value that is read after it was donated": 3,
     "An Array made by its class": 4,
-    "A name of the era that can't be brought back": 2,
     "The local part of a mesh of other processes' devices": 2,
     "A spec that uses an axis twice, taken apart": 2,
-    "xmap": 2,
     "The mesh of a GlobalDeviceArray that lies on none": 2,
     "The device_buffer of an array on several devices": 3,
 }
@@ -48,6 +46,12 @@ NONE = {
     "Local data that do not divide",
     "A module that can't be read",
     "A plain function explained",
+    "A name of the era that can't be brought back",
+    "xmap",
+    "A GlobalDeviceArray of arrays of NumPy",
+    "A GlobalDeviceArray of a shape alone",
+    "A batched callback that gives each piece once",
+    "Two GlobalDeviceArrays compared",
 }
 TOPICS = [topic for topic in read_topics() if topic.name not in METHODS]
 

@@ -295,3 +295,8 @@ def test_it_is_neither_of_the_other_kinds(gda):
     assert not isinstance(jnp.ones(3), GlobalDeviceArray)
     with pytest.raises(TypeError, match="no buffers"):
         GlobalDeviceArray().shape  # noqa: B018
+
+
+def test_an_attribute_that_it_lacks_is_told_by_its_own_name(gda):
+    with pytest.raises(AttributeError, match="a GlobalDeviceArray has no attribute 'localdata'"):
+        _ = gda.localdata

@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import jax
 import pytest
 
+import xlashard
 from xlashard import legacy
 from xlashard.legacy import installing
 from xlashard.legacy.stand_ins import find
@@ -168,3 +170,17 @@ def test_members_of_classes() -> None:
     finally:
         installation.end()
     assert not hasattr(jax.Device, "self")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("jax", "tree_mapp"), ("jax.experimental.maps", "Me")]
+)
+def test_a_name_with_a_typing_error_is_told_without_frames_of_ours(module: str, name: str) -> None:
+    with (
+        legacy.installed(),
+        pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught,
+    ):
+        getattr(importlib.import_module(module), name)
+    ours = str(Path(xlashard.__file__).parent)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not [file for file in files if file.startswith(ours)]

@@ -58,7 +58,8 @@ class Holder(jax.Array):
             if name.startswith("_") and not name.startswith("__"):
                 # JAX reaches for private members of its own class in places that take any array.
                 return getattr(self._handle, name)
-            raise AttributeError(f"an Array has no attribute {name!r}", name=name, obj=self)
+            kind = "an Array" if type(self).__name__ == "Array" else f"a {type(self).__name__}"
+            raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
 
 
 def type_text(x: Any) -> str:

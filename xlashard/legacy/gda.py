@@ -9,7 +9,7 @@ import numpy as np
 from xlashard import Array, Mesh, NamedSharding, device_put
 from xlashard._jax.install import install_array_type
 from xlashard._jax.pmap import refuse_in_pmap
-from xlashard._jax.tracebacks import is_called_by_jax, short_tracebacks
+from xlashard._jax.tracebacks import is_called_by_jax, short_tracebacks, shortened
 from xlashard._jax.transfer import split
 from xlashard.array.handles import as_kind
 from xlashard.array.holder import check_alive, type_text
@@ -74,15 +74,17 @@ class GlobalDeviceArray(Array):
     ) -> None:
         if global_shape is None:
             return
-        if global_mesh is None or device_buffers is None:
-            raise ArgumentError(
-                "a GlobalDeviceArray needs a mesh and buffers: write GlobalDeviceArray("
-                "global_shape, global_mesh, mesh_axes, device_buffers)"
-            )
-        made = making.of_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
+        with short_tracebacks:
+            if global_mesh is None or device_buffers is None:
+                raise ArgumentError(
+                    "a GlobalDeviceArray needs a mesh and buffers: write GlobalDeviceArray("
+                    "global_shape, global_mesh, mesh_axes, device_buffers)"
+                )
+            made = making.of_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
         self._handle, self._own_sharding = made._handle, made._own_sharding
 
     @classmethod
+    @shortened
     def from_callback(
         cls,
         global_shape: Sequence[int],
@@ -108,6 +110,7 @@ class GlobalDeviceArray(Array):
         return as_kind(made, cls)
 
     @classmethod
+    @shortened
     def from_batched_callback(
         cls,
         global_shape: Sequence[int],
@@ -132,6 +135,7 @@ class GlobalDeviceArray(Array):
         return as_kind(made, cls)
 
     @classmethod
+    @shortened
     def from_batched_callback_with_devices(
         cls,
         global_shape: Sequence[int],
@@ -271,7 +275,8 @@ class GlobalDeviceArray(Array):
         """
         pieces = self.local_shards
         if not -len(pieces) <= index < len(pieces):
-            super().addressable_data(index)  # says what is wrong with it
+            with short_tracebacks:
+                super().addressable_data(index)  # says what is wrong with it
         return pieces[index].data
 
     def addressable_data(self, index: int) -> DeviceArray:
@@ -283,12 +288,14 @@ class GlobalDeviceArray(Array):
     def __eq__(self, other: Any) -> Any:
         if is_called_by_jax():
             return super().__eq__(other)
-        raise _not_compared("==", self)
+        with short_tracebacks:
+            raise _not_compared("==", self)
 
     def __ne__(self, other: Any) -> Any:
         if is_called_by_jax():
             return super().__ne__(other)
-        raise _not_compared("!=", self)
+        with short_tracebacks:
+            raise _not_compared("!=", self)
 
     __hash__: None = None  # pyright: ignore[reportIncompatibleMethodOverride]
 

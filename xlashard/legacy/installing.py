@@ -18,6 +18,7 @@ import jax
 
 from xlashard import Array
 from xlashard._jax.era import concrete_class
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.legacy.arrivals import Arrivals, has_module
 from xlashard.legacy.changes import LACKING, Change
 from xlashard.legacy.flags import hide_flags, show_flags
@@ -140,7 +141,8 @@ class Installation:
         new = members.names() - hidden.keys()
 
         def member(name: str) -> Any:
-            value = members.get(name, sys._getframe(1))
+            with short_tracebacks:
+                value = members.get(name, sys._getframe(1))
             if name in new and self._listener is None:
                 self._change(there, name, value)
             return value

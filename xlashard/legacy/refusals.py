@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn
 
+from xlashard._jax.tracebacks import shortened
 from xlashard.errors import RefusedError
 from xlashard.legacy.table import entries
 
@@ -45,22 +46,27 @@ class Refusal:
     def __repr__(self) -> str:
         return f"<{self._name}, which is gone>"
 
+    @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises `RefusedError` with the advice."""
         refuse(self._name)
 
+    @shortened
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             # Python asks for those of its own accord.
             raise AttributeError(name)
         refuse(self._name)
 
+    @shortened
     def __getitem__(self, key: Any) -> NoReturn:
         refuse(self._name)
 
+    @shortened
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         refuse(self._name)
 
+    @shortened
     def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
         refuse(self._name)
 

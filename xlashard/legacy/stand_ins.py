@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import Any
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.legacy.changes import LACKING
 from xlashard.legacy.table.entry import Entry
 
@@ -144,7 +145,8 @@ class StandIn(ModuleType):
         members = self._members
         if name == "__all__":
             return [name for name in dir(self) if not name.startswith("_")]
-        value = members.get(name, sys._getframe(1))
+        with short_tracebacks:
+            value = members.get(name, sys._getframe(1))
         if members.listener is None and members.behind is None:
             self.__dict__[name] = value
         return value
