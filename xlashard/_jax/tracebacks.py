@@ -66,9 +66,10 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-_JAX = str(Path(jax.__file__).parent) + os.sep
+JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
+"""Where JAX's own code is."""
 
 
 def is_called_by_jax() -> bool:
     """Whether the function that asks was called by code of JAX, and not by a person's."""
-    return sys._getframe(2).f_code.co_filename.startswith(_JAX)
+    return sys._getframe(2).f_code.co_filename.startswith(JAX_FOLDER)

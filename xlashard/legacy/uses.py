@@ -13,16 +13,15 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-import jax
-
 from xlashard._jax.era import tell_when_set
+from xlashard._jax.tracebacks import JAX_FOLDER
 from xlashard.legacy import flags
 from xlashard.legacy.table import Entry, entries
 
 # Whoever runs in these folders is not the program that is asked about.
 _NOT_THE_PROGRAM = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.dirname(jax.__file__) + os.sep,
+    JAX_FOLDER,
     "<frozen ",
 )
 _FREE_TOOLS = (3, 4)
