@@ -90,11 +90,12 @@ if __name__ == "__main__":
 """
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-m", "xlashard.legacy", *words],
         cwd=folder,
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -174,6 +175,11 @@ def test_a_folder_and_an_archive_run_as_python_runs_them(tmp_path: Path, form: s
         shutil.make_archive(str(folder), "zip", folder)
     done = run(tmp_path, "old" if form == "folder" else "old.zip", "one")
     assert (done.stdout, done.stderr) == ("['one'] 7\n", "")
+
+
+def test_a_pipe_runs_as_a_script(tmp_path: Path) -> None:
+    done = run(tmp_path, "/dev/stdin", "one", stdin="import sys; print(sys.argv[1:], __name__)\n")
+    assert (done.stdout, done.stderr) == ("['one'] __main__\n", "")
 
 
 def test_a_package_that_imports_the_names_itself_and_one_that_fails(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def _read(program: Program) -> tuple[CodeType, dict[str, Any]]:
     if not os.path.exists(path):
         raise MissingProgramError(f"there is no file {target!r}")
     inside = PathFinder.find_spec("__main__", [path])
-    if inside is None and os.path.isfile(path):
+    if inside is None and not os.path.isdir(path):
+        # Also a pipe, such as `<(sed ... train.py)` or /dev/stdin.
         _look_in(os.path.dirname(os.path.realpath(path)))
         return _read_script(path)
     _look_in(path)
