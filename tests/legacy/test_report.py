@@ -139,3 +139,18 @@ def test_a_terminal_gets_colours_and_a_file_gets_text(monkeypatch) -> None:
     assert file.getvalue() == text_of([TREE_MAP, VAR])
     show_report([], terminal)
     assert "as it is" in terminal.getvalue()
+
+
+def test_after_its_end_nothing_is_called_any_more() -> None:
+    recorder = Recorder()
+    recorder.start()
+    tool = recorder._tool
+    assert tool is not None
+    recorder.end()
+    monitoring = sys.monitoring
+    monitoring.use_tool_id(tool, "a test")
+    try:
+        assert monitoring.get_events(tool) == monitoring.events.NO_EVENTS
+        assert monitoring.register_callback(tool, monitoring.events.CALL, None) is None
+    finally:
+        monitoring.free_tool_id(tool)

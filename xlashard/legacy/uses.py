@@ -90,7 +90,11 @@ class Recorder:
             end()
         self._endings.clear()
         if self._tool is not None:
-            sys.monitoring.free_tool_id(self._tool)
+            monitoring = sys.monitoring
+            # Some Pythons go on calling when the number is free, until all modules are torn down.
+            monitoring.set_events(self._tool, monitoring.events.NO_EVENTS)
+            monitoring.register_callback(self._tool, monitoring.events.CALL, None)
+            monitoring.free_tool_id(self._tool)
             self._tool = None
 
     def listen(self, entry: Entry, value: Any, frame: FrameType) -> None:
