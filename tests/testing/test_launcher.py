@@ -12,8 +12,8 @@ from tests.testing.helpers import all_gone, plan, python, ran
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
 from xlashard.testing.environment import flagged_devices, flags_for_devices, pod_environment
-from xlashard.testing.launcher import Ended, Launch, Printed, Said
-from xlashard.testing.supervision import Rules, Verdict
+from xlashard.testing.launcher import Ended, Launch, LaunchPlan, Printed, Said
+from xlashard.testing.supervision import Rules, Verdict, run_to_end
 from xlashard.testing.wires import CHANNEL
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -255,6 +255,19 @@ def test_a_report_shows_the_last_lines() -> None:
 def test_processes_may_end_before_all_have_started() -> None:
     for _ in range(10):
         assert ran(["true"], 4).verdict.codes == (0,) * 4
+
+
+class HeardLate(Launch):
+    """Hears of its processes when they and their guard are over."""
+
+    def _await_start(self, plan: LaunchPlan) -> None:
+        self._guard.wait()
+        super()._await_start(plan)
+
+
+def test_processes_may_end_before_anybody_listens() -> None:
+    done = run_to_end(HeardLate(plan(["true"], 4)), Rules())
+    assert done.verdict.codes == (0,) * 4
 
 
 def test_who_ended_first_is_known_also_on_a_busy_machine(tmp_path: Path) -> None:

@@ -69,12 +69,13 @@ class Guard:
             requests: list[dict[str, Any]] | None = []
             while requests == []:
                 requests = self._read()
-            if requests and self._start(requests[0]):
-                self._watch()
+            waiter = self._start(requests[0]) if requests else None
+            if waiter is not None:
+                self._watch(waiter)
         finally:
             self._kill_everything()
 
-    def _start(self, request: dict[str, Any]) -> bool:
+    def _start(self, request: dict[str, Any]) -> "_Waiter | None":
         for number, member in enumerate(request["members"]):
             descriptors = [member["stdout"], member["stderr"], *member["keep"]]
             try:
@@ -91,13 +92,15 @@ class Guard:
                 )
             except OSError as error:
                 self._say(failed=number, errno=error.errno, filename=str(error.filename))
-                return False
+                return None
             for descriptor in set(descriptors):
                 os.close(descriptor)
             self._processes.append(process)
             self._running.add(number)
+        # Whoever is told of the processes may end them: from here on the order of ends is known.
+        waiter = _Waiter([sys.stdin.fileno(), self._wake], self._processes)
         self._say(pids=[process.pid for process in self._processes])
-        return True
+        return waiter
 
     def _die_with_the_guard(self, guard: int) -> Callable[[], None] | None:
         prctl = self._prctl
@@ -111,8 +114,7 @@ class Guard:
 
         return prepare
 
-    def _watch(self) -> None:
-        waiter = _Waiter([sys.stdin.fileno(), self._wake], self._processes)
+    def _watch(self, waiter: "_Waiter") -> None:
         while self._running and not self._told_to_end and os.getppid() == self._launcher:
             # The second is for a launcher whose pipe another process of its holds open.
             ready, ended = waiter.wait(1.0)

@@ -189,6 +189,8 @@ class Launch:
         """
         found: list[Event] = []
         told, self._early = self._early, []
+        # Before the guard is asked again, which may be gone since all of them are.
+        self.running -= {event["ended"] for event in told}
         for key, _ in self._selector.select(0.0 if told else max(0.0, seconds)):
             if key.data is None:
                 told += self._read_guard()
