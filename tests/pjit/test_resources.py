@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding as JaxSingleDeviceSharding
 from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
 from xlashard import (
     AUTO,
+    FROM_GDA,
     UNSPECIFIED,
     Array,
     GSPMDSharding,
@@ -195,6 +196,19 @@ def test_the_old_keywords_mean_the_same(mesh):
     f = pjit(double, in_axis_resources=P("x"), out_axis_resources=P("y"))
     with mesh:
         assert spec_of(f(f32(8))) == ("y",)
+
+
+@pytest.mark.parametrize("said", [P("z"), P("x"), P(None, None, "x"), FROM_GDA])
+@pytest.mark.parametrize("name", ["in_shardings", "in_axis_resources"])
+def test_errors_speak_of_the_name_that_was_used(mesh, name, said):
+    with mesh, pytest.raises(ResourceError, match=rf"^{name} of x "):
+        pjit(double, **{name: said})(f32(7, 8))
+
+
+@pytest.mark.parametrize("name", ["out_shardings", "out_axis_resources"])
+def test_errors_of_results_speak_of_the_name_that_was_used(mesh, name):
+    with mesh, pytest.raises(ResourceError, match=rf"^{name} of result "):
+        pjit(double, **{name: P("x")})(f32(7, 8))
 
 
 def test_a_keyword_in_both_writings_is_refused():

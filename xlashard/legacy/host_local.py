@@ -141,10 +141,12 @@ class HostLocal:
         return name + jax.tree_util.keystr(path[1:])
 
     def _read_in_specs(self, in_tree: Any) -> tuple[Any, ...]:
-        return self._specs(self._function.in_resources(in_tree), "in_axis_resources")
+        function = self._function
+        return self._specs(function.in_resources(in_tree), function.options.in_resources.what)
 
     def _read_out_specs(self, out_tree: Any) -> tuple[Any, ...]:
-        return self._specs(self._function.out_resources(out_tree), "out_axis_resources")
+        function = self._function
+        return self._specs(function.out_resources(out_tree), function.options.out_resources.what)
 
     def _specs(self, resources: Sequence[Resource], what: str) -> tuple[Any, ...]:
         """For each resource its spec; `FROM_GDA` and `AUTO` as they are."""

@@ -112,9 +112,12 @@ class WorldFunction(Function):
                 if not isinstance(resource.given, FromGda):
                     argument = argument.unbound()
                 elif not isinstance(value, jax.ShapeDtypeStruct):
-                    raise ResourceError(_from_what(value, argument.path), path=argument.path)
+                    raise ResourceError(
+                        _from_what(value, argument.path, self.options.in_resources.what),
+                        path=argument.path,
+                    )
             elif is_gda(value) and said is not None:
-                _check_partitioning(argument, said)
+                _check_partitioning(argument, said, self.options.in_resources.what)
             out.append(argument)
         return tuple(out)
 
@@ -159,22 +162,21 @@ def _check_not_auto(options: PjitOptions) -> None:
 
 def _holding(options: PjitOptions, kind: type) -> str | None:
     """The name of the resources of which one is of a kind."""
-    ins, outs = options.in_resources, options.out_resources
-    for tree, name in ((ins, "in_axis_resources"), (outs, "out_axis_resources")):
+    for tree in (options.in_resources, options.out_resources):
         if any(isinstance(leaf.given, kind) for leaf in tree.leaves):
-            return name
+            return tree.what
     return None
 
 
-def _from_what(value: Any, path: str) -> str:
+def _from_what(value: Any, path: str, what: str) -> str:
     return (
-        f"in_axis_resources of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
+        f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
         "is this process's part of an array while jax_array is off: give P(...) for it, or pass a "
         "GlobalDeviceArray"
     )
 
 
-def _check_partitioning(argument: Argument, said: Any) -> None:
+def _check_partitioning(argument: Argument, said: Any, what: str) -> None:
     """Refuses a GlobalDeviceArray that lies otherwise than its resource says, on its devices."""
     there, ndim = argument.sharding, argument.aval.ndim
     if there is None or not isinstance(said, XLACompatibleSharding):
@@ -182,9 +184,9 @@ def _check_partitioning(argument: Argument, said: Any) -> None:
     if said.devices != there.devices or said.is_equivalent_to(there, ndim):
         return
     raise ResourceError(
-        f"in_axis_resources of {argument.describe()} says {described(said)}, but the "
+        f"{what} of {argument.describe()} says {described(said)}, but the "
         f"GlobalDeviceArray lies as {described(there)}: give FROM_GDA to take it as it lies, or "
-        f"{_spec_of(there)} in in_axis_resources",
+        f"{_spec_of(there)} in {what}",
         path=argument.path,
     )
 

@@ -99,13 +99,14 @@ class Function:
         ins = self.in_resources(traced.in_tree)
         outs = self.out_resources(traced.out_tree)
         in_paths, out_paths = traced.arg_names, traced.result_paths
-        check_from_gda(ins, values, in_paths)
+        said_in, said_out = self.options.in_resources.what, self.options.out_resources.what
+        check_from_gda(ins, values, in_paths, said_in)
         call = Call(
             traced=traced,
             values=tuple(values),
             mesh=mesh,
-            in_shardings=_shardings(ins, mesh, in_paths, "in_shardings"),
-            out_shardings=_shardings(outs, mesh, out_paths, "out_shardings"),
+            in_shardings=_shardings(ins, mesh, in_paths, said_in),
+            out_shardings=_shardings(outs, mesh, out_paths, said_out),
             layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
             donated=self.parameters.donated(args, kwargs),
             statics=self.parameters.statics(args, kwargs),
@@ -155,6 +156,7 @@ class Function:
             closed=closed_over_places(traced.jaxpr, self.fun),
             mesh=call.mesh if device is None else None,
             device=device,
+            names=(options.in_resources.what, options.out_resources.what),
         )
         in_layouts, out_layouts = call.layouts
         return Order(

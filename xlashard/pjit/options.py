@@ -54,9 +54,17 @@ class PjitOptions:
     kind_of: KindOf | None = None
 
 
+@dataclass(frozen=True)
+class Named:
+    """What was given, and the name of the argument that it was given as."""
+
+    name: str
+    value: Any
+
+
 def read_options(
-    in_shardings: Any,
-    out_shardings: Any,
+    ins: Named,
+    outs: Named,
     donated: tuple[Any, Any],
     device: tuple[Any, str | None],
     rest: Mapping[str, Any],
@@ -67,16 +75,15 @@ def read_options(
         ArgumentError: If an option is of the wrong kind, or two contradict.
         ResourceError: If a sharding is none.
     """
-    if isinstance(in_shardings, list):
-        # The arguments are a tuple; a list of resources for them is meant as one.
-        in_shardings = tuple(in_shardings)
+    # The arguments are a tuple; a list of resources for them is meant as one.
+    in_shardings = tuple(ins.value) if isinstance(ins.value, list) else ins.value
     chosen, backend = device
     if chosen is not None and backend is not None:
         raise ArgumentError(
             f"pjit got both device={chosen} and backend={backend!r}: give one of them"
         )
     if (chosen is not None or backend is not None) and not (
-        in_shardings is UNSPECIFIED and out_shardings is UNSPECIFIED
+        in_shardings is UNSPECIFIED and outs.value is UNSPECIFIED
     ):
         raise ArgumentError(
             "pjit got a device or backend together with shardings: give the shardings alone, "
@@ -90,10 +97,10 @@ def read_options(
             "write backend='cpu'"
         )
     argnums, argnames = donated
-    out_resources = read_resources(out_shardings, "out_shardings")
+    out_resources = read_resources(outs.value, outs.name)
     refuse_from_gda(out_resources)
     return PjitOptions(
-        in_resources=read_resources(in_shardings, "in_shardings"),
+        in_resources=read_resources(in_shardings, ins.name),
         out_resources=out_resources,
         donate_argnums=index_tuple(argnums, "donate_argnums"),
         donate_argnames=name_tuple(argnames, "donate_argnames"),
@@ -117,8 +124,10 @@ def read_static(argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tuple[str
     return index_tuple(argnums, "static_argnums"), name_tuple(argnames, "static_argnames")
 
 
-def either(first: tuple[str, Any], second: tuple[str, Any]) -> Any:
+def either(first: tuple[str, Any], second: tuple[str, Any]) -> Named:
     """What was given by one of two names of an argument, each with its value.
+
+    Errors speak of it by the name that was used; by the first where none was.
 
     Raises:
         ResourceError: If both were used: it says to use the first.
@@ -128,7 +137,7 @@ def either(first: tuple[str, Any], second: tuple[str, Any]) -> Any:
         raise ResourceError(
             f"pjit got both {name} and {other_name}, which mean the same: give {name} alone"
         )
-    return other if given is UNSPECIFIED else given
+    return Named(name, given) if other is UNSPECIFIED else Named(other_name, other)
 
 
 def made_or_decorator(fun: Any, make: Callable[[Any], Any]) -> Any:

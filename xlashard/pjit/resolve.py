@@ -98,6 +98,7 @@ class Wanted:
         closed: Arrays that the function closes over, by what to call them, and where they are.
         mesh: The mesh in force, or None.
         device: The one device asked for, or None.
+        names: What the caller calls what was said of arguments and of results.
     """
 
     arguments: tuple[Argument, ...]
@@ -109,6 +110,7 @@ class Wanted:
     closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
+    names: tuple[str, str] = ("in_shardings", "out_shardings")
 
 
 def resolve(wanted: Wanted) -> Placement:
@@ -125,11 +127,11 @@ def resolve(wanted: Wanted) -> Placement:
     multi = len(devices) > 1
     ins = []
     for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
-        value = _Value("in_shardings", argument.path, argument.aval)
+        value = _Value(wanted.names[0], argument.path, argument.aval)
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
-            sharding = _agreeing(argument, sharding)
+            sharding = _agreeing(argument, sharding, wanted.names[0])
         elif argument.committed:
             sharding = argument.sharding
         elif multi and argument.aval.ndim == 0:
@@ -140,7 +142,7 @@ def resolve(wanted: Wanted) -> Placement:
     for aval, path, said in zip(
         wanted.result_avals, wanted.result_paths, wanted.out_shardings, strict=True
     ):
-        value = _Value("out_shardings", path, aval)
+        value = _Value(wanted.names[1], path, aval)
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
@@ -180,14 +182,15 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         voices.append(_Voice("the mesh in force", wanted.mesh._flat_devices_tuple))
     for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
         if said is not None and said is not REPLICATED:
-            voices.append(_Voice(f"the in_shardings of {argument.describe()}", tuple(said.devices)))
+            who = f"the {wanted.names[0]} of {argument.describe()}"
+            voices.append(_Voice(who, tuple(said.devices)))
     for argument in wanted.arguments:
         if argument.committed and argument.sharding is not None:
             who, devices = f"the argument {argument.describe()}", argument.sharding.devices
             voices.append(_Voice(who, devices, is_argument=True))
     for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
         if said is not None and said is not REPLICATED:
-            voices.append(_Voice(f"the out_shardings of {path}", tuple(said.devices)))
+            voices.append(_Voice(f"the {wanted.names[1]} of {path}", tuple(said.devices)))
     voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
     voices += [_Voice(who, tuple(s.devices), is_argument=True) for who, s in wanted.closed]
     return voices
@@ -264,7 +267,9 @@ def _concrete(
         ) from None
 
 
-def _agreeing(argument: Argument, sharding: XLACompatibleSharding) -> XLACompatibleSharding:
+def _agreeing(
+    argument: Argument, sharding: XLACompatibleSharding, what: str
+) -> XLACompatibleSharding:
     """The sharding of an argument for which one was asked.
 
     Raises:
@@ -278,7 +283,7 @@ def _agreeing(argument: Argument, sharding: XLACompatibleSharding) -> XLACompati
     if _agrees_where_closed(sharding, there, argument.aval.ndim):
         return there
     raise ResourceError(
-        f"in_shardings puts {argument.describe()} as {described(sharding)}, but the argument is "
+        f"{what} puts {argument.describe()} as {described(sharding)}, but the argument is "
         f"committed as {described(there)}: move it first with device_put(x, "
         f"{as_code(sharding)}), or leave its resource UNSPECIFIED to compute where it is",
         path=argument.path,

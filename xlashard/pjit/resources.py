@@ -116,7 +116,7 @@ def _is_leaf(x: object) -> bool:
 
 
 def check_from_gda(
-    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str]
+    resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str], what: str
 ) -> None:
     """Refuses arguments that bring no sharding where `FROM_GDA` says to take theirs.
 
@@ -128,7 +128,7 @@ def check_from_gda(
             continue
         if getattr(value, "sharding", None) is None:
             raise ResourceError(
-                f"in_shardings of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
+                f"{what} of {path} is FROM_GDA, but a {type(value).__name__} has no sharding "
                 f"to take: give P(...) for it, or pass {path} as a global array, made by "
                 f"multihost.host_local_array_to_global_array({path}, mesh, P(...))",
                 path=path,
