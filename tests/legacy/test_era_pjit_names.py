@@ -77,7 +77,7 @@ def test_trees_of_resources_are_prepared(mesh):
     assert none == era.REPLICATED and not any_auto and entries == [none]
     with pytest.raises(DuplicateAxisError, match="'x' 2 times"):
         era._prepare_axis_resources((P("x", ("y", "x")),), "in_axis_resources")
-    with pytest.raises(ArgumentError, match="in_axis_resources leaf specifications"):
+    with pytest.raises(ArgumentError, match="each entry of in_axis_resources"):
         era._prepare_axis_resources(("x",), "in_axis_resources")
 
 

@@ -157,8 +157,8 @@ def prepare_axis_resources(
         DuplicateAxisError: If a spec uses a mesh axis twice.
     """
     leaves, treedef = jax.tree.flatten(axis_resources, is_leaf=lambda x: x is None)
-    what = f"{arg_name} leaf specifications"
-    parsed = [_prepared(leaf, what, allow_unconstrained_dims) for leaf in leaves]
+    told_as = f"each entry of {arg_name}"
+    parsed = [_prepared(leaf, told_as, allow_unconstrained_dims) for leaf in leaves]
     return treedef.unflatten(parsed), parsed, treedef, any(map(is_auto, parsed))
 
 
