@@ -210,8 +210,7 @@ def no_resource(bench: Bench, rng: random.Random) -> Bad:
     )
     name = rng.choice(NAMES)
     tree = rng.choice([(wrong, None), ({name: wrong}, None), [None, [P("x"), wrong]]])
-    shown = keyword.replace("axis_resources", "shardings")
-    return lambda: pjit(run, **{keyword: tree}), (shown + "[",)
+    return lambda: pjit(run, **{keyword: tree}), (keyword + "[",)
 
 
 def wrong_prefix(bench: Bench, rng: random.Random) -> Bad:
