@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -87,11 +88,19 @@ def _gone(pid: int, seconds: float) -> bool:
 
 
 def start(command: Sequence[str], **more: str) -> subprocess.Popen[str]:
-    """Starts a command whose output can be read line by line."""
-    return subprocess.Popen(
-        command,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """Starts a command whose output can be read line by line, and that Ctrl-C ends.
+
+    A shell starts what it runs in the background with SIGINT ignored, and so would start all below
+    it: the tests would not pass there.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
