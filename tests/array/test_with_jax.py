@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 from jax import lax
 
 from tests.array.cases import DEVICES, MESH, named, same, value
@@ -171,7 +173,6 @@ def test_numpy_functions(x: Array) -> None:
 
 @pytest.mark.slow
 def test_an_optax_loop() -> None:
-    optax = pytest.importorskip("optax")
     params = {"w": device_put(np.ones((16, 4), np.float32), named("x", "y")), "b": device_put(0.0)}
     batch = device_put(np.eye(16, dtype=np.float32), named("x"))
     tx = optax.adamw(0.1)
@@ -198,7 +199,6 @@ def test_an_optax_loop() -> None:
 
 @pytest.mark.slow
 def test_a_flax_linen_module() -> None:
-    nn = pytest.importorskip("flax.linen")
     model = nn.Sequential([nn.Dense(8), nn.relu, nn.LayerNorm(), nn.Dense(2)])
     x = device_put(V, named("x"))
     variables = device_put(model.init(jax.random.key(0), x), named())

@@ -143,7 +143,6 @@ def test_exporting_with_places_and_symbolic_shapes(x: Array) -> None:
 
 @pytest.mark.usefixtures("shardy")
 def test_exported_functions_as_files(x: Array, tmp_path: Path) -> None:
-    pytest.importorskip("flatbuffers")
     file = tmp_path / "program"
     file.write_bytes(export.export(pjit(lambda t: t @ t.T))(x).serialize(vjp_order=1))
     loaded = export.deserialize(bytearray(file.read_bytes()))

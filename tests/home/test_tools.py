@@ -3,6 +3,7 @@
 import io
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.linalg
@@ -13,7 +14,6 @@ from matplotlib.figure import Figure
 from tests.array.cases import named, value
 from xlashard import Array, device_put
 
-jaxtyping = pytest.importorskip("jaxtyping")
 V = value(np.float32)
 
 

@@ -1,10 +1,14 @@
 """What several tests of the migration era use."""
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import pytest
 
 import xlashard
 from tests.pjit.helpers import make_mesh
+from xlashard.legacy import serialization as saving
 
 
 def pytest_configure(config):
@@ -16,6 +20,12 @@ def pytest_configure(config):
 def mesh() -> xlashard.Mesh:
     """Four by two devices, axes `x` and `y`."""
     return make_mesh((4, 2), ("x", "y"))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> dict[str, Any]:
+    """Where TensorStore may write an array."""
+    return saving.get_tensorstore_spec(f"{tmp_path}/w")
 
 
 @pytest.fixture(params=["shardy", "gspmd"])

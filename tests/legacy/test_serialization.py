@@ -36,11 +36,6 @@ V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> dict[str, Any]:
-    return saving.get_tensorstore_spec(f"{tmp_path}/w")
-
-
 def specs_in(folder: Path, count: int) -> list[dict[str, Any]]:
     return [saving.get_tensorstore_spec(f"{folder}/{number}") for number in range(count)]
 

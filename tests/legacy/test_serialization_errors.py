@@ -27,11 +27,6 @@ V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> dict[str, Any]:
-    return saving.get_tensorstore_spec(f"{tmp_path}/w")
-
-
 def refused(kind: type[Exception], use: Any, *words: str) -> str:
     with pytest.raises(kind) as caught:
         use()

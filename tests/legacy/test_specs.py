@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,7 +171,6 @@ def test_every_door_of_jax_takes_it(mesh):
 
 @pytest.mark.slow
 def test_partitioned_modules_of_flax_get_it_while_it_is_installed(mesh):
-    linen = pytest.importorskip("flax.linen")
     rules = (("batch", "x"), ("embed", None), ("mlp", "y"))
     init = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
     module, x = linen.Dense(16, kernel_init=init), f32(4, 8)
