@@ -28,8 +28,9 @@ XLASHARD = Layers(
         "train": 8,
         # Stands on all of it, and is imported by nothing but those who ask for it.
         "legacy": 8,
-        "cli": 9,
-        "__main__": 10,
+        "commands": 9,
+        "cli": 10,
+        "__main__": 11,
     },
     common=frozenset({"errors", "types", "config", "wording", "lazily", "_version"}),
     door="_jax",

@@ -287,6 +287,14 @@ class CompileError(XlashardError, RuntimeError):
     """A program that the compiler refuses, or says too little of."""
 
 
+class ProgramTooLargeError(CompileError, MemoryError):
+    """A program that needs more memory than its devices have."""
+
+
+class TopologyError(XlashardError, ValueError):
+    """A TPU topology, or a mesh on one, that can't be; or none at all for want of libtpu."""
+
+
 class SavedProgramError(XlashardError, ValueError):
     """A compiled program that can't be saved, or a saved one that can't be loaded here."""
 

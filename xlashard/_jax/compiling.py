@@ -380,6 +380,11 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
     return jax.make_array_from_single_device_arrays((0,), sharding, list(buffers))
 
 
+def ran_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the compiler refused a program for the memory that it takes."""
+    return getattr(error, "error_code_string", "") == "RESOURCE_EXHAUSTED"
+
+
 def error_text(error: RuntimeError) -> str:
     """What XLA says, without the places in its own source where it says it."""
     return str(error).partition("\n=== Source Location Trace")[0].rstrip()

@@ -11,7 +11,13 @@ from typing import Any
 from xlashard._jax import analysis, compiling, modules
 from xlashard._jax.lowering import LoweredBody
 from xlashard._jax.shardings import layout_text
-from xlashard.errors import CompileError, DonationError, DonationWarning, ProcessesError
+from xlashard.errors import (
+    CompileError,
+    DonationError,
+    DonationWarning,
+    ProcessesError,
+    ProgramTooLargeError,
+)
 from xlashard.program.agreement import ClosedOver, Terms
 from xlashard.program.donation import Donation, bytes_of
 from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal
@@ -191,7 +197,8 @@ def compile_program(
     except ProcessesError:
         raise
     except RuntimeError as error:
-        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
+        kind = ProgramTooLargeError if compiling.ran_out_of_memory(error) else CompileError
+        raise kind(_refusal_text(plan.name, error, request.options)) from error
     args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,

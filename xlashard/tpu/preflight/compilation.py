@@ -1,0 +1,84 @@
+"""Compiling for a topology, with all that the compiler tells on the way.
+
+libtpu refuses a program that is too large for the chip's memory and gives nothing back. What it
+writes into its dump folder is the same in both cases: the scheduled module, where each of its
+values lies in memory, and how long.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xlashard.errors import ProgramTooLargeError
+from xlashard.pjit import Compiled, Lowered
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What the compiler wrote of one program.
+
+    Attributes:
+        hlo: The optimised, scheduled module.
+        buffers: Where its values lie: the text of XLA's buffer assignment; empty if not written.
+        live_ranges: When they are alive, and which are at the peak; empty if not written.
+    """
+
+    hlo: str
+    buffers: str
+    live_ranges: str
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A program compiled for a topology, or refused for its memory.
+
+    Attributes:
+        lowered: What was compiled.
+        compiled: The program; None where it needs more memory than a device has.
+        dump: What the compiler wrote.
+        seconds: How long it took.
+        options: Options of the compiler that the caller gave.
+    """
+
+    lowered: Lowered
+    compiled: Compiled | None
+    dump: Dump
+    seconds: float
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:
+    """Compiles and keeps what the compiler tells.
+
+    Args:
+        lowered: On the devices of a topology.
+        options: Options of the compiler.
+
+    Raises:
+        CompileError: If the compiler refuses the program for another reason than its memory.
+    """
+    given = dict(options or {})
+    with tempfile.TemporaryDirectory(prefix="xlashard-preflight-") as folder:
+        started = time.perf_counter()
+        try:
+            compiled = lowered.compile({**given, "xla_dump_to": folder})
+        except ProgramTooLargeError:
+            compiled = None
+        seconds = time.perf_counter() - started
+        dump = _read(Path(folder))
+    return Compilation(lowered, compiled, dump, seconds, tuple(given.items()))
+
+
+def _read(folder: Path) -> Dump:
+    def text(ending: str) -> str:
+        found = sorted(folder.glob(f"*.{ending}.txt"))
+        return found[0].read_text() if found else ""
+
+    return Dump(
+        hlo=text("after_optimizations"),
+        buffers=text("after_optimizations-buffer-assignment"),
+        live_ranges=text("after_optimizations-live-range"),
+    )
