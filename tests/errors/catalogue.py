@@ -154,6 +154,7 @@ TOPICS = (
     "dlpack",
     "functions",
     "modules",
+    "tpu",
     "testing",
     "environment",
 )

@@ -22,6 +22,9 @@ ROOMS = (
             "multihost",
             "testing",
             "legacy",
+            "tpu",
+            "cloud",
+            "commands",
             "_jax",
         )
     ),

@@ -10,8 +10,8 @@ from jax._src import config
 
 # Rooms that stand between a user's call and the function that is traced.
 _ROOMS = (
-    *("_jax", "array", "geometry", "legacy", "multihost", "numpy", "pictures", "pjit", "processes"),
-    *("program", "sharding", "testing"),
+    *("_jax", "array", "cloud", "commands", "geometry", "legacy", "multihost", "numpy", "pictures"),
+    *("pjit", "processes", "program", "sharding", "testing", "tpu"),
 )
 INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
 """Where the frames of ours lie that no user cares about."""

@@ -1,16 +1,14 @@
 """The report of a program: a frozen value that prints itself and travels as JSON."""
 
 import json
-import types
-import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from xlashard.errors import ArgumentError
 from xlashard.pjit.report.parts import CollectiveReport, ReportFields
+from xlashard.pjit.report.records import Record
 from xlashard.pjit.report.text import ReportText
 from xlashard.program import CollectiveTotal
 from xlashard.program.collectives import CollectiveKind
@@ -18,6 +16,8 @@ from xlashard.wording import plain_text
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
+
+_RECORD = Record("program report", FORMAT, "xlashard.explain(f, ...).to_json()")
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +75,7 @@ class ProgramReport(ReportFields):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers, with the number of the format."""
-        return {"format": FORMAT, **json.loads(json.dumps(asdict(self)))}
+        return _RECORD.to_dict(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """The report as JSON, with the number of the format.
@@ -90,16 +90,9 @@ class ProgramReport(ReportFields):
         """Reads what `to_json` wrote.
 
         Raises:
-            ArgumentError: If the text is of another format.
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
-        found = json.loads(text)
-        format_ = found.get("format") if isinstance(found, dict) else None
-        if format_ != FORMAT:
-            raise ArgumentError(
-                f"the text is a program report of format {format_}, this version of xlashard reads "
-                f"format {FORMAT}: write it again with xlashard.explain(f, ...).to_json()"
-            )
-        return _decoded(cls, found)
+        return _RECORD.read(cls, text)
 
 
 def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) -> CollectiveTotal:
@@ -113,21 +106,3 @@ def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) 
         payload_bytes=sum(c.payload_bytes for c in found),
         sent_bytes=sum(c.sent_bytes for c in found),
     )
-
-
-def _decoded(kind: Any, value: Any) -> Any:
-    """A JSON value as what a field's annotation says."""
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        decoded = {f.name: _decoded(hints[f.name], value[f.name]) for f in fields(kind)}
-        make: Any = kind
-        return make(**decoded)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        (wanted,) = (a for a in arguments if a is not types.NoneType)
-        return None if value is None else _decoded(wanted, value)
-    if origin is not tuple:
-        return value
-    if arguments[-1] is Ellipsis:
-        return tuple(_decoded(arguments[0], item) for item in value)
-    return tuple(_decoded(a, item) for a, item in zip(arguments, value, strict=True))

@@ -1,9 +1,11 @@
 """The report of a preflight: a frozen value that prints itself and travels as JSON."""
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.records import Record
 from xlashard.tpu.preflight.parts import (
     AxisReport,
     MemoryBreakdown,
@@ -17,6 +19,8 @@ from xlashard.tpu.preflight.parts import (
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
+
+_RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,3 +69,29 @@ class PreflightReport:
     price: PriceReport | None
     compile_seconds: float
     versions: VersionsReport
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler took the program."""
+        return self.outcome == "fits"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as dicts, lists, strings and numbers, with the number of the format."""
+        return _RECORD.to_dict(self)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The report as JSON, as `docs/preflight.schema.json` describes it.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
+        """
+        return _RECORD.read(cls, text)
