@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 
@@ -216,7 +216,7 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 
 
 def read_hlo(text: str) -> tuple[HloText, ...]:
@@ -244,6 +244,8 @@ def _module(text: str) -> HloText:
             if line.startswith("}"):
                 current = None
             elif (instruction := _instruction(line)) is not None:
+                if "#" in instruction.operands:
+                    _write_out_elements(current, instruction)
                 current.instructions[instruction.name] = instruction
         elif (title := line.strip()) in _TABLES:
             table = tables.setdefault(title, {})
@@ -253,6 +255,21 @@ def _module(text: str) -> HloText:
         elif table is not None and (number := title.partition(" "))[0].isdecimal():
             table[int(number[0])] = number[2]
     return HloText(header, computations, entry, tables)
+
+
+def _write_out_elements(computation: Computation, instruction: Instruction) -> None:
+    """Adds the get-tuple-elements that a short writing, `%loop#1`, leaves out."""
+    for name in instruction.operand_names:
+        whole, *indices = name.split("#")
+        for index in indices:
+            element = f"{whole}#{index}"
+            source = computation.instructions.get(whole)
+            types = element_types(source.type) if source is not None else ()
+            if element not in computation.instructions and int(index) < len(types):
+                computation.instructions[element] = Instruction(
+                    element, types[int(index)], "get-tuple-element", f"%{whole}", f"index={index}"
+                )
+            whole = element
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -290,6 +307,38 @@ def _operand_names(operands: str) -> list[str]:
     # Printed without percent signs: the name is the last word of each operand.
     words = [operand.split() for operand in operands.split(",")]
     return [w[-1] for w in words if w and re.fullmatch(r"[A-Za-z_][\w.\-]*", w[-1])]
+
+
+_LEVEL = re.compile(r"[()\[\]{},]|/\*.*?\*/")
+
+
+@lru_cache(maxsize=4096)
+def element_types(text: str) -> tuple[str, ...]:
+    """The texts of the elements of a tuple's type; of a type that is no tuple, the type itself.
+
+    Example:
+        >>> element_types("(s32[]{:T(128)}, (f32[4,8]{1,0}, u32[]))")
+        ('s32[]{:T(128)}', '(f32[4,8]{1,0}, u32[])')
+    """
+    if not text.startswith("("):
+        return (text,)
+    elements: list[str] = []
+    depth, start = 0, 1
+    for found in _LEVEL.finditer(text):
+        mark = found[0]
+        if mark[0] == "/":
+            start = found.end() if not text[start : found.start()].strip() else start
+        elif mark == "," and depth == 1:
+            elements.append(text[start : found.start()].strip())
+            start = found.end()
+        elif mark in "([{":
+            depth += 1
+        elif mark in ")]}":
+            depth -= 1
+            if depth == 0:
+                elements.append(text[start : found.start()].strip())
+                break
+    return tuple(filter(None, elements))
 
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](\{[^}]*\})?")
