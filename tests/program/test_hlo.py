@@ -151,3 +151,33 @@ def test_an_operation_without_lines_is_told_by_the_next_that_has_some():
     assert [(f.file, f.line) for f in found.needed_by_frames] == [("model.py", 3)]
     (unused,) = read_collectives(one("ROOT " + lines[0]))
     assert (unused.needed_by, unused.needed_by_frames) == ("", ())
+
+
+def test_elements_of_tuples_in_the_short_writing_are_those_of_the_long_one():
+    text = """HloModule m, num_partitions=2
+
+%body (s: (s32[], (f32[2], f32[4]))) -> (s32[], (f32[2], f32[4])) {
+  %s = (s32[]{:T(128)}, /*index=1*/(f32[2]{0}, f32[4]{0})) parameter(0)
+  %one = s32[] constant(1)
+  %i = s32[] add(%s#0, %one)
+  %r = f32[4]{0} all-reduce(%s#1#1), replica_groups={{0,1}}, to_apply=%add
+  %t = (f32[2]{0}, f32[4]{0}) tuple(%s#1#0, %r)
+  ROOT %n = (s32[], (f32[2], f32[4])) tuple(%i, %t)
+}
+
+%more (s: (s32[], (f32[2], f32[4]))) -> pred[] {
+  %s = (s32[]{:T(128)}, /*index=1*/(f32[2]{0}, f32[4]{0})) parameter(0)
+  %five = s32[] constant(5)
+  ROOT %lt = pred[] compare(%s#0, %five), direction=LT
+}
+
+ENTRY %main (p: (f32[2], f32[4])) -> (f32[2], f32[4]) {
+  %p = (f32[2]{0}, f32[4]{0}) parameter(0)
+  %zero = s32[] constant(0)
+  %state = (s32[], (f32[2], f32[4])) tuple(%zero, %p)
+  %loop = (s32[], (f32[2], f32[4])) while(%state), condition=%more, body=%body
+  ROOT %out = f32[4]{0} copy(%loop#1#1)
+}
+"""
+    (reduce,) = read_collectives(text)
+    assert (reduce.times, reduce.times_known, reduce.operand_bytes) == (5, True, 16)
