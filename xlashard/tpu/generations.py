@@ -1,0 +1,353 @@
+"""What is publicly known of each TPU generation: cores, memory, arithmetic, links, pods.
+
+Each figure names where it is from. A figure that the page does not print, but that follows from
+those that it does, says how. What libtpu itself tells (devices of a chip, chips of a host, the
+memory that a program may use) is compared with it in the tests.
+"""
+
+from dataclasses import dataclass
+
+GB = 10**9
+GIB = 2**30
+TERA = 10**12
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation of TPUs.
+
+    Attributes:
+        name: As libtpu writes it: `v5e`.
+        title: As Cloud TPU calls it: `TPU v5e`.
+        device_kind: What JAX says of its devices.
+        dimensions: Of the torus that its chips form.
+        cores_per_chip: TensorCores.
+        devices_per_chip: Devices that JAX shows for a chip. Where a chip with two cores is one
+            device, the two work as one (megacore).
+        host_bounds: Chips along x, y and z that a host of a large slice has.
+        single_host_shapes: Slices that lie on one host though they are larger than that.
+        counts_cores: Whether the number in `v5p-128` counts TensorCores and not chips.
+        pod_chips: The most chips that links join.
+        pod_shape: How those lie.
+        ring_size: The dimension whose ends are joined: for generations of two dimensions those of
+            just that size, for those of three dimensions all, in slices of whole cubes of that
+            size.
+        hbm_bytes: Of a chip.
+        available_bytes: What the compiler lets a program use on one device.
+        hbm_bandwidth: Bytes per second of a chip.
+        peak_flops: By dtype, FLOP per second of a chip.
+        ici_links: Links of a chip to its neighbours.
+        ici_bandwidth: Bytes per second of one link in one direction.
+        core_bandwidth: Bytes per second in one direction between the devices of one chip; 0 where
+            there is one.
+        dcn_bandwidth: Bytes per second of a host to other slices; 0 where slices can't be joined.
+        sources: For each of these figures where it is from.
+    """
+
+    name: str
+    title: str
+    device_kind: str
+    dimensions: int
+    cores_per_chip: int
+    devices_per_chip: int
+    host_bounds: tuple[int, int, int]
+    single_host_shapes: tuple[tuple[int, ...], ...]
+    counts_cores: bool
+    pod_chips: int
+    pod_shape: tuple[int, ...]
+    ring_size: int
+    hbm_bytes: int
+    available_bytes: int
+    hbm_bandwidth: float
+    peak_flops: tuple[tuple[str, float], ...]
+    ici_links: int
+    ici_bandwidth: float
+    core_bandwidth: float
+    dcn_bandwidth: float
+    sources: tuple[tuple[str, str], ...]
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips that a host of a large slice has."""
+        x, y, z = self.host_bounds
+        return x * y * z
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices that such a host has."""
+        return self.chips_per_host * self.devices_per_chip
+
+    @property
+    def is_megacore(self) -> bool:
+        """Whether the two cores of a chip are one device."""
+        return self.cores_per_chip > self.devices_per_chip
+
+    @property
+    def device_hbm_bytes(self) -> int:
+        """HBM of one device."""
+        return self.hbm_bytes // self.devices_per_chip
+
+    @property
+    def device_hbm_bandwidth(self) -> float:
+        """Bytes per second of one device's HBM."""
+        return self.hbm_bandwidth / self.devices_per_chip
+
+    @property
+    def device_peak_flops(self) -> tuple[tuple[str, float], ...]:
+        """By dtype, FLOP per second of one device."""
+        return tuple((dtype, flops / self.devices_per_chip) for dtype, flops in self.peak_flops)
+
+    @property
+    def device_dcn_bandwidth(self) -> float:
+        """Bytes per second of one device's share of its host's network."""
+        return self.dcn_bandwidth / self.devices_per_host
+
+
+_DOCS = "https://cloud.google.com/tpu/docs"
+_BOOK = "How to Scale Your Model, https://jax-ml.github.io/scaling-book/tpus"
+_PAPER_V2_V3 = (
+    "Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, "
+    "Communications of the ACM 63(7), 2020"
+)
+_PAPER_V4 = "Jouppi et al., TPU v4, ISCA 2023, https://arxiv.org/abs/2304.01433"
+_MEASURED = "what libtpu 0.0.48 and 0.0.50 say when they refuse a larger program"
+_SHOWN = "the devices that libtpu 0.0.48 and 0.0.50 show"
+_SEVENTH = f"{_DOCS}/tpu7x"
+
+
+def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
+    """The page for every figure but those that say otherwise."""
+    figures = {
+        **dict.fromkeys(("cores_per_chip", "pod_chips", "pod_shape", "counts_cores"), page),
+        **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
+        **dict.fromkeys(("ici_links", "ici_bandwidth", "core_bandwidth", "dcn_bandwidth"), page),
+        **dict.fromkeys(("dimensions", "single_host_shapes", "ring_size"), page),
+        "device_kind": _SHOWN,
+        "devices_per_chip": _SHOWN,
+        "host_bounds": f"{page}; {_SHOWN}",
+        "available_bytes": _MEASURED,
+    }
+    return tuple({**figures, **others}.items())
+
+
+_ONE_DEVICE = "one device: there is nothing between devices of a chip"
+_NO_SLICES = f"{_DOCS}/multislice-introduction: not for this generation"
+_WHOLE_POD = f"{_PAPER_V2_V3}: the ends are joined in the pod"
+_CUBES = f"{_BOOK}: slices of whole 4x4x4 cubes close to rings, smaller ones do not"
+_PLANE = f"{_BOOK}: a dimension of 16 closes to a ring; libtpu refuses rings of other sizes"
+
+GENERATIONS: tuple[Generation, ...] = (
+    Generation(
+        name="v2",
+        title="TPU v2",
+        device_kind="TPU v2",
+        dimensions=2,
+        cores_per_chip=2,
+        devices_per_chip=2,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=(),
+        counts_cores=True,
+        pod_chips=256,
+        pod_shape=(16, 16),
+        ring_size=16,
+        hbm_bytes=16 * GIB,
+        available_bytes=int(7.48 * GIB),
+        hbm_bandwidth=700 * GB,
+        peak_flops=(("bfloat16", 46 * TERA),),
+        ici_links=4,
+        ici_bandwidth=62 * GB,
+        core_bandwidth=350 * GB,
+        dcn_bandwidth=0,
+        sources=_sources(
+            f"{_DOCS}/v2",
+            ici_bandwidth=f"{_PAPER_V2_V3}: 496 Gbit/s",
+            ici_links=_PAPER_V2_V3,
+            core_bandwidth="no public figure; at most what one core's half of the HBM gives",
+            ring_size=_WHOLE_POD,
+            dcn_bandwidth=_NO_SLICES,
+        ),
+    ),
+    Generation(
+        name="v3",
+        title="TPU v3",
+        device_kind="TPU v3",
+        dimensions=2,
+        cores_per_chip=2,
+        devices_per_chip=2,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=(),
+        counts_cores=True,
+        pod_chips=1024,
+        pod_shape=(32, 32),
+        ring_size=32,
+        hbm_bytes=32 * GIB,
+        available_bytes=int(15.48 * GIB),
+        hbm_bandwidth=900 * GB,
+        peak_flops=(("bfloat16", 123 * TERA),),
+        ici_links=4,
+        ici_bandwidth=82 * GB,
+        core_bandwidth=450 * GB,
+        dcn_bandwidth=0,
+        sources=_sources(
+            f"{_DOCS}/v3",
+            ici_bandwidth=f"{_PAPER_V2_V3}: 656 Gbit/s",
+            ici_links=_PAPER_V2_V3,
+            core_bandwidth="no public figure; at most what one core's half of the HBM gives",
+            ring_size=_WHOLE_POD,
+            dcn_bandwidth=_NO_SLICES,
+        ),
+    ),
+    Generation(
+        name="v4",
+        title="TPU v4",
+        device_kind="TPU v4",
+        dimensions=3,
+        cores_per_chip=2,
+        devices_per_chip=1,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=(),
+        counts_cores=True,
+        pod_chips=4096,
+        pod_shape=(16, 16, 16),
+        ring_size=4,
+        hbm_bytes=32 * GIB,
+        available_bytes=int(30.75 * GIB),
+        hbm_bandwidth=1_228 * GB,
+        peak_flops=(("bfloat16", 275 * TERA), ("int8", 275 * TERA)),
+        ici_links=6,
+        ici_bandwidth=50 * GB,
+        core_bandwidth=0,
+        dcn_bandwidth=25 * GB,
+        sources=_sources(
+            f"{_DOCS}/v4",
+            hbm_bandwidth=f"{_DOCS}/v4 (1200 GB/s) and, to the digit, {_PAPER_V4}",
+            ici_bandwidth=f"{_PAPER_V4}: 50 GB/s for each of 6 links",
+            ring_size=_CUBES,
+            core_bandwidth=_ONE_DEVICE,
+            dcn_bandwidth="no public figure; taken as that of v5p",
+        ),
+    ),
+    Generation(
+        name="v5e",
+        title="TPU v5e",
+        device_kind="TPU v5 lite",
+        dimensions=2,
+        cores_per_chip=1,
+        devices_per_chip=1,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=((2, 4),),
+        counts_cores=False,
+        pod_chips=256,
+        pod_shape=(16, 16),
+        ring_size=16,
+        hbm_bytes=16 * GIB,
+        available_bytes=int(15.75 * GIB),
+        hbm_bandwidth=819 * GB,
+        peak_flops=(("bfloat16", 197 * TERA), ("int8", 393 * TERA)),
+        ici_links=4,
+        ici_bandwidth=50 * GB,
+        core_bandwidth=0,
+        dcn_bandwidth=12.5 * GB,
+        sources=_sources(
+            f"{_DOCS}/v5e",
+            ici_bandwidth=f"{_DOCS}/v5e: 1,600 Gbit/s for a chip, by its 4 links",
+            ring_size=_PLANE,
+            core_bandwidth=_ONE_DEVICE,
+            dcn_bandwidth=f"{_DOCS}/v5e: 6.4 Tbit/s for 256 chips, times 4 chips",
+        ),
+    ),
+    Generation(
+        name="v5p",
+        title="TPU v5p",
+        device_kind="TPU v5",
+        dimensions=3,
+        cores_per_chip=2,
+        devices_per_chip=1,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=(),
+        counts_cores=True,
+        pod_chips=8960,
+        pod_shape=(16, 20, 28),
+        ring_size=4,
+        hbm_bytes=96 * GIB,
+        available_bytes=int(95.73 * GIB),
+        hbm_bandwidth=2_765 * GB,
+        peak_flops=(("bfloat16", 459 * TERA), ("int8", 918 * TERA)),
+        ici_links=6,
+        ici_bandwidth=100 * GB,
+        core_bandwidth=0,
+        dcn_bandwidth=25 * GB,
+        sources=_sources(
+            f"{_DOCS}/v5p",
+            hbm_bytes=f"{_DOCS}/v5p prints 95 GB; libtpu lets a program use 95.73 GiB of it",
+            ici_bandwidth=f"{_DOCS}/v5p: 4,800 Gbit/s for a chip, by its 6 links",
+            pod_shape=f"{_DOCS}/v5p: 8,960 chips; the shape nearest a cube that has as many",
+            ring_size=_CUBES,
+            core_bandwidth=_ONE_DEVICE,
+            dcn_bandwidth=f"{_BOOK}: 6.25 GB/s for a chip, times 4 chips",
+        ),
+    ),
+    Generation(
+        name="v6e",
+        title="TPU v6e (Trillium)",
+        device_kind="TPU v6 lite",
+        dimensions=2,
+        cores_per_chip=1,
+        devices_per_chip=1,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=((2, 4),),
+        counts_cores=False,
+        pod_chips=256,
+        pod_shape=(16, 16),
+        ring_size=16,
+        hbm_bytes=32 * GIB,
+        available_bytes=int(31.24 * GIB),
+        hbm_bandwidth=1_638 * GB,
+        peak_flops=(("bfloat16", 918 * TERA), ("int8", 1_836 * TERA)),
+        ici_links=4,
+        ici_bandwidth=100 * GB,
+        core_bandwidth=0,
+        dcn_bandwidth=50 * GB,
+        sources=_sources(
+            f"{_DOCS}/v6e",
+            ici_bandwidth=f"{_DOCS}/v6e: 800 GB/s for a chip in both directions, by its 4 links",
+            ring_size=_PLANE,
+            core_bandwidth=_ONE_DEVICE,
+            dcn_bandwidth=f"{_DOCS}/v6e: 25.6 Tbit/s for 256 chips, times 4 chips",
+        ),
+    ),
+    Generation(
+        name="tpu7x",
+        title="TPU7x (Ironwood)",
+        device_kind="TPU7x",
+        dimensions=3,
+        cores_per_chip=2,
+        devices_per_chip=2,
+        host_bounds=(2, 2, 1),
+        single_host_shapes=(),
+        counts_cores=True,
+        pod_chips=9216,
+        pod_shape=(16, 24, 24),
+        ring_size=4,
+        hbm_bytes=192 * GIB,
+        available_bytes=int(94.74 * GIB),
+        hbm_bandwidth=7_380 * GB,
+        peak_flops=(("bfloat16", 2_307 * TERA), ("float8", 4_614 * TERA)),
+        ici_links=6,
+        ici_bandwidth=100 * GB,
+        core_bandwidth=600 * GB,
+        dcn_bandwidth=50 * GB,
+        sources=_sources(
+            _SEVENTH,
+            ici_bandwidth=f"{_SEVENTH}: 1,200 GB/s for a chip in both directions, by its 6 links",
+            core_bandwidth=f"{_SEVENTH}: six times one link",
+            pod_shape=f"{_SEVENTH}: 9,216 chips; the shape nearest a cube that has as many",
+            ring_size=f"as v5p's: {_CUBES}",
+            dcn_bandwidth=f"{_SEVENTH}: 100 Gbit/s for a chip, times 4 chips",
+        ),
+    ),
+)
+"""Every generation that libtpu compiles for, the oldest first."""
+
+BY_NAME = {generation.name: generation for generation in GENERATIONS}
+"""The same by name."""

@@ -1,0 +1,309 @@
+"""The names that topologies have: Cloud's accelerator types and machines, and libtpu's names."""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from xlashard.errors import TopologyError
+from xlashard.tpu.generations import BY_NAME, GENERATIONS, Generation
+
+_ALIASES = {
+    **{generation.name: generation.name for generation in GENERATIONS},
+    **dict.fromkeys(("v5litepod", "v5lite", "v5-lite", "tpu-v5-lite-podslice"), "v5e"),
+    **dict.fromkeys(("v5", "tpu-v5p-slice"), "v5p"),
+    **dict.fromkeys(("v6", "trillium", "tpu-v6e-slice"), "v6e"),
+    **dict.fromkeys(("ironwood", "v7x", "7x", "v7"), "tpu7x"),
+    **dict.fromkeys(("tpu-v4-podslice",), "v4"),
+}
+_MACHINES = {
+    "ct4p-hightpu": "v4",
+    "ct5lp-hightpu": "v5e",
+    "ct5p-hightpu": "v5p",
+    "ct6e-standard": "v6e",
+    "tpu7x-standard": "tpu7x",
+}
+# Slices that Cloud makes of the generations with two dimensions.
+_FLAT_SHAPES = {
+    "v2": ((2, 2), (4, 4), (8, 8), (8, 16), (16, 16)),
+    "v3": ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32)),
+    "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+}
+# Slices smaller than a cube, of those with three.
+_SMALL_SHAPES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_CUBE = 4
+_NAME = re.compile(r"(?P<kind>[a-z0-9-]+?)[:-](?P<size>[0-9]+(?:x[0-9]+)*)(?P<twist>_\w+)?")
+_MACHINE = re.compile(r"(?P<machine>[a-z0-9]+-[a-z]+)-(?P<chips>[0-9]+)t")
+
+
+@dataclass(frozen=True)
+class SliceName:
+    """What a name stands for.
+
+    Attributes:
+        generation: Of the chips.
+        shape: Chips along each dimension of the torus.
+        twisted: Whether its long dimension is joined with a twist.
+    """
+
+    generation: Generation
+    shape: tuple[int, ...]
+    twisted: bool = False
+
+    @property
+    def text(self) -> str:
+        """As libtpu writes it: `v5p:4x4x8_twisted`."""
+        return f"{self.generation.name}:{shape_name(self.shape)}{'_twisted' * self.twisted}"
+
+
+def shape_name(shape: tuple[int, ...]) -> str:
+    """A shape as in `4x4x8`."""
+    return "x".join(map(str, shape))
+
+
+def read_name(name: str) -> SliceName:
+    """What a name of any kind stands for.
+
+    Args:
+        name: Of libtpu (`v5p:4x4x8`), an accelerator type (`v5p-128`, `v5litepod-16`), the same
+            with the usual name of its generation (`v5e-16`, `ironwood:4x4x4`), or one machine
+            (`ct5lp-hightpu-4t`).
+
+    Raises:
+        TopologyError: If there is no such generation, or no such slice of it.
+    """
+    if not isinstance(name, str):
+        raise TopologyError(
+            f"a topology is named by a string, not by {name!r}: topology('v5p:4x4x4')"
+        )
+    text = name.strip().lower()
+    machine = _MACHINE.fullmatch(text)
+    if machine and machine["machine"] in _MACHINES:
+        generation = BY_NAME[_MACHINES[machine["machine"]]]
+        return SliceName(generation, _machine_shape(name, generation, int(machine["chips"])))
+    found = _NAME.fullmatch(text)
+    if found is None or found["kind"] not in _ALIASES:
+        raise TopologyError(_unknown(name, text))
+    generation = BY_NAME[_ALIASES[found["kind"]]]
+    twisted = _is_twisted(name, found["twist"])
+    sizes = tuple(map(int, found["size"].split("x")))
+    if len(sizes) == 1:
+        sizes = _shape_of_count(name, generation, sizes[0])
+    return checked(SliceName(generation, _dimensions(name, generation, sizes), twisted))
+
+
+def accelerator_type(slice_name: SliceName) -> str:
+    """How Cloud calls as many chips: `v5p-128`, `v5litepod-16`."""
+    generation = slice_name.generation
+    prefix = "v5litepod" if generation.name == "v5e" else generation.name
+    return f"{prefix}-{math.prod(slice_name.shape) * _units(generation)}"
+
+
+def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
+    """The shape that Cloud gives a slice of so many chips; None where it has no such slice.
+
+    Of two dimensions it is the one of its list, of three the smaller ones are listed, and a larger
+    one is made of cubes of 4x4x4 and as near to a cube as that can be.
+    """
+    if generation.dimensions == 2:
+        return next((s for s in _FLAT_SHAPES[generation.name] if math.prod(s) == chips), None)
+    small = next((s for s in _SMALL_SHAPES if math.prod(s) == chips), None)
+    if small or chips % _CUBE**3 or not 0 < chips <= generation.pod_chips:
+        return small
+    cubes = chips // _CUBE**3
+    divisors = [n for n in range(1, cubes + 1) if cubes % n == 0]
+    shapes = [
+        (_CUBE * a, _CUBE * b, _CUBE * c)
+        for a, b, c in combinations_with_replacement(divisors, 3)
+        if a * b * c == cubes
+    ]
+    return min(shapes, key=lambda s: s[0] * s[1] + s[1] * s[2] + s[0] * s[2])
+
+
+def chip_counts(generation: Generation) -> tuple[int, ...]:
+    """How many chips a slice can have, the fewest first."""
+    if generation.dimensions == 2:
+        return tuple(map(math.prod, _FLAT_SHAPES[generation.name]))
+    small = tuple(map(math.prod, _SMALL_SHAPES))
+    return small + tuple(range(_CUBE**3, generation.pod_chips + 1, _CUBE**3))
+
+
+def checked(slice_name: SliceName) -> SliceName:
+    """The same, if there can be such a slice.
+
+    Raises:
+        TopologyError: If it is larger than a pod, or not made of whole hosts and cubes, or can't be
+            twisted.
+    """
+    generation, shape = slice_name.generation, slice_name.shape
+    chips = math.prod(shape)
+    if not chips:
+        raise TopologyError(f"{slice_name.text} has no chips: every size is at least 1")
+    if generation.dimensions == 2:
+        _check_flat(slice_name)
+    else:
+        _check_cubes(slice_name)
+    if slice_name.twisted:
+        _check_twist(slice_name)
+    return slice_name
+
+
+def _check_flat(slice_name: SliceName) -> None:
+    generation, shape = slice_name.generation, slice_name.shape
+    x, y = sorted(shape)
+    if x > generation.pod_shape[0] or y > generation.pod_shape[1]:
+        raise TopologyError(_too_large(slice_name))
+    # A slice within one host has any shape that the host has.
+    host = generation.host_bounds
+    if (x > host[0] or y > host[1]) and (x % 2 or y % 2):
+        raise TopologyError(
+            f"{slice_name.text} is not made of whole hosts, of {shape_name(host[:2])} chips each: "
+            f"{_nearest_text(generation, math.prod(shape))}"
+        )
+
+
+def _check_cubes(slice_name: SliceName) -> None:
+    generation, shape = slice_name.generation, slice_name.shape
+    if math.prod(shape) > generation.pod_chips:
+        raise TopologyError(_too_large(slice_name))
+    wrong = [size for size in shape if size not in (1, 2) and size % _CUBE]
+    host = generation.host_bounds
+    single = all(size <= bound for size, bound in zip(shape, host, strict=True))
+    if wrong:
+        raise TopologyError(
+            f"{slice_name.text} has a dimension of {wrong[0]} chips; one has 1, 2, 4 or a "
+            f"multiple of 4: {_nearest_text(generation, math.prod(shape))}"
+        )
+    if not single and (shape[0] % host[0] or shape[1] % host[1]):
+        raise TopologyError(
+            f"{slice_name.text} is not made of whole hosts, of {shape_name(host)} chips each: "
+            f"{_nearest_text(generation, math.prod(shape))}"
+        )
+
+
+def _check_twist(slice_name: SliceName) -> None:
+    # libtpu ends the whole process when it is asked for another one.
+    generation, shape = slice_name.generation, sorted(slice_name.shape)
+    short = shape[0]
+    whole = generation.dimensions == 3 and short % _CUBE == 0
+    if not whole or shape not in ([short, short, 2 * short], [short, 2 * short, 2 * short]):
+        raise TopologyError(
+            f"{slice_name.text} can't be twisted: of three dimensions in whole cubes of 4x4x4, one "
+            f"or two are twice as long as the others: 'v5p:4x4x8_twisted', 'v5p:4x8x8_twisted'"
+        )
+
+
+def _is_twisted(name: str, ending: str | None) -> bool:
+    if ending not in (None, "_twisted", "_untwisted"):
+        raise TopologyError(
+            f"topology {name!r} ends in {ending!r}: a shape ends in '_twisted', or in nothing"
+        )
+    return ending == "_twisted"
+
+
+def _dimensions(name: str, generation: Generation, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """As many sizes as the torus has dimensions; sizes of 1 behind them are left away."""
+    wanted = generation.dimensions
+    while len(sizes) > wanted and sizes[-1] == 1:
+        sizes = sizes[:-1]
+    if len(sizes) == wanted:
+        return sizes
+    example = SliceName(generation, (*sizes, *(1,) * wanted)[:wanted])
+    raise TopologyError(
+        f"topology {name!r} has {len(sizes)} dimensions, and the torus of a {generation.title} has "
+        f"{wanted}: '{example.text}'"
+    )
+
+
+def _units(generation: Generation) -> int:
+    """What the number in an accelerator type counts of each chip."""
+    return generation.cores_per_chip if generation.counts_cores else 1
+
+
+def _shape_of_count(name: str, generation: Generation, count: int) -> tuple[int, ...]:
+    chips, left = divmod(count, _units(generation))
+    shape = None if left else default_shape(generation, chips)
+    if shape is not None:
+        return shape
+    counted = (
+        f"{count:,} TensorCores ({generation.cores_per_chip} of a chip)"
+        if generation.counts_cores
+        else f"{count:,} chips"
+    )
+    raise TopologyError(
+        f"no slice of {generation.title} has the {counted} of {name!r}: "
+        f"{_nearest_text(generation, count / _units(generation))}"
+    )
+
+
+def _machine_shape(name: str, generation: Generation, chips: int) -> tuple[int, ...]:
+    bounds = generation.host_bounds[: generation.dimensions]
+    one = (1,) * generation.dimensions
+    shapes = {math.prod(s): s for s in (one, bounds, *generation.single_host_shapes)}
+    if chips not in shapes:
+        machine = name.strip().rpartition("-")[0]
+        known = " or ".join(f"{machine}-{count}t" for count in sorted(shapes))
+        raise TopologyError(f"there is no machine {name!r}: {known}")
+    return shapes[chips]
+
+
+def _nearest_text(generation: Generation, chips: float) -> str:
+    """The slices next to so many chips, by both their names."""
+    counts = chip_counts(generation)
+    below = [count for count in counts if count <= chips][-1:]
+    above = [count for count in counts if count > chips][:1]
+    names = []
+    for count in (*below, *above):
+        shape = default_shape(generation, count)
+        if shape is not None:
+            known = SliceName(generation, shape)
+            names.append(f"'{accelerator_type(known)}' ({known.text})")
+    return f"the nearest are {' and '.join(names)}" if len(names) > 1 else f"take {names[0]}"
+
+
+def _too_large(slice_name: SliceName) -> str:
+    generation = slice_name.generation
+    pod = SliceName(generation, generation.pod_shape)
+    return (
+        f"{slice_name.text} has {math.prod(slice_name.shape):,} chips; a pod of "
+        f"{generation.title} has {generation.pod_chips:,}, as {pod.text}. More are joined as "
+        f"slices: topology('{pod.text}', slices=2)"
+    )
+
+
+def _unknown(name: str, text: str) -> str:
+    parted = re.fullmatch(r"(.*?[a-z0-9]*?[a-z])?[:-]?([0-9]+(?:x[0-9]+)*)?(_\w+)?", text)
+    kind, size = (parted[1] or "", parted[2] or "") if parted else (text, "")
+    if text in _ALIASES:
+        usual = ", ".join(f"'{offer}'" for offer in _usual(BY_NAME[_ALIASES[text]]))
+        return f"topology {name!r} names a generation and no size of a slice: {usual}"
+    # Names of the same generation are offered once, by the one that Cloud and libtpu share.
+    near = dict.fromkeys(
+        _ALIASES[alias] for alias in difflib.get_close_matches(kind, _ALIASES, n=5, cutoff=0.5)
+    )
+    offers = ", ".join(f"'{_offer(BY_NAME[kind], size)}'" for kind in near)
+    meant = f"the nearest are {offers}. " if offers else ""
+    return (
+        f"there is no TPU topology {name!r}: {meant}A name is a generation ({', '.join(BY_NAME)}) "
+        "and a size: 'v5p-128' or 'v5p:4x4x4'"
+    )
+
+
+def _usual(generation: Generation) -> tuple[str, str]:
+    """A small slice by both its names."""
+    shape = default_shape(generation, 16) or generation.pod_shape
+    known = SliceName(generation, shape)
+    return accelerator_type(known), known.text
+
+
+def _offer(generation: Generation, size: str) -> str:
+    """A generation with the size that was asked for, or else with one that it has."""
+    separator = ":" if "x" in size else "-"
+    offer = f"{generation.name}{separator}{size}"
+    try:
+        read_name(offer)
+    except TopologyError:
+        return _usual(generation)[0]
+    return offer
