@@ -38,6 +38,22 @@ def in_flop(count: float) -> str:
     return f"{count:.1f} PFLOP"
 
 
+def in_seconds(seconds: float) -> str:
+    """A time: `71.6 ms`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.{2 if unit == 's' and seconds < 10 else 1}f} {unit}"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
+
+
+def in_amount(count: float) -> str:
+    """A number of things: `181,000`, `8.03 billion`."""
+    for word, size in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
+        if count >= size:
+            return f"{count / size:.2f} {word}"
+    return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.3g}"
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Sizes as in `[8,16]`."""
     return f"[{','.join(map(str, shape))}]"

@@ -2,20 +2,15 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
+from rich.console import Console, ConsoleOptions, RenderResult
+
 from xlashard.pjit.report.records import Record
-from xlashard.tpu.preflight.parts import (
-    AxisReport,
-    MemoryBreakdown,
-    PriceReport,
-    ThroughputReport,
-    TimeEstimate,
-    TopologyReport,
-    TrafficReport,
-    VersionsReport,
-)
+from xlashard.tpu.preflight.fields import PreflightFields
+from xlashard.tpu.preflight.screen import PreflightText
+from xlashard.tpu.preflight.words import counted_chips
+from xlashard.wording import in_bytes, in_seconds, plain_text
 
 FORMAT = 1
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
@@ -24,8 +19,11 @@ _RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json
 
 
 @dataclass(frozen=True, repr=False)
-class PreflightReport:
-    """What a program would take, do and cost on a TPU topology.
+class PreflightReport(PreflightFields):
+    """What a program would take, do and cost on a TPU topology. Made by `xlashard.preflight`.
+
+    `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it, in the form
+    that `docs/preflight.schema.json` describes.
 
     Attributes:
         name: The function's name.
@@ -50,30 +48,31 @@ class PreflightReport:
         versions: What the report depends on besides the program.
     """
 
-    name: str
-    title: str
-    outcome: Literal["fits", "out of memory"]
-    topology: TopologyReport
-    mesh: tuple[AxisReport, ...]
-    partitioner: str
-    memory: MemoryBreakdown
-    time: TimeEstimate
-    traffic: tuple[TrafficReport, ...]
-    inputs: tuple[ValueReport, ...]
-    outputs: tuple[ValueReport, ...]
-    donations: tuple[DonationReport, ...]
-    replications: tuple[ReplicationReport, ...]
-    replicated: tuple[ValueReport, ...]
-    replicated_above: int
-    throughput: ThroughputReport | None
-    price: PriceReport | None
-    compile_seconds: float
-    versions: VersionsReport
-
     @property
     def fits(self) -> bool:
         """Whether the compiler took the program."""
         return self.outcome == "fits"
+
+    def print(self, *, all: bool = False, console: Console | None = None) -> None:
+        """Prints it.
+
+        Args:
+            all: Show every value, where otherwise the largest stand for the rest.
+            console: Where to; standard output if None.
+        """
+        (console or Console()).print(PreflightText(self, full=all))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield PreflightText(self, full=False)
+
+    def __str__(self) -> str:
+        return plain_text(PreflightText(self, full=False))
+
+    def __repr__(self) -> str:
+        used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
+        found = f"{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
+        chips = counted_chips(self.topology)
+        return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers, with the number of the format."""
