@@ -14,7 +14,7 @@ import numpy as np
 
 import xlashard
 from xlashard.train.errors import DataError
-from xlashard.train.settings import DataSettings
+from xlashard.train.settings import DataSettings, Settings
 from xlashard.train.text import Bytes, Text, in_file, in_memory
 
 _SUFFIXES = (".txt", ".md", ".rst")
@@ -47,6 +47,11 @@ class Corpus:
             starts = np.linspace(0, len(text) - size, 16).astype(np.int64)
             sum_ = zlib.crc32(text.windows(starts, size).tobytes(), sum_)
         return f"{len(self.train)}+{len(self.held_out)} bytes, {sum_:08x}"
+
+
+def token_type(settings: Settings) -> Any:
+    """The type of the numbers in a batch."""
+    return np.dtype("uint8" if settings.data.tokens == "bytes" else settings.data.tokens)
 
 
 def read_corpus(data: DataSettings, length: int) -> Corpus:

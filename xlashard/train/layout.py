@@ -59,8 +59,17 @@ class Layout:
     rules: Rules
 
     def spec(self, axes: Axes) -> Any:
-        """The partition spec of an array with these logical axes."""
-        names = [() if axis is None else getattr(self.rules, axis) for axis in axes]
+        """The partition spec of an array with these logical axes.
+
+        A mesh axis that several of them name goes to the last one: sequences that are spread over
+        the axis of the experts leave it to the experts where an array has both.
+        """
+        asked = [() if axis is None else getattr(self.rules, axis) for axis in axes]
+        taken = [{name for later in asked[i + 1 :] for name in later} for i in range(len(asked))]
+        names = [
+            tuple(name for name in own if name not in later)
+            for own, later in zip(asked, taken, strict=True)
+        ]
         return xlashard.PartitionSpec(*(x[0] if len(x) == 1 else (x or None) for x in names))
 
     def sharding(self, axes: Axes = ()) -> Any:
@@ -80,6 +89,29 @@ def unplaced(x: jax.Array, axes: Axes) -> jax.Array:
     """Leaves an activation as it is: the `Place` of a program without a mesh."""
     del axes
     return x
+
+
+def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
+    """Lays an array out, and its gradient in another way.
+
+    A constraint alone would lay the gradient out as the array itself: a gathered weight would have
+    a gradient that is summed on every device, of which each then needs only its own part.
+
+    Args:
+        x: Any array.
+        place: Lays it out.
+        axes: Logical axes for the array.
+        back: Logical axes for its gradient.
+    """
+    if place is unplaced:
+        return x
+
+    @jax.custom_vjp
+    def forth(x: jax.Array) -> jax.Array:
+        return place(x, axes)
+
+    forth.defvjp(lambda x: (place(x, axes), None), lambda _, gradient: (place(gradient, back),))
+    return forth(x)
 
 
 def initial_parameters(declarations: Any, key: jax.Array) -> Any:

@@ -15,6 +15,11 @@ _NOT_NEGATIVE = Bounds(at_least=0)
 _FRACTION = Bounds(at_least=0, at_most=1)
 _MOMENT = Bounds(at_least=0, below=1)
 
+KEEPABLE = ("query", "key", "value", "attention", "stream", "gate", "up")
+"""What the backward pass may find kept of a layer: queries, keys and values as attention takes
+them, what attention gives, the stream between both parts, the two products of the feed-forward
+part."""
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -31,6 +36,10 @@ class DeviceSettings:
     emulate: int = setting(
         0, "emulated CPU devices; 0: all real devices that are found", _NOT_NEGATIVE
     )
+    topology: str = setting(
+        "", "TPU topology that the run is meant for, `v5p-64`; preflight takes it by default"
+    )
+    slices: int = setting(1, "slices of that topology", _POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,13 @@ class Rules:
     """Which mesh axes each named axis of the model is spread over; empty: over none."""
 
     batch: tuple[str, ...] = setting((), "the sequences of a batch")
-    vocab: tuple[str, ...] = setting((), "the 256 byte values: embedding and output head")
+    length: tuple[str, ...] = setting((), "the positions of a sequence, between the layers' parts")
+    vocab: tuple[str, ...] = setting((), "the vocabulary: embedding and output head")
     embed: tuple[str, ...] = setting((), "the width of the model, in the parameters")
     heads: tuple[str, ...] = setting((), "the query heads, in parameters and activations")
     kv_heads: tuple[str, ...] = setting((), "the key and value heads, in the parameters")
     mlp: tuple[str, ...] = setting((), "the hidden width of the feed-forward part")
+    experts: tuple[str, ...] = setting((), "the experts of the feed-forward part")
     layers: tuple[str, ...] = setting((), "the layers, which are stacked in one array")
 
 
@@ -62,12 +73,37 @@ class ModelSettings:
     heads: int = setting(4, "query heads; width / heads is the size of a head", _POSITIVE)
     kv_heads: int = setting(2, "key and value heads, each shared by heads / kv_heads", _POSITIVE)
     mlp: int = setting(384, "hidden features of the feed-forward part", _POSITIVE)
-    length: int = setting(128, "bytes of context", Bounds(at_least=2))
+    vocab: int = setting(256, "tokens that there are; of text as bytes 256", Bounds(at_least=2))
+    length: int = setting(128, "tokens of context", Bounds(at_least=2))
     rope_base: float = setting(10000.0, "longest rotary wavelength / 2π", Bounds(above=1))
     compute: Literal["float32", "bfloat16"] = setting(
-        "float32", "type of the layers' arithmetic; parameters and loss stay float32"
+        "float32", "type of the layers' arithmetic; parameters and loss keep theirs"
+    )
+    parameters: Literal["float32", "bfloat16"] = setting(
+        "float32", "type in which the parameters are kept; bfloat16 loses updates below 1/256"
     )
     remat: bool = setting(False, "recompute each layer in the backward pass to save memory")
+    kept: tuple[str, ...] = setting(
+        (), f"what remat keeps of a layer besides its input: {', '.join(KEEPABLE)}"
+    )
+    attention_block: int = setting(
+        0,
+        "positions whose attention is computed at once; 0: all, which takes length² scores",
+        _NOT_NEGATIVE,
+    )
+    vocab_parts: int = setting(
+        1, "parts of the vocabulary whose scores are computed one after the other", _POSITIVE
+    )
+    experts: int = setting(0, "experts of each feed-forward part; 0: it is one", _NOT_NEGATIVE)
+    active_experts: int = setting(2, "experts that each token goes to", _POSITIVE)
+    capacity: float = setting(
+        1.25,
+        "room of an expert, by its share of a sequence's tokens; others pass by it",
+        Bounds(above=0),
+    )
+    balance: float = setting(
+        0.01, "weight of the loss that keeps the experts equally busy", _NOT_NEGATIVE
+    )
 
     @property
     def head_size(self) -> int:
@@ -87,6 +123,9 @@ class OptimizerSettings:
     eps: float = setting(1e-8, "added to the root of the second mean", Bounds(above=0))
     weight_decay: float = setting(0.1, "decoupled decay of the matrices", _NOT_NEGATIVE)
     clip: float = setting(1.0, "largest global norm of the gradient", Bounds(above=0))
+    moments: Literal["float32", "bfloat16"] = setting(
+        "float32", "type in which both means are kept"
+    )
 
 
 @dataclass(frozen=True)
@@ -132,6 +171,9 @@ class DataSettings:
     )
     eval_fraction: float = setting(
         0.05, "part at the end of the text kept for evaluation", Bounds(above=0, below=1)
+    )
+    tokens: Literal["bytes", "uint16", "uint32"] = setting(
+        "bytes", "what the files hold: text as bytes, or tokens: .bin of this type, or .npy"
     )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from xlashard.train.layout import Layout, Place, initial_parameters, unplaced
-from xlashard.train.model import declare, loss
+from xlashard.train.model import declare, loss, measure
 from xlashard.train.settings import ModelSettings, OptimizerSettings, Settings
 
 type State = dict[str, Any]
@@ -32,6 +32,8 @@ class Recipe:
     def initial_state(self, seed: Any) -> State:
         """The state before the first step; equal seeds give equal values on every mesh."""
         parameters = initial_parameters(self.declarations, jax.random.key(seed))
+        dtype = jnp.dtype(self.model.parameters)
+        parameters = jax.tree.map(lambda x: x.astype(dtype), parameters)
         return {
             "parameters": parameters,
             "optimizer": self.optimizer.init(parameters),
@@ -45,20 +47,20 @@ class Recipe:
 
         Args:
             state: From `initial_state` or the step before.
-            batch: Bytes [parts, sequences, L + 1]; gradients are averaged over the parts, which
+            batch: Tokens [parts, sequences, L + 1]; gradients are averaged over the parts, which
                 are computed one after the other.
             place: Lays activations out on a mesh.
 
         Returns:
-            The new state, and float32 scalars: ``loss`` in nats per byte, ``gradient_norm`` before
-            clipping, ``learning_rate``.
+            The new state, and float32 scalars: ``loss`` in nats per token, ``gradient_norm`` before
+            clipping, ``learning_rate``, and for a model of experts ``balance`` and ``dropped``.
         """
-        value, gradients = self._gradients(state["parameters"], batch, place)
+        values, gradients = self._gradients(state["parameters"], batch, place)
         updates, optimizer = self.optimizer.update(
             gradients, state["optimizer"], state["parameters"]
         )
         measured = {
-            "loss": value,
+            **values,
             "gradient_norm": global_norm(gradients),
             "learning_rate": jnp.asarray(self.schedule(state["step"]), jnp.float32),
         }
@@ -70,25 +72,36 @@ class Recipe:
         return new, measured
 
     def evaluate(self, parameters: Any, batch: jax.Array, place: Place = unplaced) -> jax.Array:
-        """Mean loss over a batch [parts, sequences, L + 1], in nats per byte."""
+        """Mean loss over a batch [parts, sequences, L + 1], in nats per token."""
         return jnp.mean(jax.lax.map(lambda part: loss(parameters, part, self.model, place), batch))
 
-    def _gradients(self, parameters: Any, batch: jax.Array, place: Place) -> tuple[jax.Array, Any]:
-        measure = jax.value_and_grad(lambda p, part: loss(p, part, self.model, place))
+    def _gradients(
+        self, parameters: Any, batch: jax.Array, place: Place
+    ) -> tuple[dict[str, jax.Array], Any]:
+        """What was measured, and the gradients, both averaged over the parts of the batch."""
+        differentiate = jax.value_and_grad(
+            lambda p, part: measure(p, part, self.model, place), has_aux=True
+        )
+
+        def one(part: jax.Array) -> tuple[dict[str, jax.Array], Any]:
+            (_, values), gradients = differentiate(parameters, part)
+            return values, gradients
+
         if batch.shape[0] == 1:
-            return measure(parameters, batch[0])
+            return one(batch[0])
 
         def add(total: Any, part: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, measure(parameters, part)), None
+            return jax.tree.map(jnp.add, total, one(part)), None
 
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, parameters))
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, batch[0]))
         total, _ = jax.lax.scan(add, zero, batch)
         return jax.tree.map(lambda x: x / batch.shape[0], total)
 
 
 def global_norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all arrays of a tree, taken as one vector."""
-    return jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(tree)))
+    # Squares and sums, not dot products: those would flatten the arrays, and so gather them.
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def make_recipe(settings: Settings) -> Recipe:
@@ -128,17 +141,38 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Clipped AdamW; arrays that begin as ones (the norms) are not decayed."""
     decayed = jax.tree.map(lambda declared: declared.spread is not None, declarations)
+    means = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
     return optax.chain(
         optax.clip_by_global_norm(optimizer.clip),
-        optax.adamw(
-            schedule,
-            b1=optimizer.b1,
-            b2=optimizer.b2,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            mask=decayed,
+        optax.chain(
+            stored(means, jnp.dtype(optimizer.moments)),
+            optax.add_decayed_weights(optimizer.weight_decay, decayed),
+            optax.scale_by_learning_rate(schedule),
         ),
     )
+
+
+def stored(means: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
+    """Adam's means, computed in float32 and kept as another type.
+
+    Args:
+        means: `optax.scale_by_adam`, or another one with arrays like those of the parameters.
+        dtype: The type that they are kept in.
+    """
+
+    def cast(tree: Any, dtype: Any) -> Any:
+        floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+        return jax.tree.map(lambda x: x.astype(dtype) if floating(x) else x, tree)
+
+    def init(params: Any) -> Any:
+        return cast(means.init(params), dtype)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        wide = cast(state, jnp.float32)
+        updates, new = means.update(cast(updates, jnp.float32), wide, params)
+        return updates, cast(new, dtype)
+
+    return optax.GradientTransformation(init, update)
 
 
 def state_shardings(recipe: Recipe, layout: Layout) -> State:

@@ -1,0 +1,161 @@
+"""Causal attention that holds no score of every position with every other one.
+
+The positions are cut into blocks, and the pairs of blocks that see each other are done one after
+the other, with a running maximum and sum in place of a softmax over all of them. The backward pass
+computes the scores again. That is the algorithm of FlashAttention-2 (Dao 2023, arXiv:2307.08691) in
+plain JAX: XLA decides what stays in fast memory.
+
+Letters in shapes: B batch, L length, H query heads, K key and value heads, G = H / K, D features of
+a head, n blocks of b positions, R = G · b rows of a block of queries.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+_HIDDEN = -1e30
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def blockwise_attention(q: jax.Array, k: jax.Array, v: jax.Array, block: int) -> jax.Array:
+    """What each position takes from itself and those before it.
+
+    Args:
+        q: Queries [B, L, H, D].
+        k: Keys [B, L, K, D].
+        v: Values [B, L, K, D].
+        block: Positions of a block, which divides L.
+
+    Returns:
+        Mixed values [B, L, H, D].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one = jnp.ones((1, 8, 2, 4))
+        >>> float(blockwise_attention(one, one, 3 * one, 4).max())
+        3.0
+    """
+    return _forward(q, k, v, block)[0]
+
+
+def _forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, block: int
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    blocks = _queries(q, k.shape[2], block), _keys(k, block), _keys(v, block)
+    rows, size = blocks[0].shape[-2], q.shape[-1]
+
+    def pair(carry: tuple[Any, ...], numbers: jax.Array) -> tuple[tuple[Any, ...], None]:
+        (sums, total, most), mixed, logs = carry
+        i, j = numbers
+        fresh = j == 0
+        most = jnp.where(fresh, _HIDDEN, most)
+        scores = _scores(_at(blocks[0], i), _at(blocks[1], j), i, j)
+        higher = jnp.maximum(most, scores.max(-1))
+        shares = jnp.exp(scores - higher[..., None])
+        shrink = jnp.where(fresh, 0.0, jnp.exp(most - higher))
+        total = total * shrink + shares.sum(-1)
+        added = _product("bkrc,bkcd->bkrd", shares.astype(v.dtype), _at(blocks[2], j))
+        sums = sums * shrink[..., None] + added
+        mixed = _put(mixed, (sums / total[..., None]).astype(q.dtype), i)
+        logs = _put(logs, higher + jnp.log(total), i)
+        return ((sums, total, higher), mixed, logs), None
+
+    one = jnp.zeros((*blocks[1].shape[1:3], rows), jnp.float32)
+    running = (jnp.zeros((*one.shape, size), jnp.float32), one, one)
+    logs = jnp.zeros((len(blocks[0]), *one.shape), jnp.float32)
+    start = (running, jnp.zeros_like(blocks[0]), logs)
+    (_, mixed, logs), _ = jax.lax.scan(pair, start, _pairs(len(blocks[0])))
+    mixed = checkpoint_name(_from_queries(mixed, q.shape), "attention")
+    return mixed, (q, k, v, mixed, checkpoint_name(logs, "attention"))
+
+
+def _backward(
+    block: int, kept: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, v, mixed, logs = kept
+    heads = k.shape[2]
+    queries, keys, values = _queries(q, heads, block), _keys(k, block), _keys(v, block)
+    gradients = _queries(gradient, heads, block)
+    # What the softmax takes off each row of its gradient.
+    overlap = _queries(mixed, heads, block).astype(jnp.float32) * gradients.astype(jnp.float32)
+    overlap = overlap.sum(-1)
+
+    def pair(carry: tuple[Any, ...], numbers: jax.Array) -> tuple[tuple[Any, ...], None]:
+        dq_block, dq, dk, dv = carry
+        i, j = numbers
+        q_i, k_j, dout = _at(queries, i), _at(keys, j), _at(gradients, i)
+        shares = jnp.exp(_scores(q_i, k_j, i, j) - _at(logs, i)[..., None])
+        towards = _product("bkrd,bkcd->bkrc", dout, _at(values, j))
+        change = shares * (towards - _at(overlap, i)[..., None]) * q.shape[-1] ** -0.5
+        change, shares = change.astype(q.dtype), shares.astype(q.dtype)
+        dv = _put(dv, _at(dv, j) + _product("bkrc,bkrd->bkcd", shares, dout), j)
+        dk = _put(dk, _at(dk, j) + _product("bkrc,bkrd->bkcd", change, q_i), j)
+        own = _product("bkrc,bkcd->bkrd", change, k_j)
+        dq_block = jnp.where(j == 0, 0.0, dq_block) + own
+        return (dq_block, _put(dq, dq_block.astype(dq.dtype), i), dk, dv), None
+
+    wide = jnp.zeros(keys.shape, jnp.float32)
+    start = (jnp.zeros(queries.shape[1:], jnp.float32), jnp.zeros_like(queries), wide, wide)
+    (_, dq, dk, dv), _ = jax.lax.scan(pair, start, _pairs(len(queries)))
+    dk, dv = (_from_keys(x).astype(k.dtype) for x in (dk, dv))
+    return _from_queries(dq, q.shape), dk, dv
+
+
+blockwise_attention.defvjp(_forward, _backward)
+
+
+def _pairs(count: int) -> jax.Array:
+    """The blocks of queries with those of keys that they see [count · (count + 1) / 2, 2]."""
+    return jnp.asarray(np.stack(np.tril_indices(count), 1).astype(np.int32))
+
+
+def _scores(q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Scores [B, K, R, b] of one block of queries with one of keys."""
+    rows, block = q.shape[-2], k.shape[-2]
+    scores = _product("bkrd,bkcd->bkrc", q, k) * q.shape[-1] ** -0.5
+    own = i * block + jnp.arange(rows)[:, None] % block
+    return jnp.where(own >= j * block + jnp.arange(block), scores, _HIDDEN)
+
+
+def _product(rule: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.einsum(rule, left, right, preferred_element_type=jnp.float32)
+
+
+def _at(blocks: jax.Array, number: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(blocks, number, keepdims=False)
+
+
+def _put(blocks: jax.Array, one: jax.Array, number: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(blocks, one, number, 0)
+
+
+def _queries(x: jax.Array, heads: int, block: int) -> jax.Array:
+    """From [B, L, H, D] to [n, B, K, R, D]: the queries of a group lie in one block."""
+    batch, length, all_heads, size = x.shape
+    group, count = all_heads // heads, length // block
+    x = x.reshape(batch, count, block, heads, group, size)
+    return x.transpose(1, 0, 3, 4, 2, 5).reshape(count, batch, heads, group * block, size)
+
+
+def _from_queries(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The reverse of `_queries`."""
+    count, batch, heads, rows, size = x.shape
+    block = shape[1] // count
+    x = x.reshape(count, batch, heads, rows // block, block, size)
+    return x.transpose(1, 0, 4, 2, 3, 5).reshape(shape)
+
+
+def _keys(x: jax.Array, block: int) -> jax.Array:
+    """From [B, L, K, D] to [n, B, K, b, D]."""
+    batch, length, heads, size = x.shape
+    return x.reshape(batch, length // block, block, heads, size).transpose(1, 0, 3, 2, 4)
+
+
+def _from_keys(x: jax.Array) -> jax.Array:
+    """The reverse of `_keys`."""
+    count, batch, heads, block, size = x.shape
+    return x.transpose(1, 0, 3, 2, 4).reshape(batch, count * block, heads, size)

@@ -1,0 +1,229 @@
+"""What a training step takes, in closed form: parameters, bytes, FLOP, traffic.
+
+Nothing here asks JAX or the compiler, so that a preflight can be held against it. A matrix product
+of [m, k] and [k, n] takes 2 m k n FLOP; norms, rotations, softmax and the optimiser are left out,
+which together are well below 1 % for models of more than some thousand features.
+
+Letters: B sequences of a step, L tokens of each, T = B L, W width, H query heads, K key and value
+heads, D features of a head, M hidden features, E experts, k of them for each token, V tokens of the
+vocabulary, N layers.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xlashard.tpu.preflight.parts import Workload
+from xlashard.train.experts import places
+from xlashard.train.settings import ModelSettings, Settings
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter of the model, all its copies in the layers together.
+
+    Attributes:
+        name: Its place: `mlp.up`.
+        copies: How many there are: N in the layers, else 1.
+        sides: The length of each side of one copy.
+        axes: The logical axis of each side; None where it has none.
+    """
+
+    name: str
+    copies: int
+    sides: tuple[int, ...]
+    axes: tuple[str | None, ...]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all copies."""
+        return self.copies * math.prod(self.sides)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOP of the matrix products of one step, over all devices.
+
+    Attributes:
+        forward: Of the forward pass.
+        backward: Of the backward pass, without what it computes again.
+        recomputed: Of what the backward pass computes again because it was not kept.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.forward + self.backward + self.recomputed
+
+
+def matrices(model: ModelSettings) -> tuple[Matrix, ...]:
+    """The parameters of the model, one by one.
+
+    A layer has W (H + 2 K) D + H D W numbers in its attention, 3 W M in its feed-forward part (with
+    experts E times that, and W E in the router) and 2 W in its norms; besides there are two tables
+    of V W and a norm of W.
+    """
+    width, size, layers = model.width, model.head_size, model.layers
+    heads, kv_heads = (model.heads, size), (model.kv_heads, size)
+    many, named = ((model.experts,), ("experts",)) if model.experts else ((), ())
+    inner = [
+        ("attention.norm", (width,), (None,)),
+        ("attention.query", (width, *heads), ("embed", "heads", None)),
+        ("attention.key", (width, *kv_heads), ("embed", "kv_heads", None)),
+        ("attention.value", (width, *kv_heads), ("embed", "kv_heads", None)),
+        ("attention.out", (*heads, width), ("heads", None, "embed")),
+        ("mlp.norm", (width,), (None,)),
+        ("mlp.gate", (*many, width, model.mlp), (*named, "embed", "mlp")),
+        ("mlp.up", (*many, width, model.mlp), (*named, "embed", "mlp")),
+        ("mlp.down", (*many, model.mlp, width), (*named, "mlp", "embed")),
+    ]
+    if model.experts:
+        inner.append(("mlp.router", (width, model.experts), ("embed", None)))
+    return (
+        Matrix("embedding", 1, (model.vocab, width), ("vocab", "embed")),
+        *(Matrix(name, layers, sides, axes) for name, sides, axes in inner),
+        Matrix("norm", 1, (width,), (None,)),
+        Matrix("head", 1, (width, model.vocab), ("embed", "vocab")),
+    )
+
+
+def parameters(model: ModelSettings) -> int:
+    """How many numbers the model has.
+
+    Example:
+        >>> parameters(ModelSettings(layers=1, width=8, heads=2, kv_heads=1, mlp=16, vocab=10))
+        760
+    """
+    return sum(matrix.elements for matrix in matrices(model))
+
+
+def active_parameters(model: ModelSettings) -> int:
+    """How many of them take part in each token: those of k experts instead of E."""
+    if not model.experts:
+        return parameters(model)
+    idle = 3 * model.layers * (model.experts - model.active_experts) * model.width * model.mlp
+    return parameters(model) - idle
+
+
+def ways(settings: Settings, axes: Iterable[str | None]) -> int:
+    """Over how many devices an array with these logical axes is spread; the others hold copies."""
+    rules = settings.sharding.rules
+    names = {name for axis in axes if axis for name in getattr(rules, axis)}
+    return math.prod(settings.mesh[name] for name in names)
+
+
+def parameter_bytes(settings: Settings) -> int:
+    """Bytes of the parameters that one device holds: each matrix by the ways it is spread."""
+    one = _BYTES[settings.model.parameters]
+    return sum(x.elements // ways(settings, x.axes) * one for x in matrices(settings.model))
+
+
+def state_bytes(settings: Settings) -> int:
+    """Bytes of parameters and of Adam's two means that one device holds; the step counts apart."""
+    own = _BYTES[settings.model.parameters]
+    each = own + 2 * _BYTES[settings.optimizer.moments]
+    return parameter_bytes(settings) // own * each
+
+
+def step_flops(settings: Settings) -> Flops:
+    """FLOP of the matrix products of one step as the program does them, over all devices.
+
+    The backward pass has two products for each one forward. Attention in blocks does the pairs
+    of blocks on and below the diagonal, n (n + 1) / 2 of n² with n = L / b, and five products for
+    each in the backward pass, where the scores are computed again (Dao 2023, arXiv:2307.08691,
+    section 3.1); without blocks it does all L² and masks the upper half. Experts do all their
+    places, also those that stay empty.
+    """
+    model = settings.model
+    parts = _products(settings)
+    products = sum(value for name, value in parts.items() if name not in ("scores", "mixing"))
+    attention = parts["scores"] + parts["mixing"]
+    blocks = _in_blocks(model)
+    backward = 2 * products + (2.5 if blocks else 2) * attention
+    return Flops(products + attention, backward, _recomputed(parts, model))
+
+
+def model_flops(settings: Settings) -> float:
+    """FLOP that the model itself asks for in one step, by which its utilisation is measured.
+
+    6 for each token and each weight that multiplies it (2 forward, 4 backward; the lookup in the
+    embedding is no product), and 12 H D for each layer and each pair of positions that see each
+    other, L (L + 1) / 2 a sequence. What remat computes again, empty places of experts and masked
+    scores are not counted. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311, appendix B) count all L²
+    pairs, so figures by their formula are higher.
+    """
+    model = settings.model
+    sequences = settings.training.batch
+    norms = (2 * model.layers + 1) * model.width
+    weights = active_parameters(model) - model.vocab * model.width - norms
+    pairs = sequences * model.length * (model.length + 1) / 2
+    attention = 12 * model.layers * model.heads * model.head_size * pairs
+    return 6 * weights * sequences * model.length + attention
+
+
+def workload(settings: Settings) -> Workload:
+    """What one step does, for a preflight's report."""
+    return Workload(
+        tokens=settings.training.batch * settings.model.length,
+        model_flops=model_flops(settings),
+        parameters=parameters(settings.model),
+        active_parameters=active_parameters(settings.model),
+    )
+
+
+def _in_blocks(model: ModelSettings) -> bool:
+    return 0 < model.attention_block < model.length
+
+
+def _pairs(model: ModelSettings) -> int:
+    """Pairs of positions of one sequence whose scores are computed."""
+    if not _in_blocks(model):
+        return model.length**2
+    count = model.length // model.attention_block
+    return model.attention_block**2 * count * (count + 1) // 2
+
+
+def _products(settings: Settings) -> dict[str, float]:
+    """FLOP of each product of the forward pass, in all layers."""
+    model, sequences = settings.model, settings.training.batch
+    tokens, width = sequences * model.length, model.width
+    heads, kv_heads = model.heads * model.head_size, model.kv_heads * model.head_size
+    layers = model.layers
+    rows = tokens
+    if model.experts:
+        rows = sequences * model.experts * places(model, model.length)
+    scores = 2 * layers * heads * sequences * _pairs(model)
+    return {
+        "query": 2 * layers * tokens * width * heads,
+        "key": 2 * layers * tokens * width * kv_heads,
+        "value": 2 * layers * tokens * width * kv_heads,
+        "out": 2 * layers * tokens * heads * width,
+        "gate": 2 * layers * rows * width * model.mlp,
+        "up": 2 * layers * rows * width * model.mlp,
+        "down": 2 * layers * rows * width * model.mlp,
+        "router": 2 * layers * tokens * width * model.experts,
+        "head": 2 * tokens * width * model.vocab,
+        "scores": scores,
+        "mixing": scores,
+    }
+
+
+def _recomputed(parts: dict[str, float], model: ModelSettings) -> float:
+    """Of the forward pass again: what remat has not kept, and scores of the vocabulary in parts."""
+    head = parts["head"] if model.vocab_parts > 1 else 0.0
+    if not model.remat:
+        return head
+    kept = set(model.kept)
+    names = {"query", "key", "value", "gate", "up"} - kept
+    names |= {"router"} | ({"out"} - {"out" if "stream" in kept else ""})
+    if "attention" not in kept:
+        names |= {"scores", "mixing"}
+    elif not _in_blocks(model):
+        names |= {"scores"}
+    return head + sum(parts[name] for name in names)
