@@ -217,10 +217,18 @@ def read_collectives(text: str) -> tuple[Collective, ...]:
         >>> [(c.kind, c.operand_bytes, c.result_bytes, str(c.groups)) for c in found]
         [('all-gather', 32, 64, '1 group of 2 devices')]
     """
-    return tuple(found for module in read_hlo(text) for found in _of_module(module))
+    return tuple(found for module in read_hlo(text) for found in collectives_of(module))
 
 
-def _of_module(module: HloText) -> list[Collective]:
+def collectives_of(module: HloText) -> list[Collective]:
+    """The collectives of one module that has been read.
+
+    Args:
+        module: What `read_hlo` gives.
+
+    Raises:
+        GroupTextError: If the device groups of a collective can't be read.
+    """
     runs = runs_of(module)
     standing: list[tuple[Computation, Instruction, CollectiveKind, Run]] = [
         (computation, instruction, kind, runs[computation.name])

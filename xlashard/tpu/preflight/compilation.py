@@ -9,11 +9,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
+from xlashard.program.hlo import HloText, read_hlo
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ class Compilation:
     dump: Dump
     seconds: float
     options: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def module(self) -> HloText:
+        """The optimised module, read.
+
+        That of the compiled program where there is one: it has the compiler's own estimates,
+        which the dump is written too early for.
+        """
+        text = self.dump.hlo if self.compiled is None else self.compiled.as_text()
+        return read_hlo(text)[0]
 
 
 def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:

@@ -198,6 +198,10 @@ class TimeEstimate:
         bound: Which that is.
         compiler_seconds: The compiler's own estimate, loops counted; None where it gives none.
         unknown_loops: Loops of which nobody knows how often they run; they count as one run.
+        elementwise_flops: Those of `flops` that are no part of a matrix multiplication.
+        transcendentals: Those of `flops` that are values of exp, tanh and the like, one each.
+        unknown_calls: Custom calls of which nobody knows what they calculate, by name, and how
+            often each runs; they count as nothing.
     """
 
     flops: float
@@ -212,6 +216,9 @@ class TimeEstimate:
     bound: Bound
     compiler_seconds: float | None
     unknown_loops: int = 0
+    elementwise_flops: float = 0.0
+    transcendentals: float = 0.0
+    unknown_calls: tuple[tuple[str, int], ...] = ()
 
     @property
     def seconds(self) -> float:

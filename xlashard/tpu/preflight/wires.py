@@ -1,0 +1,242 @@
+"""How long a collective takes on the links of a torus, and on the network between slices.
+
+The formulas count bytes by bandwidth; the time to the first byte (about a microsecond for each hop)
+is left out, so that a program of many tiny collectives takes longer. They are those of rings, as in
+Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (Journal of
+Parallel and Distributed Computing 69(2), 2009), and of several rings at once on a torus, as in the
+chapter on sharded matrices of How to Scale Your Model (https://jax-ml.github.io/scaling-book).
+
+With groups of `n` devices that hold `D` bytes together, links of `w` bytes per second in each
+direction, and `k` links by which a device can send along the group's dimensions (2 for a ring, 1
+for a line, added up over dimensions, a share of them where groups interleave, and where two devices
+of a chip have its links for different groups):
+
+- all-gather and reduce-scatter: `D (n-1)/n / (k w)`; all-reduce: both, twice that;
+- all-to-all: what crosses the middle of its longest dimension. Of a dimension of `m`, half of all
+  devices send half of what they hold, `d = D/n`: `m d / 4 / (k w)` with the `k` of that dimension;
+- collective-permute: each transfer goes along x, then y, then z, by the shorter way; the busiest
+  link sets the time;
+- between slices: with `s` slices in the group, what a slice sends is shared by its devices. A
+  gather sends `D (s-1)/s` for each slice, an all-reduce of `D` bytes twice that, each device its
+  part of it; inside the slices the rest goes over the links.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from xlashard.geometry.groups import DeviceGroups, DevicePairs
+from xlashard.program.collectives import Collective
+from xlashard.sharding import Mesh
+from xlashard.tpu.layout import Part, part
+from xlashard.tpu.topologies import Topology
+
+_NOT_LINKS = ("slice", "core")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What one run of a collective takes of the links.
+
+    Attributes:
+        sent_bytes: Bytes that a device sends to others of its slice.
+        seconds: How long that takes.
+        dimensions: The dimensions whose links are busy for that time.
+        dcn_bytes: Bytes that a device sends to other slices.
+        dcn_seconds: How long that takes.
+    """
+
+    sent_bytes: float = 0.0
+    seconds: float = 0.0
+    dimensions: tuple[str, ...] = ()
+    dcn_bytes: float = 0.0
+    dcn_seconds: float = 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Both, one after the other."""
+        return self.seconds + self.dcn_seconds
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What the groups of a collective have of the links.
+
+    Attributes:
+        parts: Of each dimension of a slice.
+        slices: Over how many slices a group spreads.
+        members: How many devices of a group are in one slice.
+        speed: Bytes per second that a device sends to the others of its slice.
+    """
+
+    parts: tuple[Part, ...]
+    slices: int
+    members: int
+    speed: float
+
+
+class Wires:
+    """The links between the devices of a mesh."""
+
+    def __init__(self, topology: Topology, mesh: Mesh) -> None:
+        """For the devices of a mesh.
+
+        Args:
+            topology: Whose devices they are.
+            mesh: Of the program.
+        """
+        self._topology = topology
+        self._mesh = mesh
+        self._lines: dict[DeviceGroups, _Lines] = {}
+        self._loads: dict[DevicePairs, _Load] = {}
+
+    def of(self, collective: Collective) -> Wire:
+        """What one run of a collective takes of the links."""
+        groups, payload = collective.groups, float(collective.payload_bytes)
+        if isinstance(groups, DevicePairs):
+            return self._permutation(groups, payload)
+        if groups not in self._lines:
+            self._lines[groups] = self._find_lines(groups)
+        lines = self._lines[groups]
+        slices, members = lines.slices, lines.members
+        if collective.kind in ("all-to-all", "ragged-all-to-all"):
+            within = payload / slices
+            return self._wire(
+                within * (members - 1) / members,
+                max((p.size * within / 4 / self._speed((p,)) for p in lines.parts), default=0.0),
+                lines.parts,
+                payload * (slices - 1) / slices,
+            )
+        twice = 2 if collective.kind == "all-reduce" else 1
+        if collective.kind == "collective-broadcast":
+            # The value goes through every device once.
+            sent, between = payload, payload if slices > 1 else 0.0
+        else:
+            sent = twice * payload * (members - 1) / members
+            between = twice * payload * (slices - 1) / slices / members
+        sent = sent if lines.parts else 0.0
+        return self._wire(sent, sent / lines.speed, lines.parts, between)
+
+    def _wire(self, sent: float, seconds: float, parts: Sequence[Part], dcn: float) -> Wire:
+        return Wire(sent, seconds, tuple(p.dimension for p in parts), dcn, self._dcn_seconds(dcn))
+
+    def _dcn_seconds(self, nbytes: float) -> float:
+        bandwidth = self._topology.generation.device_dcn_bandwidth
+        return nbytes / bandwidth if nbytes and bandwidth else 0.0
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Where the devices lie along each dimension, in the order of the mesh."""
+        positions = self._topology.positions
+        found = [positions[device.id] for device in self._mesh.devices.flat]
+        return self._topology.coordinates[np.array(found)]
+
+    def _find_lines(self, groups: DeviceGroups) -> _Lines:
+        """The dimensions along which the devices of a group differ; all groups as the first."""
+        members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
+        places = self._places[members[members < len(self._places)]]
+        parts, slices = [], 1
+        for number, dimension in enumerate(self._topology.dimensions):
+            values = np.unique(places[:, number])
+            if len(values) < 2:
+                continue
+            if dimension.name == "slice":
+                slices = len(values)
+                continue
+            parts.append(part(dimension, len(values), int(np.diff(values).min())))
+        inside = max(groups.size // slices, 1)
+        speed = self._speed(parts)
+        if math.prod(p.size for p in parts) != inside:
+            # Not a box: nobody knows the ways, and each device counts with its part of one link.
+            generation = self._topology.generation
+            speed = generation.ici_bandwidth / generation.devices_per_chip
+        return _Lines(tuple(parts), slices, inside, speed)
+
+    def _speed(self, parts: Sequence[Part]) -> float:
+        """Bytes per second that a device sends along some dimensions."""
+        generation = self._topology.generation
+        links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
+        together = any(p.dimension == "core" for p in parts)
+        if not links:
+            return generation.core_bandwidth if together else math.inf
+        speed = links * generation.ici_bandwidth
+        if together:
+            # What comes in for one device of a chip serves the other too.
+            return min(speed, generation.core_bandwidth)
+        return speed / generation.devices_per_chip
+
+    def _permutation(self, pairs: DevicePairs, payload: float) -> Wire:
+        if pairs not in self._loads:
+            self._loads[pairs] = _load(pairs, self._topology, self._places)
+        load = self._loads[pairs]
+        generation = self._topology.generation
+        speeds = {"core": generation.core_bandwidth}
+        times = [
+            count * payload / speeds.get(name, generation.ici_bandwidth)
+            for name, count in load.busiest
+        ]
+        dcn = payload * load.between_slices
+        return Wire(
+            payload * load.within_slices,
+            max(times, default=0.0),
+            tuple(name for name, _ in load.busiest),
+            dcn,
+            self._dcn_seconds(dcn),
+        )
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a permutation asks of the links.
+
+    Attributes:
+        busiest: For each dimension how many transfers go over its busiest link.
+        within_slices: Transfers within slices, for each device that is named.
+        between_slices: Transfers between slices, for each device that is named.
+    """
+
+    busiest: tuple[tuple[str, int], ...]
+    within_slices: float
+    between_slices: float
+
+
+def _load(pairs: DevicePairs, topology: Topology, places: np.ndarray) -> _Load:
+    links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
+    within = between = 0
+    for source, target in pairs.pairs:
+        if source == target or max(source, target) >= len(places):
+            continue
+        here, there = places[source].tolist(), places[target].tolist()
+        if here[0] != there[0]:
+            between += 1
+            continue
+        within += 1
+        _route(here, there, topology, links)
+    named = max(len({device for pair in pairs.pairs for device in pair}), 1)
+    busiest: Counter[str] = Counter()
+    for (number, _, _), count in links.items():
+        name = topology.dimensions[number].name
+        busiest[name] = max(busiest[name], count)
+    return _Load(tuple(busiest.items()), within / named, between / named)
+
+
+def _route(
+    here: list[int],
+    there: list[int],
+    topology: Topology,
+    links: Counter[tuple[int, tuple[int, ...], int]],
+) -> None:
+    """Counts a transfer on every link that it goes over; devices of a chip share its links."""
+    core = len(here) - 1
+    for number, dimension in enumerate(topology.dimensions):
+        distance = there[number] - here[number]
+        if dimension.wraps and 2 * abs(distance) > dimension.size:
+            distance -= dimension.size if distance > 0 else -dimension.size
+        step = 1 if distance > 0 else -1
+        for _ in range(abs(distance)):
+            links[number, tuple(here if number == core else here[:core]), step] += 1
+            here[number] = (here[number] + step) % dimension.size
