@@ -14,18 +14,16 @@ import numpy as np
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.tpu.preflight.placed import PlacedArray, placed_arrays
 
-_ELEMENTWISE = frozenset(
-    """
+_ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
     round-nearest-afz round-nearest-even select sign subtract
-    """.split()
-)
-_TRANSCENDENTAL = frozenset(
-    """
+"""
+_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+_TRANSCENDENTAL_NAMES = """
     atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt
     sine sqrt tan tanh
-    """.split()
-)
+"""
+_TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
 
 REDUCERS = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter", "map", "sort"))
 """Operations that run a small computation for each element, which they are counted with."""

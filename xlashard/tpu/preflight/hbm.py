@@ -7,13 +7,12 @@ from xlashard.program.hlo import Computation, HloText, Instruction, element_type
 from xlashard.tpu.preflight.flops import operand_arrays
 from xlashard.tpu.preflight.placed import HBM, PlacedArray, placed_arrays
 
-_FREE = frozenset(
-    """
+_FREE_NAMES = """
     add-dependency after-all async-done async-start async-update bitcast call conditional constant
     copy-done domain get-tuple-element iota opt-barrier parameter partition-id replica-id tuple
     while
-    """.split()
-)
+"""
+_FREE = frozenset(_FREE_NAMES.split())
 _PASSED_ON = ("bitcast", "reshape", "get-tuple-element", "opt-barrier")
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 

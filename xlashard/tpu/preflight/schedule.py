@@ -1,8 +1,8 @@
 """The compiler's schedule, run through with its own estimates of each operation.
 
 TPU's compiler notes for most operations how many cycles it thinks that they take, and for
-collectives nothing. Its module is scheduled: the operations of a computation run in their order, and
-what is asynchronous runs from its start to its done beside them.
+collectives nothing. Its module is scheduled: the operations of a computation run in their order,
+and what is asynchronous runs from its start to its done beside them.
 """
 
 import re

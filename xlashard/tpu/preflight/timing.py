@@ -1,6 +1,6 @@
 """How long a program takes: a roofline of its own counts, beside the compiler's estimate."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from xlashard.program.collectives import Collective, along_text, collectives_of
@@ -91,16 +91,14 @@ def _peak(dtype: str, peaks: Mapping[str, float]) -> float:
 
 def _busiest(collectives: Iterable[tuple[Collective, Wire]]) -> float:
     """The time of the dimension whose links have most to do."""
-    busy: Counter[str] = Counter()
+    busy: dict[str, float] = defaultdict(float)
     for collective, wire in collectives:
         for dimension in wire.dimensions:
-            busy[dimension] += collective.times * wire.seconds  # type: ignore[assignment]
+            busy[dimension] += collective.times * wire.seconds
     return max(busy.values(), default=0.0)
 
 
-def _traffic(
-    collectives: Iterable[tuple[Collective, Wire]], mesh: Mesh
-) -> tuple[AxisTraffic, ...]:
+def _traffic(collectives: Iterable[tuple[Collective, Wire]], mesh: Mesh) -> tuple[AxisTraffic, ...]:
     grid = grid_of(mesh)
     sums: dict[tuple[str, str], list[float]] = {}
     for collective, wire in collectives:

@@ -10,13 +10,12 @@ from xlashard.program.loops import trip_count
 from xlashard.tpu.preflight.flops import REDUCERS, arithmetic
 from xlashard.tpu.preflight.hbm import hbm_bytes
 
-_HARMLESS = frozenset(
-    """
+_HARMLESS_NAMES = """
     AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart
     ConcatBitcast GatherScatterIndicesBitpacked Sharding SPMDFullToShardShape
     SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint
-    """.split()
-)
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 """Custom calls of the compiler's own that calculate nothing."""
 
 
@@ -51,16 +50,19 @@ class Work:
 class _Sum:
     """Work that is being added up."""
 
-    multiplied: Counter[str] = field(default_factory=Counter)
+    multiplied: dict[str, float] = field(default_factory=dict)
     elementwise: float = 0.0
     transcendental: float = 0.0
     hbm_bytes: float = 0.0
     unknown_calls: Counter[str] = field(default_factory=Counter)
     unknown_loops: int = 0
 
+    def multiply(self, dtype: str, flops: float) -> None:
+        self.multiplied[dtype] = self.multiplied.get(dtype, 0.0) + flops
+
     def add(self, other: "_Sum", times: int) -> None:
         for dtype, flops in other.multiplied.items():
-            self.multiplied[dtype] += flops * times  # type: ignore[assignment]
+            self.multiply(dtype, flops * times)
         for name, count in other.unknown_calls.items():
             self.unknown_calls[name] += count * times
         self.elementwise += other.elementwise * times
@@ -108,7 +110,7 @@ class _Counting:
         for instruction in computation.instructions.values():
             found = arithmetic(self._module, computation, instruction)
             if found.multiplied:
-                total.multiplied[found.dtype] += found.multiplied  # type: ignore[assignment]
+                total.multiply(found.dtype, found.multiplied)
             total.elementwise += found.elementwise
             total.transcendental += found.transcendental
             if instruction.opcode == "custom-call":
@@ -153,7 +155,8 @@ class _Counting:
         estimate = _ESTIMATE.search(call.attributes)
         if estimate is not None:
             numbers = {name: float(n) for name, n in _NUMBER.findall(estimate[1])}
-            total.multiplied[_kernel_dtype(call)] += numbers.get("flops", 0.0)  # type: ignore
+            # A kernel doesn't say what it multiplies: on TPU that is bfloat16, but for the rare.
+            total.multiply("bfloat16", numbers.get("flops", 0.0))
             total.transcendental += numbers.get("transcendentals", 0.0)
         elif target not in _HARMLESS:
             total.unknown_calls[_kernel_name(call) or target] += 1
@@ -166,8 +169,3 @@ _NUMBER = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)')
 def _kernel_name(call: Instruction) -> str:
     found = re.search(r'kernel_name=\\?"?([\w.\-]+)', call.attributes)
     return found[1] if found else ""
-
-
-def _kernel_dtype(call: Instruction) -> str:
-    """A kernel doesn't say what it multiplies; most multiply what they give out."""
-    return "bfloat16"
