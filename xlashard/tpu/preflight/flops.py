@@ -87,6 +87,20 @@ def operand_arrays(computation: Computation, instruction: Instruction) -> list[P
     return [array for i in named if i is not None for array in placed_arrays(i.type)]
 
 
+_ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
+_ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)')
+
+
+def kernel_estimate(call: Instruction) -> dict[str, float]:
+    """What the author of a kernel says that it costs; nothing if they don't.
+
+    Args:
+        call: The custom call of a Pallas kernel.
+    """
+    found = _ESTIMATE.search(call.attributes)
+    return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
+
+
 def dtype_name(dtype: str) -> str:
     """The dtype as NumPy and JAX call it.
 

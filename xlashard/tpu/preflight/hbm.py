@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from xlashard.program.collectives import KINDS
 from xlashard.program.hlo import Computation, HloText, Instruction, element_types
-from xlashard.tpu.preflight.flops import operand_arrays
+from xlashard.tpu.preflight.flops import kernel_estimate, operand_arrays
 from xlashard.tpu.preflight.placed import HBM, PlacedArray, placed_arrays
 
 _FREE_NAMES = """
@@ -82,7 +82,8 @@ def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
     if 'custom_call_target="AllocateBuffer"' in instruction.attributes:
         return 0
     arrays = (*operand_arrays(computation, instruction), *placed_arrays(instruction.type))
-    return sum(array.hbm_bytes for array in arrays)
+    told = kernel_estimate(instruction).get("bytes_accessed")
+    return round(told) if told else sum(array.hbm_bytes for array in arrays)
 
 
 def _fused(module: HloText, fusion: Instruction) -> Computation | None:

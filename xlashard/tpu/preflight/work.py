@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.program.loops import trip_count
-from xlashard.tpu.preflight.flops import REDUCERS, arithmetic
+from xlashard.tpu.preflight.flops import REDUCERS, arithmetic, kernel_estimate
 from xlashard.tpu.preflight.hbm import hbm_bytes
 
 _HARMLESS_NAMES = """
@@ -28,8 +28,8 @@ class Work:
         elementwise: Other floating-point operations.
         transcendental: Values of functions such as exp and tanh.
         hbm_bytes: Bytes read and written in HBM.
-        unknown_calls: Custom calls of which nobody knows what they calculate, and how often each
-            runs.
+        unknown_calls: Custom calls of which nobody knows what they calculate, by JAX's name of the
+            operation, and how often each runs.
         unknown_loops: Loops of unknown trip count, which count as one run.
     """
 
@@ -152,20 +152,10 @@ class _Counting:
     def _add_custom_call(self, total: _Sum, call: Instruction) -> None:
         found = re.search(r'custom_call_target="([^"]*)"', call.attributes)
         target = found[1] if found else ""
-        estimate = _ESTIMATE.search(call.attributes)
-        if estimate is not None:
-            numbers = {name: float(n) for name, n in _NUMBER.findall(estimate[1])}
+        numbers = kernel_estimate(call)
+        if numbers:
             # A kernel doesn't say what it multiplies: on TPU that is bfloat16, but for the rare.
             total.multiply("bfloat16", numbers.get("flops", 0.0))
             total.transcendental += numbers.get("transcendentals", 0.0)
         elif target not in _HARMLESS:
-            total.unknown_calls[_kernel_name(call) or target] += 1
-
-
-_ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
-_NUMBER = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)')
-
-
-def _kernel_name(call: Instruction) -> str:
-    found = re.search(r'kernel_name=\\?"?([\w.\-]+)', call.attributes)
-    return found[1] if found else ""
+            total.unknown_calls[self._module.op_name(call) or target] += 1
