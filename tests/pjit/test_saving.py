@@ -193,7 +193,7 @@ OTHERS = {
     "processes": (lambda e: e.update(processes=4), r"made for 4 processes, these are 1"),
     "kind": (on_device(kind="TPU v9"), r"device 0 was made for a TPU v9, this is a cpu"),
     "process": (on_device(process=3), r"device 0 belonged to process 3, this one to process 0"),
-    "core": (on_device(core=1), r"device 0 was at \(\) in the torus, core 1"),
+    "core": (on_device(core=1), r"device 0 was at \(\), core 1 in the torus"),
     "number": (
         on_device(id=77),
         r"1 cpu devices, of which this process, having 8, lacks number 77: .*devices=jax.devices",
@@ -227,10 +227,14 @@ def test_a_torus_may_move_and_not_be_bent():
     assert "device 1 was at (1, 0) in the torus" in said and "here they are at (0, 1)" in said
 
 
-def test_flags_are_written_down_and_not_compared():
+def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
     environment = container.unpack(saved_sum()).header["program"]["environment"]
     assert dict(environment["flags"]).get("XLA_FLAGS") == os.environ.get("XLA_FLAGS")
-    Compiled.deserialize(edited(saved_sum(), lambda e: e.update(flags=[["XLA_FLAGS", "--other"]])))
+    other = [["XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_other=1"]]
+    data = edited(saved_sum(), lambda e: e.update(flags=other))
+    with pytest.raises(SavedProgramError, match=r"with --xla_other=1 in XLA_FLAGS, which is not"):
+        Compiled.deserialize(data)
+    Compiled.deserialize(data, allow_other_flags=True)
 
 
 def test_sixty_four_bits():
@@ -249,7 +253,8 @@ DAMAGE = {
     "cut": (lambda d: d[:-7], r"cut off: [\d,]+ of its [\d,]+ bytes are there"),
     "longer": (lambda d: d + b"\0", "is damaged"),
     "a bit": (lambda d: d[:500] + bytes([d[500] ^ 1]) + d[501:], "is damaged"),
-    "of the future": (lambda d: d[:8] + b"\x02" + d[9:], "of format 2, and this .* format 1"),
+    "of the future": (lambda d: d[:8] + b"\x03" + d[9:], "of format 3, and this .* format 2"),
+    "of the past": (lambda d: d[:8] + b"\x01" + d[9:], "of format 1, and this .* format 2"),
 }
 
 

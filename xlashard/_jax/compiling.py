@@ -170,17 +170,29 @@ def settings(request: CompileRequest) -> dict[str, str]:
     options = assigned(
         request.devices, client_of(request.devices[0]), env_options_overrides=dict(request.options)
     )
+    said = {
+        "profile version": options.profile_version,
+        "free arguments": request.free_args,
+        "free results": request.free_results,
+    }
+    own = {name: repr(value) for name, value in (said | dict(request.options)).items()}
+    return _configured(options) | own
+
+
+def default_settings(device: Device) -> dict[str, str]:
+    """Those of JAX's settings that reach the compiler of a device, as they stand."""
+    return _configured(assigned([device], client_of(device)))
+
+
+def _configured(options: Any) -> dict[str, str]:
     build = options.executable_build_options
     said = {
         "optimization level": build.optimization_level,
         "memory fitting level": build.memory_fitting_level,
-        "profile version": options.profile_version,
         "jax_disable_most_optimizations": jax.config.values["jax_disable_most_optimizations"],
         "jax_compiler_enable_remat_pass": config.enable_remat_opt_pass.value,
-        "free arguments": request.free_args,
-        "free results": request.free_results,
     }
-    return {name: repr(value) for name, value in (said | dict(request.options)).items()}
+    return {name: repr(value) for name, value in said.items()}
 
 
 def assigned(devices: Sequence[Device], client: Any, **how: Any) -> Any:

@@ -12,6 +12,7 @@ from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.step import BoundStep, bind_step
+from xlashard.program.environment import Target
 from xlashard.sharding import Mesh
 
 
@@ -38,6 +39,7 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         devices: Sequence[Device] | Mesh | None = None,
         in_tree: Any = None,
         out_tree: Any = None,
+        allow_other_flags: bool = False,
     ) -> Self:
         """The program of the bytes that `serialize` gave.
 
@@ -45,16 +47,18 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
 
         Args:
             data: The bytes.
-            devices: The devices to run on, in the program's order or as a mesh; those of the same
-                numbers as where it was compiled if not given.
+            devices: The devices to run on, in the program's order or as a mesh; if not given those
+                in the same places of the TPU's torus, or of the same numbers.
             in_tree: The tree of `((args, ...), {name: arg, ...})`, needed where a node among them
                 has a static part that no file can hold.
             out_tree: The tree of the result, likewise.
+            allow_other_flags: Whether this process may have other flags of the compiler
+                (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) than the program was compiled with, and keeps.
 
         Raises:
             ArgumentError: If an argument is of the wrong kind.
             SavedProgramError: If the bytes are damaged or no saved program, were made by another
-                version or for other devices, or do not say their trees.
+                version, with other flags or for other devices, or do not say their trees.
 
         Example:
             >>> import numpy as np
@@ -67,7 +71,8 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         from xlashard.pjit.saving import load  # takes long to import, and few need it
 
         with short_tracebacks:
-            return cls(*load(cls.__name__, data, devices, (in_tree, out_tree)))
+            target = Target(devices, allow_other_flags)
+            return cls(*load(cls.__name__, data, target, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
         face = self._face

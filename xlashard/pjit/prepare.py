@@ -376,7 +376,7 @@ def compile_prepared(
         closed=ClosedValues(tuple(used), interface.closed),
         share=share,
     )
-    placed = program.place([bare(value) for value in used])
+    placed = program.keep([bare(value) for value in used])
     return Prepared(
         program=program,
         lowered=lowered,

@@ -11,15 +11,14 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.shardings import Device
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.trees import fits, tree_from_json, tree_to_json, unknown_nodes
 from xlashard.program.container import Contents, pack, reading, unpack
+from xlashard.program.environment import Target
 from xlashard.program.saved import load_program, save_program
 from xlashard.program.saved_values import type_from_json, type_to_json
-from xlashard.sharding import Mesh
 
 type Trees = tuple[Any, Any]
 """The trees of `(args, kwargs)` and of the result that somebody gave; None for none."""
@@ -58,15 +57,13 @@ def save(kind: str, face: Face, prepared: Prepared) -> bytes:
     return pack(header, sections)
 
 
-def load(
-    kind: str, data: bytes, devices: Sequence[Device] | Mesh | None, trees: Trees
-) -> tuple[Face, Prepared]:
+def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[Face, Prepared]:
     """The compiled function of such bytes.
 
     Args:
         kind: The name of the class that it should be of.
         data: The bytes.
-        devices: Devices in the place of the saved ones; None for those of the same numbers.
+        target: Where it is to run.
         trees: The trees of arguments and results, None for those that the file says.
 
     Raises:
@@ -83,13 +80,11 @@ def load(
             )
         said = contents.header["face"]
         paths = tuple(map(str, said["paths"]))
-        in_tree, out_tree = _trees(said, paths, trees)
-    return _joined(said, contents, devices, (in_tree, out_tree))
+        trees = _trees(said, paths, trees)
+    return _joined(said, contents, target, trees)
 
 
-def _joined(
-    said: Any, contents: Contents, devices: Sequence[Device] | Mesh | None, trees: Trees
-) -> tuple[Face, Prepared]:
+def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tuple[Face, Prepared]:
     with reading():
         described, name = contents.header["program"], str(said["name"])
         kept = tuple(map(bool, said["kept"]))
@@ -100,7 +95,7 @@ def _joined(
         lengths = {len(kept), len(paths), len(donated), len(said_avals), trees[0].num_leaves}
         if len(lengths) > 1 or taken != len(described["in"]) or given != trees[1].num_leaves:
             raise ValueError("arguments and results that do not match in number")
-    restored = load_program(described, contents, devices)
+    restored = load_program(described, contents, target)
     # Those that the program takes have their mesh in their type, where it is explicit.
     taken_avals = iter(restored.program.parts.in_avals[len(restored.consts) :])
     in_avals = tuple(next(taken_avals) if k else a for a, k in zip(said_avals, kept, strict=True))

@@ -20,6 +20,7 @@ from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.pjit.saving import load
 from xlashard.pjit.stablehlo_plan import Said, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
+from xlashard.program.environment import Target
 from xlashard.sharding import Mesh, XLACompatibleSharding
 
 
@@ -114,22 +115,30 @@ class StableHLOProgram(Executable):
 
     @classmethod
     @shortened
-    def deserialize(cls, data: bytes, *, devices: Sequence[Device] | Mesh | None = None) -> Self:
+    def deserialize(
+        cls,
+        data: bytes,
+        *,
+        devices: Sequence[Device] | Mesh | None = None,
+        allow_other_flags: bool = False,
+    ) -> Self:
         """The program of the bytes that `serialize` gave.
 
         Load only what you trust: it holds machine code. Nothing else in it is run or imported.
 
         Args:
             data: The bytes.
-            devices: The devices to run on, in the program's order or as a mesh; those of the same
-                numbers as where it was compiled if not given.
+            devices: The devices to run on, in the program's order or as a mesh; if not given those
+                in the same places of the TPU's torus, or of the same numbers.
+            allow_other_flags: Whether this process may have other flags of the compiler than the
+                program was compiled with, and keeps.
 
         Raises:
             ArgumentError: If an argument is of the wrong kind.
             SavedProgramError: If the bytes are damaged or no saved program, or were made by another
-                version or for other devices.
+                version, with other flags or for other devices.
         """
-        face, prepared = load(cls.__name__, data, devices, (None, None))
+        face, prepared = load(cls.__name__, data, Target(devices, allow_other_flags), (None, None))
         return cls(prepared, face.donated)
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from xlashard.errors import ArgumentError, SavedProgramError
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format that this release writes and reads."""
 
 _MAGIC = b"\x89XLSHRD\n"

@@ -1,42 +1,28 @@
 """What a compiled program depends on besides its source, and how two of those differ."""
 
-import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from xlashard._jax import executables
+from xlashard._jax import compiling, executables
 from xlashard._jax.shardings import Device
+from xlashard._jax.torus import libtpu_in_use
 from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.program.arrangement import (
+    DeviceFacts,
+    TorusFacts,
+    device_differences,
+    processes_of,
+    torus_differences,
+)
+from xlashard.program.flags import Flags, flag_differences, flags_here
 from xlashard.sharding import Mesh
-
-# They decide how a program is compiled. It keeps what it was compiled with, so they are written
-# down for whoever wants to know, and not compared.
-_FLAG_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """What a program depends on of one of its devices.
-
-    Attributes:
-        id: Its number.
-        process: The process that it belongs to.
-        kind: What it is, such as `"TPU v4"`.
-        coords: Where in its torus it is; empty for devices without such places.
-        core: Which core of its chip it is.
-    """
-
-    id: int
-    process: int
-    kind: str
-    coords: tuple[int, ...]
-    core: int
 
 
 @dataclass(frozen=True)
@@ -46,41 +32,47 @@ class Environment:
     Attributes:
         jax: The version of JAX.
         jaxlib: The version of jaxlib.
+        libtpu: The version of libtpu; empty for other platforms, and where nobody knows it.
         platform: The platform of the devices: `"cpu"`, `"tpu"`, `"cuda"`.
         runtime: What the platform's runtime says of its version.
         machine: The architecture of the processor, where that runs the program; else empty.
         features: What that processor can do, likewise.
         processes: How many processes there are.
+        torus: The torus that the devices are part of, if they are.
         devices: The devices, in the program's order.
         flags: Flags of the compiler, by the environment variable that sets them.
+        settings: Settings of JAX that reach the compiler, by name.
     """
 
     jax: str
     jaxlib: str
+    libtpu: str
     platform: str
     runtime: str
     machine: str
     features: tuple[str, ...]
     processes: int
+    torus: TorusFacts | None
     devices: tuple[DeviceFacts, ...]
-    flags: tuple[tuple[str, str], ...]
+    flags: Flags
+    settings: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, devices: Sequence[Device]) -> "Environment":
         """That of a program compiled here and now for devices."""
-        versions = executables.versions()
         first = devices[0]
         on_host = first.platform == "cpu"
         return cls(
-            jax=versions[0],
-            jaxlib=versions[1],
+            **_versions(first.platform),
             platform=first.platform,
             runtime=first.client.platform_version,
             machine=platform.machine() if on_host else "",
             features=_processor_features() if on_host else (),
-            processes=jax.process_count(),
-            devices=tuple(map(_facts, devices)),
-            flags=tuple((n, os.environ[n]) for n in _FLAG_VARIABLES if os.environ.get(n)),
+            processes=processes_of(first),
+            torus=TorusFacts.of(first),
+            devices=tuple(map(DeviceFacts.of, devices)),
+            flags=flags_here(),
+            settings=_settings(first),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -90,36 +82,33 @@ class Environment:
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Environment":
         """What `to_json` gave; raises `KeyError`, `TypeError` or `ValueError` for anything else."""
-        devices = tuple(
-            DeviceFacts(
-                id=int(d["id"]),
-                process=int(d["process"]),
-                kind=str(d["kind"]),
-                coords=tuple(map(int, d["coords"])),
-                core=int(d["core"]),
-            )
-            for d in said["devices"]
-        )
+        devices = tuple(map(DeviceFacts.from_json, said["devices"]))
         if not devices:
             raise ValueError("no devices")
+        texts = ("jax", "jaxlib", "libtpu", "platform", "runtime", "machine")
+        flags, settings = (
+            tuple((str(name), str(value)) for name, value in said[field])
+            for field in ("flags", "settings")
+        )
         return cls(
             devices=devices,
+            torus=TorusFacts.from_json(said["torus"]),
             processes=int(said["processes"]),
             features=tuple(map(str, said["features"])),
-            flags=tuple((str(name), str(value)) for name, value in said["flags"]),
-            **{n: str(said[n]) for n in ("jax", "jaxlib", "platform", "runtime", "machine")},
+            flags=flags,
+            settings=settings,
+            **{name: str(said[name]) for name in texts},
         )
 
 
-def _facts(device: Device) -> DeviceFacts:
-    return DeviceFacts(
-        id=device.id,
-        process=device.process_index,
-        kind=device.device_kind,
-        # Only devices in a torus have them.
-        coords=tuple(getattr(device, "coords", None) or ()),
-        core=getattr(device, "core_on_chip", None) or 0,
-    )
+def _versions(platform: str) -> dict[str, str]:
+    jax_version, jaxlib_version = executables.versions()
+    libtpu = libtpu_in_use() if platform == "tpu" else None
+    return {"jax": jax_version, "jaxlib": jaxlib_version, "libtpu": libtpu or ""}
+
+
+def _settings(device: Device) -> tuple[tuple[str, str], ...]:
+    return tuple(compiling.default_settings(device).items())
 
 
 @lru_cache(maxsize=1)
@@ -136,64 +125,76 @@ def _processor_features() -> tuple[str, ...]:
     return ()
 
 
-def find_devices(saved: Environment, asked: Sequence[Device] | Mesh | None) -> tuple[Device, ...]:
+@dataclass(frozen=True)
+class Target:
+    """Where a saved program is to run.
+
+    Attributes:
+        devices: Devices in the place of those that it was compiled for; None for those in the same
+            places of the torus, or of the same numbers.
+        allow_other_flags: Whether flags and settings of the compiler may be others than those that
+            it was compiled with, and keeps.
+    """
+
+    devices: Sequence[Device] | Mesh | None = None
+    allow_other_flags: bool = False
+
+
+def find_devices(saved: Environment, target: Target) -> tuple[Device, ...]:
     """The devices on which a saved program is to run, once they are known to be right for it.
 
     Args:
-        saved: Of the saved program.
-        asked: Devices in the place of the saved ones, in the program's order; None for the devices
-            of the same numbers.
+        saved: What it was compiled for.
+        target: Where it is to run.
 
     Raises:
-        ArgumentError: If what was asked for are no devices.
+        ArgumentError: If the target's devices are none.
         SavedProgramError: If the program was made for something else, with all differences.
     """
-    _refuse(_software_differences(saved), saved)
-    if asked is None:
-        devices = _same_numbers(saved)
-    else:
-        devices = asked._flat_devices_tuple if isinstance(asked, Mesh) else tuple(asked)
-        if not all(isinstance(d, jax.Device) for d in devices):
-            raise ArgumentError(
-                "devices must be a Mesh or a sequence of devices such as jax.devices()"
-            )
-        if len(devices) != len(saved.devices):
-            raise SavedProgramError(
-                f"the saved program is for {len(saved.devices)} devices, and {len(devices)} were "
-                "given: give as many, or compile it for these"
-            )
-    _refuse(differences(saved, Environment.of(devices)), saved)
+    try:
+        devices = _same_devices(saved) if target.devices is None else _given(saved, target.devices)
+    except SavedProgramError:
+        # Of another version it would not run on the right ones either.
+        _refuse(version_differences(saved, _versions(saved.platform)))
+        raise
+    here = Environment.of(devices)
+    if target.allow_other_flags:
+        here = replace(here, flags=saved.flags, settings=saved.settings)
+    _refuse(differences(saved, here))
     return devices
 
 
-def _refuse(differences: Sequence[str], saved: Environment) -> None:
-    if differences:
+def _refuse(found: Sequence[str]) -> None:
+    if found:
         raise SavedProgramError(
-            "the saved program does not fit this process: "
-            + "; ".join(differences)
-            + ". Compile and serialize() it again here"
+            f"the saved program does not fit this process: {'; '.join(found)}. Compile and "
+            "serialize() it again here"
         )
 
 
-def _software_differences(saved: Environment) -> list[str]:
-    jax_version, jaxlib_version = executables.versions()
-    pairs = (("jaxlib", saved.jaxlib, jaxlib_version), ("jax", saved.jax, jax_version))
-    return [
-        f"it was made with {what} {theirs}, this is {what} {ours}"
-        for what, theirs, ours in pairs
-        if theirs != ours
-    ]
-
-
-def _same_numbers(saved: Environment) -> tuple[Device, ...]:
-    try:
-        known = {d.id: d for d in jax.devices(saved.platform)}
-    except RuntimeError:
-        here = ", ".join(sorted({d.platform for d in jax.devices()}))
+def _given(saved: Environment, asked: Sequence[Device] | Mesh) -> tuple[Device, ...]:
+    devices = asked._flat_devices_tuple if isinstance(asked, Mesh) else tuple(asked)
+    if not all(isinstance(d, jax.Device) for d in devices):
+        raise ArgumentError("devices must be a Mesh or a sequence of devices such as jax.devices()")
+    if len(devices) != len(saved.devices):
         raise SavedProgramError(
-            f"the saved program was made for {saved.platform}, and this process has {here} only: "
-            "compile and serialize() it again here"
-        ) from None
+            f"the saved program is for {len(saved.devices)} devices, and {len(devices)} were "
+            "given: give as many, or compile it for these"
+        )
+    return devices
+
+
+def _same_devices(saved: Environment) -> tuple[Device, ...]:
+    """The devices in the same places of the torus, else those of the same numbers."""
+    try:
+        all_here = jax.devices(saved.platform)
+    except RuntimeError:
+        raise SavedProgramError(_other_platform(saved)) from None
+    if saved.devices[0].coords:
+        placed = {DeviceFacts.of(d).place: d for d in all_here}
+        if all(d.place in placed for d in saved.devices):
+            return tuple(placed[d.place] for d in saved.devices)
+    known = {d.id: d for d in all_here}
     missing = [str(d.id) for d in saved.devices if d.id not in known]
     if not missing:
         return tuple(known[d.id] for d in saved.devices)
@@ -207,13 +208,39 @@ def _same_numbers(saved: Environment) -> tuple[Device, ...]:
     )
 
 
+def _other_platform(saved: Environment) -> str:
+    here = ", ".join(sorted({d.platform for d in jax.devices()}))
+    advice = "compile and serialize() it again here"
+    if saved.torus is not None:
+        advice = (
+            f"load it where its {len(saved.devices)} {saved.devices[0].kind} devices are, or to "
+            "look at it give those of a topology, devices=xlashard.tpu.topology(...).devices"
+        )
+    return (
+        f"the saved program was made for {saved.platform}, and this process has {here} only: "
+        f"{advice}"
+    )
+
+
+def version_differences(saved: Environment, here: Mapping[str, str]) -> list[str]:
+    """How the versions of what compiles differ, in words."""
+    pairs = ((name, getattr(saved, name), here[name]) for name in ("jaxlib", "jax", "libtpu"))
+    return [
+        f"it was made with {name} {theirs}, this is {name} {ours}"
+        for name, theirs, ours in pairs
+        if theirs != ours and theirs and ours
+    ]
+
+
 def differences(saved: Environment, here: Environment) -> list[str]:
     """Why a program that was made for some devices can't run on others, in words; often nothing."""
-    found = [
+    found = version_differences(saved, {n: getattr(here, n) for n in ("jax", "jaxlib", "libtpu")})
+    if saved.platform != here.platform:
+        return [*found, f"it was made for the platform {saved.platform}, this is {here.platform}"]
+    found += [
         f"it was made for {what} {theirs}, this is {ours}"
         for what, theirs, ours in (
-            ("the platform", saved.platform, here.platform),
-            ("the runtime", _line(saved.runtime), _line(here.runtime)),
+            ("the runtime", _build(saved.runtime), _build(here.runtime)),
             ("the processor", saved.machine, here.machine),
         )
         if theirs != ours
@@ -222,36 +249,31 @@ def differences(saved: Environment, here: Environment) -> list[str]:
     if lacking and saved.machine == here.machine:
         shown = ", ".join(lacking[:6]) + (", ..." if len(lacking) > 6 else "")
         found.append(f"it was made for a processor with {shown}, which this one lacks")
+    found += _flag_differences(saved, here)
+    found += torus_differences(saved.torus, here.torus)
     if saved.processes != here.processes:
         found.append(f"it was made for {saved.processes} processes, these are {here.processes}")
-    return found or _device_differences(saved.devices, here.devices)
+    return found + device_differences(saved.devices, here.devices)
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def _build(runtime: str) -> str:
+    """What a runtime says of its build, in one line.
+
+    Which interface it is reached by is said by real devices, and not by those of a topology; which
+    generation of TPU it drives is known from the devices.
+    """
+    said = [line for line in runtime.splitlines() if not re.search("PJRT C API|TFRT TPU", line)]
+    return " ".join(" ".join(said).split()) or runtime
 
 
-def _device_differences(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts]) -> list[str]:
-    for i, (theirs, ours) in enumerate(zip(saved, here, strict=True)):
-        if theirs.kind != ours.kind:
-            return [f"its device {i} was made for a {theirs.kind}, this is a {ours.kind}"]
-        if theirs.process != ours.process:
-            return [
-                f"its device {i} belonged to process {theirs.process}, this one to process "
-                f"{ours.process}"
-            ]
-        place, other = _offset(theirs, saved[0]), _offset(ours, here[0])
-        if place != other:
-            return [
-                f"its device {i} was at {theirs.coords} in the torus, core {theirs.core}, its "
-                f"first one at {saved[0].coords}; here they are at {ours.coords}, core "
-                f"{ours.core}, and {here[0].coords}"
-            ]
-    return []
-
-
-def _offset(device: DeviceFacts, first: DeviceFacts) -> tuple[int, ...]:
-    """Where a device is, seen from the first one: a program may move, but not be bent."""
-    if len(device.coords) != len(first.coords):
-        return (*device.coords, device.core)
-    return (*(a - b for a, b in zip(device.coords, first.coords, strict=True)), device.core)
+def _flag_differences(saved: Environment, here: Environment) -> list[str]:
+    found = flag_differences(saved.flags, here.flags, saved.platform)
+    theirs, ours = dict(saved.settings), dict(here.settings)
+    found += [
+        f"it was compiled under {name}={theirs[name]}, which is {ours[name]} here"
+        for name in theirs
+        if name in ours and theirs[name] != ours[name]
+    ]
+    if found:
+        found[-1] += " (allow_other_flags=True loads it with the flags that it was compiled with)"
+    return found

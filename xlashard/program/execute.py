@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
+import numpy as np
+
 from xlashard._jax import analysis, checking, compiling, dispatch, modules
+from xlashard._jax.described import only_compiles
 from xlashard._jax.lowering import LoweredBody
+from xlashard.errors import NotAddressableError
 from xlashard.program.agreement import AGREEMENTS, Naming, Terms
 from xlashard.program.executables import Loaded, Source
 from xlashard.program.hlo import Frame
@@ -139,6 +144,25 @@ class Program:
             for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
         ]
 
+    @cached_property
+    def only_compiles(self) -> bool:
+        """Whether its devices are those of a topology, which run nothing."""
+        return only_compiles(self.parts.plan.devices[0])
+
+    def _must_run(self) -> None:
+        if self.only_compiles:
+            raise NotAddressableError(_no_run_text(self))
+
+    def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Its first arguments, to be given at each run: placed, where its devices hold anything."""
+        if not self.only_compiles:
+            return tuple(self.place(values))
+        avals = self.parts.in_avals
+        return tuple(
+            v if isinstance(v, jax.Array) else np.asarray(v, aval.dtype)
+            for v, aval in zip(values, avals, strict=False)
+        )
+
     def place(self, values: Sequence[Any]) -> list[Handle]:
         """Handles of its first arguments as the program wants them.
 
@@ -146,17 +170,20 @@ class Program:
         """
         if not values:
             return []
+        self._must_run()
         layouts = _settled(values, self.in_layouts, self.full_layouts[0])
         return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
         """The handle of a value as the program wants its argument at a position."""
+        self._must_run()
         at = slice(position, position + 1)
         layouts = _settled([value], self.in_layouts[at], self.full_layouts[0][at])
         return dispatch.place([value], self.in_twins[at], layouts)[0]
 
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
         """Handles of values such as the program gives for its first results."""
+        self._must_run()
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
@@ -167,9 +194,11 @@ class Program:
             naming: Names the values that its function closes over.
 
         Raises:
+            NotAddressableError: Its devices only compile.
             ProgramsDifferError: They have another program.
             ProcessesError: Some did not come.
         """
+        self._must_run()
         if self.terms is not None and AGREEMENTS.admit(self.terms, naming):
             self.terms = None
 
@@ -205,6 +234,16 @@ class Program:
 
 def _stacks(module: modules.Module) -> Iterator[list[Frame]]:
     return ([Frame(*place) for place in stack] for stack in modules.places(module))
+
+
+def _no_run_text(program: Program) -> str:
+    devices = program.parts.plan.devices
+    return (
+        f"{program.name} is compiled for {len(devices)} {devices[0].device_kind} devices of a "
+        "topology, which are not here: programs are compiled for them and run nowhere else. Save "
+        "it, file.write_bytes(compiled.serialize()), and load it where they are, "
+        "Compiled.deserialize(file.read_bytes())"
+    )
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from xlashard._jax import compiling, executables, modules
 from xlashard._jax.context import is_x64_enabled
-from xlashard._jax.shardings import Device
+from xlashard._jax.described import describe, described, only_compiles
 from xlashard.errors import SavedProgramError
 from xlashard.program.agreement import Terms
 from xlashard.program.container import Contents, reading
-from xlashard.program.environment import Environment, find_devices
+from xlashard.program.environment import Environment, Target, find_devices
 from xlashard.program.executables import Loaded
 from xlashard.program.execute import Handle, Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
@@ -22,9 +24,10 @@ from xlashard.program.saved_values import (
     type_from_json,
     type_to_json,
 )
-from xlashard.sharding import Mesh, XLACompatibleSharding
+from xlashard.sharding import XLACompatibleSharding
 
 _EXECUTABLE = "executable"
+_DESCRIPTION = "description"
 _WIDE = {"int64", "uint64", "float64", "complex128"}
 
 type Sections = dict[str, bytes | memoryview]
@@ -44,15 +47,17 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
     parts = program.parts
     _check_self_contained(program)
     sections: Sections = {_EXECUTABLE: _executable_bytes(program)}
+    if program.only_compiles:
+        sections[_DESCRIPTION] = describe(program.executable)
     for i, const in enumerate(consts):
-        if not const.is_fully_addressable and not const.is_fully_replicated:
+        if not _is_whole(const):
             raise SavedProgramError(
                 f"{program.name} closes over an array of the shape {const.shape} that is spread "
                 "over several processes, of which none can write it: pass it as an argument"
             )
         sections[_const_name(i)] = array_to_bytes(const)
     writer = ShardingWriter()
-    described = {
+    header = {
         "name": program.name,
         "partitioner": parts.plan.partitioner.value,
         "options": [list(option) for option in parts.plan.options],
@@ -66,8 +71,15 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
     if not parts.plan.is_of_one_process:
         # Its processes compare it by this, for they no longer have the module.
         module = parts.body.module
-        described["module"] = modules.digest(module) if module else program.saved_digest
-    return described, sections
+        header["module"] = modules.digest(module) if module else program.saved_digest
+    return header, sections
+
+
+def _is_whole(const: Any) -> bool:
+    # For devices that only compile it was not placed, and may be an array of the host.
+    return not isinstance(const, jax.Array) or (
+        const.is_fully_addressable or const.is_fully_replicated
+    )
 
 
 def _check_self_contained(program: Program) -> None:
@@ -130,9 +142,7 @@ class Restored:
     consts: tuple[Handle, ...]
 
 
-def load_program(
-    said: Mapping[str, Any], contents: Contents, devices: Sequence[Device] | Mesh | None
-) -> Restored:
+def load_program(said: Mapping[str, Any], contents: Contents, target: Target) -> Restored:
     """The program of what `save_program` gave.
 
     Everything that can be checked is, before PJRT is given a byte.
@@ -140,15 +150,15 @@ def load_program(
     Args:
         said: The JSON.
         contents: The file that it is of.
-        devices: Devices in the place of the saved ones; None for those of the same numbers.
+        target: Where it is to run.
 
     Raises:
-        ArgumentError: If `devices` are none.
+        ArgumentError: If the target's devices are none.
         SavedProgramError: If it was made for something else, or does not hold together.
     """
     with reading():
         environment = Environment.from_json(said["environment"])
-    chosen = find_devices(environment, devices)
+    chosen = find_devices(environment, target)
     with reading():
         shardings = ShardingReader(said["meshes"], chosen)
         ins, outs = (_read_values(said[side], shardings) for side in ("in", "out"))
@@ -177,7 +187,10 @@ def load_program(
         machine_code = bytes(contents.sections[_EXECUTABLE])
     _check_widths(parts)
     loaded = Loaded(code=machine_code)
-    loaded.load(_loading(machine_code, plan))
+    if only_compiles(chosen[0]):
+        loaded.load(_looking(contents, plan))
+    else:
+        loaded.load(_loading(machine_code, plan))
     terms = None
     if not plan.is_of_one_process:
         terms = Terms(plan, saved=str(said.get("module", "")))
@@ -188,7 +201,7 @@ def load_program(
             f"the saved program's header speaks of {len(ins)} arguments and {len(outs)} results, "
             f"its executable has {len(layouts[0])} and {len(layouts[1])}: serialize() it again"
         )
-    return Restored(program, tuple(program.place(values)))
+    return Restored(program, program.keep(values))
 
 
 def _check_widths(parts: ProgramParts) -> None:
@@ -223,6 +236,22 @@ def _read_values(
         )
         found.append((plan, aval))
     return found
+
+
+def _looking(contents: Contents, plan: ProgramPlan) -> Callable[[], Any]:
+    """Makes what answers for a program on devices that can hold none."""
+
+    def look() -> Any:
+        if _DESCRIPTION not in contents.sections:
+            raise SavedProgramError(
+                f"the saved program {plan.name} was compiled where its devices are, and the "
+                "devices of a topology can't hold it: load it there, or compile it for the "
+                "topology to look at it"
+            )
+        with reading():
+            return described(contents.sections[_DESCRIPTION])
+
+    return look
 
 
 def _loading(machine_code: bytes, plan: ProgramPlan) -> Callable[[], Any]:

@@ -12,6 +12,7 @@ from xlashard._version import __version__
 from xlashard.processes import processes_of
 from xlashard.program.agreement.listing import source_lines
 from xlashard.program.environment import Environment
+from xlashard.program.flags import NOT_COMPILED_IN
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import NamedSharding, PartitionSpec, XLACompatibleSharding
 from xlashard.wording import typed
@@ -19,10 +20,6 @@ from xlashard.wording import typed
 # How many arguments are written out where a program is only named.
 _TYPES_SHOWN = 4
 _DEVICES_SHOWN = 8
-
-# Flags of XLA that may differ between processes: what is written where, and how many devices a
-# host is taken for.
-_OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count", "--xla_gpu_cuda_data_dir")
 
 type Naming = Callable[[Any], str]
 """What a person calls a value that a function closes over."""
@@ -239,7 +236,7 @@ def surroundings(terms: Terms) -> dict[str, str]:
         "the platform's runtime": found.runtime,
     }
     for variable, value in found.flags:
-        kept = sorted({flag for flag in value.split() if not flag.startswith(_OWN_FLAGS)})
+        kept = sorted({flag for flag in value.split() if not flag.startswith(NOT_COMPILED_IN)})
         if kept:
             said[variable] = " ".join(kept)
     return said

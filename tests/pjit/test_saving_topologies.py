@@ -1,0 +1,293 @@
+"""Programs compiled for a topology and saved: they run where such devices are, and nowhere else."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxlib import _jax as jaxlib_module
+
+import xlashard
+from xlashard import Compiled, Mesh, NamedSharding, P, pjit
+from xlashard._jax import topologies
+from xlashard.errors import NotAddressableError, SavedProgramError
+from xlashard.program import container
+from xlashard.program.arrangement import TorusFacts, torus_differences
+from xlashard.program.environment import Environment, differences
+from xlashard.program.flags import flag_differences
+from xlashard.tpu import topology
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = np.arange(64 * 8, dtype=np.float32).reshape(64, 8) / 512
+
+
+def step(total, x):
+    return total + 1, {"y": jnp.tanh(x) @ TABLE}
+
+
+def compiled_for(devices):
+    mesh = Mesh(np.array(devices).reshape(-1, 2), ("x", "y"))
+    total, x = (
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P("x", "y")))
+        for shape in ((8, 4), (8, 64))
+    )
+    return pjit(step, donate_argnums=0).lower(total, x).compile()
+
+
+def devices_of(name, **options):
+    return topologies.compile_only_devices(name, options)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compiled_for(topology("v5e:4x4").devices)
+
+
+@pytest.fixture(scope="module")
+def data(compiled):
+    return compiled.serialize()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(compiled, data, tmp_path_factory):
+    """What another process says of both programs."""
+    folder = tmp_path_factory.mktemp("for topologies")
+    (folder / "tpu.program").write_bytes(data)
+    # The same way, for a topology whose devices are here: those of this host.
+    of_host = jaxlib_module.get_topology_for_devices(jax.devices())
+    saved = compiled_for(of_host._make_compile_only_devices()).serialize()
+    (folder / "cpu.program").write_bytes(saved)
+    command = [sys.executable, "-m", "tests.pjit.saved.for_topologies", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ, timeout=240)
+    return json.loads((folder / "said.json").read_text())
+
+
+@pytest.mark.slow
+def test_another_process_sees_the_same_program(compiled, elsewhere):
+    assert elsewhere["text"] == compiled.as_text()
+    assert elsewhere["cost"] == compiled.cost_analysis()
+    memory = compiled.memory_analysis()
+    assert elsewhere["memory"]["peak_memory_in_bytes"] == memory.peak_memory_in_bytes
+    assert {name: getattr(memory, name) for name in elsewhere["memory"]} == elsewhere["memory"]
+    assert elsewhere["same again"]
+
+
+@pytest.mark.slow
+def test_what_is_compiled_for_a_topology_runs_where_its_devices_are(elsewhere):
+    total, rows = elsewhere["result"]
+    assert total == 2.0 * 8 * 4 and elsewhere["devices"] == len(jax.devices())
+    np.testing.assert_allclose(rows, np.tanh(np.ones((8, 64))) @ TABLE, rtol=1e-5)
+
+
+def test_it_is_a_compiled_program_on_the_topology_that_was_given(compiled, data):
+    devices = topology("v5e:4x4").devices
+    loaded = Compiled.deserialize(data, devices=devices)
+    assert loaded.devices == devices and loaded.as_text() == compiled.as_text()
+    assert [str(f.layout) for f in jax.tree.leaves(loaded.input_formats)] == [
+        str(f.layout) for f in jax.tree.leaves(compiled.input_formats)
+    ]
+    assert loaded.input_shardings[0][0].spec == P("x", "y")
+    assert loaded.out_info[1]["y"].shape == (8, 8)
+
+
+def test_devices_that_only_compile_run_nothing(compiled, data):
+    loaded = Compiled.deserialize(data, devices=topology("v5e:4x4").devices)
+    args = np.ones((8, 4), np.float32), np.ones((8, 64), np.float32)
+    text = r"pjit_step is compiled for 16 TPU v5 lite devices of a topology.*serialize\(\)"
+    for call in (
+        lambda: compiled(*args),
+        lambda: loaded(*args),
+        lambda: loaded.bind(args[0]),
+        lambda: pjit(step, in_shardings=compiled.input_shardings[0])(*args),
+    ):
+        with pytest.raises(NotAddressableError, match=text):
+            call()
+
+
+def swapped(devices):
+    return [devices[1], devices[0], *devices[2:]]
+
+
+ELSEWHERE = {
+    "shape": (
+        lambda: devices_of("v5e:2x8"),
+        r"topology of 4x4x1 chips with 16 devices, this is one of 2x8x1 chips.*; its device 4 was "
+        r"at \(2, 0, 0\) in the torus",
+    ),
+    "generation": (lambda: devices_of("v6e:4x4"), "made for a TPU v5 lite, this is a TPU v6 lite"),
+    "slices": (
+        lambda: devices_of("v5e:2x4", num_slices=2),
+        r"topology of 4x4x1 chips with 16 devices, this is one of 2 slices of 2x4x1 chips with 16",
+    ),
+    "a part of more chips": (
+        lambda: devices_of("v5e:4x8")[:16],
+        r"this is one of 4x8x1 chips with 32 devices; it was made for 4 processes, these are 8",
+    ),
+    "fewer chips": (lambda: devices_of("v5e:4x4")[:8], "is for 16 devices, and 8 were given"),
+    "order": (
+        lambda: swapped(devices_of("v5e:4x4")),
+        r"devices are here in another order: device 0 was the one at \(0, 0, 0\), and is the one "
+        r"at \(1, 0, 0\), which was device 1",
+    ),
+    "hosts": (
+        lambda: sorted(
+            devices_of("v5e:4x4", chips_per_host_bounds=[2, 4, 1]),
+            key=lambda d: (d.coords[1] // 2, d.coords[0] // 2, d.coords[1], d.coords[0]),
+        ),
+        r"made for 4 processes, these are 2; its device 8 belonged to process 2, this one to "
+        r"process 0",
+    ),
+    "platform": (lambda: jax.devices() * 2, "for the platform tpu, this is cpu"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_another_topology_or_order_is_refused(data, make, text):
+    with pytest.raises(SavedProgramError, match=text):
+        Compiled.deserialize(data, devices=make())
+
+
+def test_without_such_devices_it_says_where_to_load_it(data):
+    with pytest.raises(
+        SavedProgramError, match=r"made for tpu.*16 TPU v5 lite.*topology\(\.\.\.\)"
+    ):
+        Compiled.deserialize(data)
+
+
+def test_a_wrap_that_was_asked_for_is_compared():
+    ring, mixed, unsaid = (
+        TorusFacts.of(devices_of("v5p:4x4x4", **options)[0])
+        for options in ({"wrap": [True] * 3}, {"wrap": [True, False, True]}, {})
+    )
+    assert (ring.wraps, mixed.wraps, unsaid.wraps) == ((True,) * 3, (True, False, True), ())
+    (said,) = torus_differences(ring, mixed)
+    assert said.endswith("wraps along x and y and z, this one wraps along x and z")
+    assert torus_differences(ring, unsaid) == torus_differences(None, unsaid) == []
+
+
+def test_versions_flags_and_devices_are_named_in_one_text(data):
+    def other(header):
+        header["program"]["environment"].update(
+            jaxlib="0.4.1", libtpu="0.0.7", runtime="TFRT TPU v5 lite\nBuilt on May 1 2024 cl/7"
+        )
+        header["program"]["environment"]["flags"] = [["LIBTPU_INIT_ARGS", "--xla_tpu_best=7"]]
+
+    contents = container.unpack(data)
+    other(contents.header)
+    changed = container.pack(contents.header, contents.sections)
+    with pytest.raises(SavedProgramError) as caught:
+        Compiled.deserialize(changed, devices=swapped(devices_of("v5e:4x4")))
+    for part in (
+        "jaxlib 0.4.1, this is jaxlib 0.1",
+        "libtpu 0.0.7, this is libtpu 0.0.",
+        "the runtime Built on May 1 2024 cl/7, this is Built on",
+        "compiled with --xla_tpu_best=7 in LIBTPU_INIT_ARGS, which is not set here",
+        "allow_other_flags=True",
+        "devices are here in another order",
+    ):
+        assert part in str(caught.value)
+    with pytest.raises(SavedProgramError, match=r"jaxlib 0\.4\.1.*libtpu 0\.0\.7"):
+        Compiled.deserialize(changed)
+
+
+def test_real_devices_say_more_of_their_runtime():
+    here = Environment.of(jax.devices()[:1])
+    made, real = (
+        replace(here, runtime=text)
+        for text in ("TFRT TPU v4\nBuilt on X", "PJRT C API\nTFRT TPU v4\nBuilt on X")
+    )
+    assert differences(made, real) == []
+
+
+FLAGS = {
+    "equal": ("--xla_a=1", "--xla_a=1 --xla_dump_to=x", []),
+    "order and repeats": ("--xla_a=1 --xla_b", "--xla_b=true --xla_a=3 --xla_a=1", []),
+    "what JAX sets on TPU hosts": ("", "--xla_tpu_use_enhanced_launch_barrier=true", []),
+    "how many devices": ("--xla_force_host_platform_device_count=8", "", []),
+    "of another platform": ("--xla_cpu_x=1 --xla_gpu_y=2", "", []),
+    "no flag of XLA's": ("--v=1", "--vmodule=x=2", []),
+    "lost": ("--xla_a=1", "", ["with --xla_a=1 in XLA_FLAGS, which is not set here"]),
+    "added": ("", "--xla_a", ["without --xla_a, and XLA_FLAGS has --xla_a=true here"]),
+    "changed": ("--xla_a=1", "--xla_a=2", ["with --xla_a=1 in XLA_FLAGS, which is 2 here"]),
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours", "said"), FLAGS.values(), ids=FLAGS)
+def test_flags_are_compared_by_what_they_change(theirs, ours, said):
+    found = flag_differences((("XLA_FLAGS", theirs),), (("XLA_FLAGS", ours),), "tpu")
+    assert [text.removeprefix("it was compiled ") for text in found] == said
+
+
+def test_flags_in_a_file_count(tmp_path):
+    file = tmp_path / "flags"
+    file.write_text("--xla_a=1\n--xla_b=2")
+    assert flag_differences((("XLA_FLAGS", str(file)),), (("XLA_FLAGS", "--xla_b=2"),), "cpu") == [
+        "it was compiled with --xla_a=1 in XLA_FLAGS, which is not set here"
+    ]
+
+
+def test_flags_of_tpus_are_none_of_other_platforms():
+    flags = (("LIBTPU_INIT_ARGS", "--xla_tpu_a=1 --xla_b=1"), ("XLA_FLAGS", "--xla_tpu_c=1"))
+    assert flag_differences(flags, (), "cpu") == flag_differences(flags, (), "cuda") == []
+    assert len(flag_differences(flags, (), "tpu")) == 3
+
+
+def test_settings_of_jax_are_compared(data):
+    devices = topology("v5e:4x4").devices
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        text = "under jax_disable_most_optimizations=False, which is True here"
+        with pytest.raises(SavedProgramError, match=text):
+            Compiled.deserialize(data, devices=devices)
+        Compiled.deserialize(data, devices=devices, allow_other_flags=True)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+DAMAGED = {
+    "a description that is none": {"description": b"x"},
+    "one of something else": {"description": b"x\x9c\xab\xae\x05\x00\x01u\x00\xf9"},
+}
+
+
+@pytest.mark.parametrize("sections", DAMAGED.values(), ids=DAMAGED)
+def test_a_wrong_description_is_an_error(data, sections):
+    contents = container.unpack(data)
+    wrong = container.pack(contents.header, contents.sections | sections)
+    with pytest.raises(SavedProgramError, match="does not say what it must"):
+        Compiled.deserialize(wrong, devices=topology("v5e:4x4").devices)
+
+
+def test_a_program_of_real_devices_can_not_be_looked_at(data):
+    contents = container.unpack(data)
+    del contents.sections["description"]
+    loaded_there = container.pack(contents.header, contents.sections)
+    with pytest.raises(SavedProgramError, match=r"pjit_step was compiled where its devices are"):
+        Compiled.deserialize(loaded_there, devices=topology("v5e:4x4").devices)
+
+
+def test_nothing_on_the_way_imports_pickle():
+    package = Path(xlashard.__file__).parent
+    ways = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
+    seen, found = [], []
+    for name in ("pjit/saving", "pjit/trees", "program/*saved*", "program/container"):
+        seen += package.glob(f"{name}.py")
+    for name in ("environment", "arrangement", "flags", "executables"):
+        seen.append(package / f"program/{name}.py")
+    seen += [package / f"_jax/{name}.py" for name in ("executables", "described", "torus")]
+    for path in seen:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                names = ["pickle"]
+            found += [(path.name, name) for name in names if name.partition(".")[0] in ways]
+    assert len(seen) == 12 and found == []

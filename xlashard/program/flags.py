@@ -1,0 +1,76 @@
+"""Flags of the compiler, as a process has them, and how those of two processes differ.
+
+A program keeps the flags that it was compiled with. Other flags where it is loaded still mean that
+it is not what this process would have compiled, and nobody would see it.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+type Flags = tuple[tuple[str, str], ...]
+"""The text of each environment variable that holds flags."""
+
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_PREFIX = "--xla_"
+NOT_COMPILED_IN = (
+    *("--xla_dump_", "--xla_force_host_platform_device_count", "--xla_hlo_profile"),
+    *("--xla_tpu_use_enhanced_launch_barrier", "--xla_gpu_cuda_data_dir", "--xla_cpu_collective_"),
+    *("--xla_gpu_per_fusion_autotune_cache_dir", "--xla_gpu_kernel_cache_file"),
+)
+"""Flags with and without which programs are the same: where the compiler writes, how many devices a
+host is taken for, and what JAX sets by itself where it finds a TPU."""
+_OF_PLATFORMS = {"cpu": "--xla_cpu_", "tpu": "--xla_tpu_", "gpu": "--xla_gpu_"}
+
+
+def flags_here() -> Flags:
+    """Those of this process."""
+    return tuple((name, os.environ[name]) for name in _VARIABLES if os.environ.get(name))
+
+
+def flag_differences(saved: Flags, here: Flags, platform: str) -> list[str]:
+    """How the flags differ that decide how programs of a platform are compiled, in words.
+
+    Args:
+        saved: Those that a program was compiled with.
+        here: Those of another process.
+        platform: `cpu`, `tpu`, `cuda`, ...
+    """
+    theirs, ours = (_compiled_in(flags, platform) for flags in (saved, here))
+    found = []
+    for variable, name in dict.fromkeys([*theirs, *ours]):
+        was, now = theirs.get((variable, name)), ours.get((variable, name))
+        if was == now:
+            continue
+        if now is None:
+            found.append(f"it was compiled with {name}={was} in {variable}, which is not set here")
+        elif was is None:
+            found.append(f"it was compiled without {name}, and {variable} has {name}={now} here")
+        else:
+            found.append(f"it was compiled with {name}={was} in {variable}, which is {now} here")
+    return found
+
+
+def _compiled_in(flags: Flags, platform: str) -> Mapping[tuple[str, str], str]:
+    """The values of flags that matter, by variable and name; the last one counts."""
+    own = platform if platform in ("cpu", "tpu") else "gpu"
+    others = tuple(prefix for name, prefix in _OF_PLATFORMS.items() if name != own)
+    found: dict[tuple[str, str], str] = {}
+    for variable, text in flags:
+        if variable == "LIBTPU_INIT_ARGS" and own != "tpu":
+            continue
+        for word in _words(text):
+            name, _, value = word.partition("=")
+            if name.startswith(_PREFIX) and not name.startswith((*NOT_COMPILED_IN, *others)):
+                found[variable, name] = value or "true"
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """The flags of a variable's text, or of the file that it names instead."""
+    if text.lstrip().startswith("-"):
+        return text.split()
+    try:
+        return Path(text.strip()).read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return []
