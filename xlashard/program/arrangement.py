@@ -167,7 +167,8 @@ def _order_difference(saved: Sequence[DeviceFacts], here: Sequence[DeviceFacts])
     i = next(i for i, pair in enumerate(zip(theirs, ours, strict=True)) if pair[0] != pair[1])
     return [
         f"its devices are here in another order: device {i} was the one at {saved[i]}, and is the "
-        f"one at {here[i]}, which was device {theirs.index(ours[i])}"
+        f"one at {here[i]}, which was device {theirs.index(ours[i])}: give devices=mesh, the mesh "
+        "that it was compiled on"
     ]
 
 
