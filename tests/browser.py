@@ -1,0 +1,297 @@
+"""A real Chromium without a window, spoken to over a pipe by its DevTools protocol.
+
+One browser starts in a fifth of the time of a test suite of small ones, so it serves all tests of a
+module; each opens pages of its own. The pipe needs no port and no package.
+"""
+
+import base64
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+COMMAND = "apt-get install --yes chromium"
+_PATIENCE = 60.0
+_FLAGS = (
+    "--headless",
+    "--remote-debugging-pipe",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)
+_KEYS = {
+    "Enter": (13, "\r"),
+    " ": (32, " "),
+    "Tab": (9, ""),
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+    "Home": (36, ""),
+    "End": (35, ""),
+}
+
+
+class BrowserError(Exception):
+    """There is no browser, or it doesn't do what it is told."""
+
+
+def find_browser() -> str:
+    """The path of Chromium, or the sentence that says how to get it."""
+    given = os.environ.get("XLASHARD_TEST_BROWSER")
+    for name in (given,) if given else NAMES:
+        if (path := shutil.which(name)) is not None:
+            return path
+    raise BrowserError(
+        f"the tests of HTML pages need Chromium, and none of {', '.join(NAMES)} is on the PATH. "
+        f"On Debian and Ubuntu, as root: {COMMAND}. Elsewhere install Chromium or Chrome and set "
+        "XLASHARD_TEST_BROWSER to its path"
+    )
+
+
+class Browser:
+    """A running Chromium."""
+
+    def __init__(self, folder: Path) -> None:
+        to_browser, ours_out = os.pipe()
+        ours_in, from_browser = os.pipe()
+        self._in, self._out = ours_in, ours_out
+        # Chromium hears on descriptor 3 and answers on 4.
+        command = (
+            f'exec 3<&{to_browser} 4>&{from_browser}; exec "$0" "$@"',
+            find_browser(),
+            *_FLAGS,
+            f"--user-data-dir={folder / 'profile'}",
+            "about:blank",
+        )
+        self._log = (folder / "browser.log").open("w+b")
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", *command],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._numbers = itertools.count(1)
+        self._unread = b""
+        self._events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """Calls a method of the protocol and waits for its answer."""
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next(method)
+            if answer.get("id") != number:
+                self._events.append(answer)
+                continue
+            if "error" in answer:
+                raise BrowserError(f"{method}: {answer['error']['message']}")
+            return answer["result"]
+
+    def events(self, session: str) -> list[dict[str, Any]]:
+        """What has been reported of a page since it was opened."""
+        return [event for event in self._events if event.get("sessionId") == session]
+
+    def wait_for(self, session: str, name: str) -> None:
+        """Waits until an event was reported."""
+        while not any(event["method"] == name for event in self.events(session)):
+            self._events.append(self._next(name))
+
+    def _next(self, what: str) -> dict[str, Any]:
+        deadline = time.monotonic() + _PATIENCE
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+            more = os.read(self._in, 1 << 20) if ready else b""
+            if not more:
+                why = "closed the pipe" if ready else f"gave no answer in {_PATIENCE:.0f} s"
+                self._log.seek(0)
+                said = self._log.read().decode(errors="replace")[-2000:]
+                raise BrowserError(f"{what}: Chromium {why}. It wrote:\n{said}")
+            self._unread += more
+        line, self._unread = self._unread.split(b"\0", 1)
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the browser and all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+        self._log.close()
+
+    @contextmanager
+    def page(
+        self, html: str, *, width: int = 1280, height: int = 900, dark: bool = False, **other: Any
+    ) -> Iterator["Tab"]:
+        """Opens a page and waits until it is loaded.
+
+        Args:
+            html: The page.
+            width: Of the window, in CSS pixels.
+            height: Of the window, in CSS pixels.
+            dark: Whether the system's colours are dark.
+            other: `scripts=False` to switch scripts off; `print=True` for the medium of printers.
+        """
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = Tab(self, session)
+        try:
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                tab.call(f"{domain}.enable")
+            tab.resize(width, height)
+            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            tab.call(
+                "Emulation.setEmulatedMedia",
+                features=[scheme],
+                media="print" if other.get("print") else "",
+            )
+            if not other.get("scripts", True):
+                tab.call("Emulation.setScriptExecutionDisabled", value=True)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "page.html"
+                path.write_text(html, encoding="utf-8")
+                self._events.clear()
+                tab.call("Page.navigate", url=path.as_uri())
+                self.wait_for(session, "Page.loadEventFired")
+            yield tab
+        finally:
+            self.call("Target.closeTarget", targetId=target)
+
+
+@dataclass
+class Tab:
+    """A page that is open."""
+
+    browser: Browser
+    session: str
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Calls a method of the protocol."""
+        return self.browser.call(method, self.session, **params)
+
+    def resize(self, width: int, height: int) -> None:
+        """Makes the window as large as said."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        done = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in done:
+            details = done["exceptionDetails"]
+            raise BrowserError(details.get("exception", details).get("description", str(details)))
+        return done["result"].get("value")
+
+    def texts(self, selector: str) -> list[str]:
+        """What one reads in all elements that are seen, without blanks around."""
+        return self.run(
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            ".filter(e => e.checkVisibility()).map(e => e.innerText.trim())"
+        )
+
+    def text(self, selector: str) -> str:
+        """What one reads in the only element that is seen."""
+        (text,) = self.texts(selector)
+        return text
+
+    def click(self, selector: str) -> None:
+        """Presses and releases the mouse in the middle of the first such element."""
+        place = self.run(
+            f"(() => {{ const e = [...document.querySelectorAll({json.dumps(selector)})]"
+            ".find(e => e.checkVisibility()); e.scrollIntoView({block: 'center'});"
+            " const b = e.getBoundingClientRect();"
+            " return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = "none" if kind == "mouseMoved" else "left"
+            self.call("Input.dispatchMouseEvent", type=kind, button=button, clickCount=1, **place)
+
+    def focus(self, selector: str) -> None:
+        """Puts the focus on the first such element."""
+        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+
+    def type(self, text: str) -> None:
+        """Types where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """Presses a key where the focus is."""
+        code, text = _KEYS[key]
+        common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        written = {"text": text} if text else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **written)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def requests(self) -> list[str]:
+        """All that the page has asked for besides itself."""
+        asked = [
+            event["params"]["request"]["url"]
+            for event in self.browser.events(self.session)
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        return asked[1:]
+
+    def complaints(self) -> list[str]:
+        """What the browser's console shows: errors, warnings, whatever was logged."""
+        names = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [
+            json.dumps(event["params"])
+            for event in self.browser.events(self.session)
+            if event["method"] in names
+        ]
+
+    def picture(self, path: Path | None = None, *, whole: bool = True) -> bytes:
+        """The page as PNG.
+
+        Args:
+            path: Where to write it.
+            whole: All of the page, not only what is in the window.
+        """
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        data = base64.b64decode(shot["data"])
+        if path is not None:
+            path.write_bytes(data)
+        return data
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    """A browser that ends with the block."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        browser = Browser(Path(folder))
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,168 @@
+"""The collectives: what goes over the wire, why, and what would be rid of what nobody asked for."""
+
+from collections.abc import Iterable, Sequence
+
+from xlashard.pjit.report.parts import CollectiveReport, SourceLine
+from xlashard.pjit.report.words import groups_text, line_text, operation_text, types_text
+from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
+from xlashard.tpu.preflight.page.quantities import in_seconds
+from xlashard.tpu.preflight.page.tables import Cell, Column, Row, filters, table
+from xlashard.tpu.preflight.parts import TrafficReport
+from xlashard.wording import in_bytes
+
+_WHY = {
+    "constraint": "a constraint in the program",
+    "gradient": "sums a gradient",
+    "argument": "an argument is cut so",
+    "result": "a result is cut so",
+    "reduction": "sums over a dimension that is cut",
+    "resharding": "the partitioner changes how a value is cut",
+}
+_COLUMNS = (
+    Column("what"),
+    Column("along"),
+    Column("of"),
+    Column("times", True, "How often it runs in one step"),
+    Column("sent", True, "Bytes that a device sends in one step"),
+    Column("takes", True, "At the speed of the links, all runs together"),
+    Column("why"),
+    Column("line"),
+)
+ASKED, UNASKED = "asked for", "not asked for"
+
+
+def collectives_section(traffic: Sequence[TrafficReport]) -> Html:
+    """The table with its filters."""
+    if not traffic:
+        return tag("p", "Nothing is sent between devices.", class_="lead")
+    kinds = _distinct(t.collective.kind for t in traffic)
+    axes = _distinct(axis for t in traffic for axis in _axes(t.collective))
+    choices: dict[str, list[str]] = {"kind": kinds, "axis": axes, "reason": [ASKED, UNASKED]}
+    if len({t.network for t in traffic}) > 1:
+        choices["network"] = ["ICI", "DCN"]
+    sums = (
+        ("sent", "bytes", [t.collective.sent_bytes for t in traffic]),
+        ("takes", "seconds", [t.seconds for t in traffic]),
+    )
+    return join(
+        _lead(traffic),
+        tag(
+            "div",
+            filters("collectives", choices, "Filter by operation, line, type …"),
+            table("Collectives", _COLUMNS, [_row(t) for t in traffic], sums),
+            class_="finds collectives",
+        ),
+    )
+
+
+def _lead(traffic: Sequence[TrafficReport]) -> Html:
+    unasked = [t for t in traffic if not t.asked_for]
+    count = sum(t.collective.count for t in traffic)
+    sent = in_bytes(sum(t.collective.sent_bytes for t in traffic))
+    parts: list[Child] = [f"{count:,} collectives send {sent} from each device in a step. "]
+    if unasked:
+        seconds = in_seconds(sum(t.seconds for t in unasked))
+        number = sum(t.collective.count for t in unasked)
+        words = f"{number:,} of them, {seconds}, nobody asked for"
+        parts += [tag("b", words, class_="warns"), "; each says what would be rid of it."]
+    else:
+        parts.append("All of them are asked for.")
+    return tag("p", parts, class_="lead")
+
+
+def _row(traffic: TrafficReport) -> Row:
+    collective = traffic.collective
+    kind, types = collective.kind, types_text(collective)
+    why = _WHY.get(traffic.origin, traffic.origin)
+    line = _line(collective)
+    operation = collective.op_name or collective.needed_by
+    seconds = traffic.seconds
+    return Row(
+        (
+            Cell(join(tag("b", kind), _marks(traffic), _overlap(collective)), kind),
+            Cell(user(groups_text(collective)), collective.along),
+            Cell(join(user(types, "code"), _subject(collective)), types),
+            Cell(_times(collective), collective.times),
+            Cell(in_bytes(collective.sent_bytes), collective.sent_bytes),
+            Cell(in_seconds(seconds), seconds),
+            Cell(_why(traffic), why),
+            Cell(None if line is None else _source(line), "" if line is None else line_text(line)),
+        ),
+        search=" ".join(
+            (
+                f"{kind} {collective.along} {types} {operation} {collective.argument} {why}",
+                "" if line is None else f"{line.file}:{line.line} {line.function}",
+                traffic.remedy,
+            )
+        ),
+        keys={
+            "kind": kind,
+            "axis": "|".join(_axes(collective)),
+            "reason": ASKED if traffic.asked_for else UNASKED,
+            "network": traffic.network.upper(),
+        },
+        kind="" if traffic.asked_for else "unasked",
+    )
+
+
+def _marks(traffic: TrafficReport) -> list[Child]:
+    collective = traffic.collective
+    marks = {
+        "DCN": traffic.network == "dcn",
+        "in a branch": collective.conditional,
+    }
+    return [[" ", tag("span", word, class_="tag")] for word, holds in marks.items() if holds]
+
+
+def _overlap(collective: CollectiveReport) -> Html | None:
+    return tag("div", "beside other work", class_="note") if collective.asynchronous else None
+
+
+def _times(collective: CollectiveReport) -> str:
+    return f"{collective.times:,}{'' if collective.times_known else ' or more'}"
+
+
+def _subject(collective: CollectiveReport) -> Html | None:
+    """What it is done to: an argument, or the operation."""
+    parts: list[Child] = []
+    if collective.argument:
+        parts.append(user(collective.argument, "code"))
+    if collective.op_name:
+        name = operation_text(collective.op_name)
+        parts.append(user(name, "span", title=collective.op_name))
+    elif collective.needed_by:
+        name = operation_text(collective.needed_by)
+        parts += ["for ", user(name, "span", title=collective.needed_by)]
+    return tag("div", [[part, " "] for part in parts], class_="note") if parts else None
+
+
+def _why(traffic: TrafficReport) -> Html:
+    why = _WHY.get(traffic.origin, traffic.origin)
+    if traffic.asked_for:
+        return tag("span", why)
+    remedy = tag("div", tag("b", "Instead: "), user(traffic.remedy), class_="remedy")
+    return join(
+        tag("span", UNASKED, class_="tag warning"),
+        " ",
+        tag("span", why),
+        remedy if traffic.remedy else None,
+    )
+
+
+def _line(collective: CollectiveReport) -> SourceLine | None:
+    return collective.source or collective.needed_by_source
+
+
+def _source(line: SourceLine) -> Html:
+    where = f" in {line.function}" if line.function else ""
+    return user(
+        line_text(line), "code", whole=True, class_="line", title=f"{line.file}:{line.line}{where}"
+    )
+
+
+def _axes(collective: CollectiveReport) -> tuple[str, ...]:
+    return ("other groups",) if collective.axes is None else collective.axes
+
+
+def _distinct(words: Iterable[str]) -> list[str]:
+    return sorted(set(words))

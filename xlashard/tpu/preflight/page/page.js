@@ -1,0 +1,183 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  root.classList.add("scripts");
+
+  // A page that was opened from a file may have nowhere to remember the choice.
+  const memory = {
+    get() { try { return localStorage.getItem("xlashard-theme"); } catch { return null; } },
+    set(theme) { try { localStorage.setItem("xlashard-theme", theme); } catch { /* not kept */ } },
+  };
+
+  function showTheme(theme) {
+    if (theme === "auto") delete root.dataset.theme; else root.dataset.theme = theme;
+    for (const button of all("[data-theme-choice]"))
+      button.setAttribute("aria-pressed", String(button.dataset.themeChoice === theme));
+  }
+
+  for (const button of all("[data-theme-choice]"))
+    button.addEventListener("click", () => {
+      memory.set(button.dataset.themeChoice);
+      showTheme(button.dataset.themeChoice);
+    });
+  const kept = memory.get();
+  showTheme(["light", "dark"].includes(kept) ? kept : "auto");
+
+  // One panel at a time, the one that the address names; links go to them as to any place.
+  const panels = all(".panel");
+  function showPanel() {
+    const wanted = panels.find((panel) => `#${panel.id}` === location.hash) ?? panels[0];
+    for (const panel of panels) panel.hidden = panel !== wanted;
+    for (const link of all(".tabs a"))
+      link.setAttribute("aria-current", String(link.hash === `#${wanted.id}`));
+  }
+  if (panels.length > 1) {
+    addEventListener("hashchange", showPanel);
+    showPanel();
+  }
+
+  for (const button of all(".download"))
+    button.addEventListener("click", () => {
+      const shown = panels.find((panel) => !panel.hidden);
+      const number = Math.max(1, Number(shown.id.split("-")[1]));
+      const data = document.getElementById(`json-${number}`);
+      const text = JSON.stringify(JSON.parse(data.textContent), null, 2) + "\n";
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+      link.download = data.dataset.name;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
+
+  const three = (n) =>
+    n >= 99.95 ? Math.round(n).toLocaleString("en-US") : n.toFixed(n >= 9.995 ? 1 : 2);
+  const ways = {
+    bytes(n) {
+      for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+        if (n < 1024) return `${n.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+        n /= 1024;
+      }
+      return `${n.toFixed(1)} TiB`;
+    },
+    seconds(n) {
+      if (n <= 0) return "0";
+      for (const [size, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]])
+        if (n >= 0.9995 * size) return `${three(n / size)} ${unit}`;
+      return `${three(n * 1e9)} ns`;
+    },
+  };
+
+  function sortBy(table, column) {
+    const heads = all("thead th", table);
+    const head = heads[column];
+    const isNumber = head.classList.contains("number");
+    const before = head.getAttribute("aria-sort");
+    const first = isNumber ? "descending" : "ascending";
+    const other = isNumber ? "ascending" : "descending";
+    const order = before === first ? other : first;
+    const sign = order === "ascending" ? 1 : -1;
+    const value = (row) => row.cells[column].dataset.value;
+    const text = new Intl.Collator("en", { numeric: true });
+    const compare = (a, b) => {
+      if (!value(a) || !value(b)) return (value(a) ? 0 : 1) - (value(b) ? 0 : 1);
+      return sign * (isNumber ? value(a) - value(b) : text.compare(value(a), value(b)));
+    };
+    for (const one of heads) one.setAttribute("aria-sort", one === head ? order : "none");
+    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+  }
+
+  for (const table of all("table.sorts"))
+    all("thead th", table).forEach((head, column) =>
+      head.firstElementChild.addEventListener("click", () => sortBy(table, column)));
+
+  function filter(place) {
+    const words = place.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = all("select", place).filter((select) => select.value);
+    const rows = all("tbody tr", place);
+    for (const row of rows) {
+      const text = row.dataset.search.toLowerCase();
+      row.hidden = !(
+        words.every((word) => text.includes(word)) &&
+        wanted.every((s) => (row.dataset[s.dataset.key] ?? "").split("|").includes(s.value))
+      );
+    }
+    const left = rows.filter((row) => !row.hidden);
+    const sums = (place.querySelector("table").dataset.sums ?? "").split("|").filter(Boolean);
+    const parts = sums.map((sum, n) => {
+      const [word, way] = sum.split(":");
+      const total = left.reduce((t, row) => t + Number(row.dataset.sums.split("|")[n]), 0);
+      return `${word} ${ways[way](total)}`;
+    });
+    const isAll = left.length === rows.length;
+    const count = `${left.length.toLocaleString("en-US")} of ${rows.length.toLocaleString("en-US")}`;
+    place.querySelector(".count").textContent = isAll ? "" : [count, ...parts].join(" · ");
+  }
+
+  for (const place of all(".finds"))
+    for (const field of all(".filters input, .filters select", place))
+      field.addEventListener("input", () => filter(place));
+
+  // A chip that is pointed at says where it is, and shows those that it talks to along the axis.
+  const placesOf = (chip) => chip.dataset.mesh.split(",");
+  function choose(torus, chip) {
+    for (const one of all(".chosen, .alike", torus)) one.classList.remove("chosen", "alike");
+    const told = torus.querySelector(".told");
+    told.textContent = "";
+    if (!chip) return;
+    const axis = Number(torus.querySelector("input:checked").value);
+    const names = all(".choices bdi", torus).map((name) => name.textContent);
+    const places = placesOf(chip);
+    const others = (one) => placesOf(one).filter((_, n) => n !== axis).join();
+    const group = all(".chips g", torus).filter((one) => others(one) === others(chip));
+    for (const one of group) one.classList.add("alike");
+    chip.classList.add("chosen");
+    const { at, core, slice } = chip.dataset;
+    const where = [`chip (${at.replaceAll(",", ", ")})`];
+    if (core !== undefined) where.push(`device ${core}`);
+    if (torus.querySelector(".slice h4")) where.push(`slice ${slice}`);
+    const mesh = names.map((name, n) => `${name} ${places[n]}`).join(", ");
+    told.textContent =
+      `${where.join(", ")}: ${mesh}. ${group.length} of the drawing are its group along ${names[axis]}.`;
+  }
+
+  function step(torus, key) {
+    const chips = all(".chips g", torus);
+    const now = torus.querySelector(".chosen");
+    if (!now) return chips[0];
+    const [x, y, z] = now.dataset.at.split(",").map(Number);
+    const moves = {
+      ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, -1, 0], ArrowDown: [0, 1, 0],
+      PageUp: [0, 0, -1], PageDown: [0, 0, 1],
+    };
+    if (!moves[key]) return null;
+    const at = [x, y, z].map((place, n) => place + moves[key][n]).join();
+    return chips.find((c) => c.dataset.at === at && c.dataset.slice === now.dataset.slice) ?? now;
+  }
+
+  for (const torus of all(".torus:has(.choices)")) {
+    const chips = torus.querySelector(".slices");
+    chips.tabIndex = 0;
+    chips.setAttribute("role", "group");
+    chips.setAttribute("aria-label", "Chips: arrow keys go from one to the next");
+    chips.addEventListener("pointermove", (event) => choose(torus, event.target.closest(".chips g")));
+    chips.addEventListener("pointerleave", () => choose(torus, null));
+    chips.addEventListener("blur", () => choose(torus, null));
+    chips.addEventListener("keydown", (event) => {
+      const next = step(torus, event.key);
+      if (!next) return;
+      event.preventDefault();
+      choose(torus, next);
+    });
+  }
+
+  // Paper has no way to unfold anything.
+  let unfolded = [];
+  addEventListener("beforeprint", () => {
+    unfolded = all("details:not([open])");
+    for (const one of unfolded) one.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const one of unfolded) one.open = false;
+  });
+})();
