@@ -7,7 +7,8 @@ import pytest
 
 from tests.tpu.preflight.examples import ALL, FITTING
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report import FORMAT, PreflightReport
+from xlashard.tpu.preflight.fields import FORMAT
+from xlashard.tpu.preflight.report import PreflightReport
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.records import Record
 from xlashard.tpu.preflight.parts import (
     AxisReport,
     MemoryBreakdown,
@@ -14,6 +15,12 @@ from xlashard.tpu.preflight.parts import (
     TrafficReport,
     VersionsReport,
 )
+
+FORMAT = 1
+"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
+
+RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
+"""How a report travels as JSON."""
 
 
 @dataclass(frozen=True, repr=False)

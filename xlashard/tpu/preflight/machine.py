@@ -47,4 +47,5 @@ def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
 def _axis(topology: Topology, mesh: Mesh, name: str) -> AxisReport:
     found = axis_links(topology, mesh, (name,))
     along = tuple((part.dimension, part.size) for part in found.parts)
-    return AxisReport(name, found.size, along, found.ring)
+    strides = tuple(part.stride for part in found.parts)
+    return AxisReport(name, found.size, along, found.ring, strides)

@@ -67,12 +67,15 @@ class AxisReport:
         along: The dimensions of the torus that it runs along, each with the number of chips: `x`,
             `y`, `z`, `core` (the two devices of one chip), `slice`; empty where it follows none.
         ring: Whether each step along it goes to a neighbour and the last closes the ring.
+        strides: How far apart the axis's neighbours are in each of these dimensions; more than 1
+            where another axis has the places between. Empty where nobody has said.
     """
 
     name: str
     size: int
     along: tuple[tuple[str, int], ...]
     ring: bool
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

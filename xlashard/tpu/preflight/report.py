@@ -6,16 +6,11 @@ from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from xlashard.pjit.report.records import Record
-from xlashard.tpu.preflight.fields import PreflightFields
+from xlashard.tpu.preflight.fields import RECORD, PreflightFields
+from xlashard.tpu.preflight.page import fragment, page
 from xlashard.tpu.preflight.screen import PreflightText
 from xlashard.tpu.preflight.words import counted_chips
 from xlashard.wording import in_bytes, in_seconds, plain_text
-
-FORMAT = 1
-"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
-
-_RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +69,20 @@ class PreflightReport(PreflightFields):
         chips = counted_chips(self.topology)
         return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
 
+    def to_html(self) -> str:
+        """The report as one HTML page, which needs nothing from elsewhere.
+
+        It draws the mesh on the torus, the memory of a device, the times and the roofline, and its
+        tables sort and filter. Write it in UTF-8.
+        """
+        return page(self)
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as dicts, lists, strings and numbers, with the number of the format."""
-        return _RECORD.to_dict(self)
+        return RECORD.to_dict(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """The report as JSON, as `docs/preflight.schema.json` describes it.
@@ -93,4 +99,4 @@ class PreflightReport(PreflightFields):
         Raises:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
-        return _RECORD.read(cls, text)
+        return RECORD.read(cls, text)

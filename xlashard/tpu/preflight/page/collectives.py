@@ -5,19 +5,11 @@ from collections.abc import Iterable, Sequence
 from xlashard.pjit.report.parts import CollectiveReport, SourceLine
 from xlashard.pjit.report.words import groups_text, line_text, operation_text, types_text
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_seconds
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, filters, table
 from xlashard.tpu.preflight.parts import TrafficReport
-from xlashard.wording import in_bytes
+from xlashard.tpu.preflight.words import ORIGINS
+from xlashard.wording import in_bytes, in_seconds
 
-_WHY = {
-    "constraint": "a constraint in the program",
-    "gradient": "sums a gradient",
-    "argument": "an argument is cut so",
-    "result": "a result is cut so",
-    "reduction": "sums over a dimension that is cut",
-    "resharding": "the partitioner changes how a value is cut",
-}
 _COLUMNS = (
     Column("what"),
     Column("along"),
@@ -25,7 +17,7 @@ _COLUMNS = (
     Column("times", True, "How often it runs in one step"),
     Column("sent", True, "Bytes that a device sends in one step"),
     Column("takes", True, "At the speed of the links, all runs together"),
-    Column("why"),
+    Column("asked for by"),
     Column("line"),
 )
 ASKED, UNASKED = "asked for", "not asked for"
@@ -73,9 +65,8 @@ def _lead(traffic: Sequence[TrafficReport]) -> Html:
 def _row(traffic: TrafficReport) -> Row:
     collective = traffic.collective
     kind, types = collective.kind, types_text(collective)
-    why = _WHY.get(traffic.origin, traffic.origin)
-    line = _line(collective)
-    operation = collective.op_name or collective.needed_by
+    why = ORIGINS[traffic.origin]
+    operation, line = _cause(collective)
     seconds = traffic.seconds
     return Row(
         (
@@ -124,33 +115,35 @@ def _times(collective: CollectiveReport) -> str:
 
 def _subject(collective: CollectiveReport) -> Html | None:
     """What it is done to: an argument, or the operation."""
+    name, _ = _cause(collective)
     parts: list[Child] = []
     if collective.argument:
         parts.append(user(collective.argument, "code"))
-    if collective.op_name:
-        name = operation_text(collective.op_name)
-        parts.append(user(name, "span", title=collective.op_name))
-    elif collective.needed_by:
-        name = operation_text(collective.needed_by)
-        parts += ["for ", user(name, "span", title=collective.needed_by)]
+    if name:
+        parts.append(user(operation_text(name), "span", title=name))
     return tag("div", [[part, " "] for part in parts], class_="note") if parts else None
 
 
+def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """The operation behind it and its line: for a gather whoever wants it, if known."""
+    name, source = collective.op_name, collective.source
+    gathers = collective.kind == "all-gather" and not name.endswith("sharding_constraint")
+    if collective.needed_by and (gathers or source is None):
+        return collective.needed_by, collective.needed_by_source
+    return name, source
+
+
 def _why(traffic: TrafficReport) -> Html:
-    why = _WHY.get(traffic.origin, traffic.origin)
+    why = tag("span", ORIGINS[traffic.origin])
     if traffic.asked_for:
-        return tag("span", why)
+        return why
     remedy = tag("div", tag("b", "Instead: "), user(traffic.remedy), class_="remedy")
     return join(
         tag("span", UNASKED, class_="tag warning"),
         " ",
-        tag("span", why),
+        why,
         remedy if traffic.remedy else None,
     )
-
-
-def _line(collective: CollectiveReport) -> SourceLine | None:
-    return collective.source or collective.needed_by_source
 
 
 def _source(line: SourceLine) -> Html:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.fields import RECORD, PreflightFields
 from xlashard.tpu.preflight.page.collectives import collectives_section
 from xlashard.tpu.preflight.page.environment import environment_section
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
@@ -21,16 +22,16 @@ from xlashard.tpu.preflight.page.timing import time_section
 from xlashard.tpu.preflight.page.torus import mesh_section
 from xlashard.tpu.preflight.page.values import held_section, shardings_section
 from xlashard.tpu.preflight.page.verdict import (
+    is_fitting,
     overview_section,
     title_of,
     verdict_section,
 )
-from xlashard.tpu.preflight.report import PreflightReport
 
 _THEMES = ("auto", "light", "dark")
 
 
-def page(reports: PreflightReport | Sequence[PreflightReport]) -> str:
+def page(reports: PreflightFields | Sequence[PreflightFields]) -> str:
     """A preflight report as one HTML page, or several as one with a tab for each.
 
     The page needs nothing from elsewhere and asks for nothing: it can be mailed, and kept beside
@@ -46,7 +47,7 @@ def page(reports: PreflightReport | Sequence[PreflightReport]) -> str:
     Returns:
         The text of the page. Write it in UTF-8.
     """
-    given = (reports,) if isinstance(reports, PreflightReport) else tuple(reports)
+    given = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
     if not given:
         raise ArgumentError(
             "reports is empty, and a page needs at least one report: write page(report)"
@@ -61,7 +62,7 @@ def page(reports: PreflightReport | Sequence[PreflightReport]) -> str:
     )
 
 
-def fragment(report: PreflightReport) -> str:
+def fragment(report: PreflightFields) -> str:
     """The verdict alone, as an element that can stand in a notebook.
 
     Args:
@@ -101,7 +102,7 @@ def _head(title: str) -> Html:
     )
 
 
-def _body(reports: Sequence[PreflightReport], names: Sequence[str]) -> Html:
+def _body(reports: Sequence[PreflightFields], names: Sequence[str]) -> Html:
     panels = [_panel(report, number) for number, report in enumerate(reports)]
     tabs = None
     if len(reports) > 1:
@@ -158,10 +159,11 @@ def _tabs(names: Sequence[str]) -> Html:
     return tag("nav", links, class_="tabs", aria_label="Reports")
 
 
-def _panel(report: PreflightReport, number: int) -> Html:
+def _panel(report: PreflightFields, number: int) -> Html:
     time, topology = report.time, report.topology
+    memory = memory_section(report.memory, topology, is_fitting=is_fitting(report))
     cards = (
-        ("Memory of a device", memory_section(report.memory, topology), "memory wide"),
+        ("Memory of a device", memory, "memory wide"),
         ("Time of a step", time_section(time), "time"),
         ("Roofline", roofline_section(time, topology), "roofline-card"),
         (
@@ -188,9 +190,9 @@ def _panel(report: PreflightReport, number: int) -> Html:
     )
 
 
-def _data(report: PreflightReport, name: str, number: int) -> Html:
+def _data(report: PreflightFields, name: str, number: int) -> Html:
     """The report's JSON. No text in it can end the element that it stands in."""
-    text = json.dumps(report.to_dict()).replace("<", "\\u003c")
+    text = json.dumps(RECORD.to_dict(report)).replace("<", "\\u003c")
     return tag(
         "script",
         Html(text),
@@ -200,7 +202,7 @@ def _data(report: PreflightReport, name: str, number: int) -> Html:
     )
 
 
-def _names(reports: Sequence[PreflightReport]) -> list[str]:
+def _names(reports: Sequence[PreflightFields]) -> list[str]:
     """What each report goes by: its title, and what tells it from others of that title."""
     for name in (title_of, _full_title):
         names = [name(report) for report in reports]
@@ -209,6 +211,6 @@ def _names(reports: Sequence[PreflightReport]) -> list[str]:
     return [f"{n}. {_full_title(report)}" for n, report in enumerate(reports, 1)]
 
 
-def _full_title(report: PreflightReport) -> str:
+def _full_title(report: PreflightFields) -> str:
     slices = f"{report.topology.slices} × " if report.topology.slices > 1 else ""
     return f"{title_of(report)} on {slices}{report.topology.name}"

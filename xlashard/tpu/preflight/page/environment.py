@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
+from xlashard.tpu.preflight.fields import PreflightFields
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_seconds, in_thousands
+from xlashard.tpu.preflight.page.quantities import in_thousands
 from xlashard.tpu.preflight.parts import ThroughputReport
-from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, in_seconds
 
 
-def environment_section(report: PreflightReport) -> Html:
+def environment_section(report: PreflightFields) -> Html:
     """Three lists: the chips by their data sheet, the versions, the flags."""
     lists = [
         _list("Each device", _device(report)),
@@ -24,7 +24,7 @@ def _list(name: str, pairs: Iterator[tuple[str, str]]) -> Html:
     return tag("div", tag("h3", name), tag("dl", items))
 
 
-def _device(report: PreflightReport) -> Iterator[tuple[str, str]]:
+def _device(report: PreflightFields) -> Iterator[tuple[str, str]]:
     topology = report.topology
     yield "generation", topology.generation
     for dtype, flops in topology.peak_flops:
@@ -35,7 +35,7 @@ def _device(report: PreflightReport) -> Iterator[tuple[str, str]]:
     yield "share of DCN", f"{in_thousands(topology.dcn_bandwidth)}B/s"
 
 
-def _versions(report: PreflightReport) -> Iterator[tuple[str, str]]:
+def _versions(report: PreflightFields) -> Iterator[tuple[str, str]]:
     versions = report.versions
     for name in ("xlashard", "jax", "jaxlib", "libtpu", "runtime"):
         yield name, getattr(versions, name)
@@ -52,7 +52,7 @@ def _model(throughput: ThroughputReport) -> Iterator[tuple[str, str]]:
     yield "model FLOP in a step", f"{in_thousands(workload.model_flops)}FLOP"
 
 
-def _flags(report: PreflightReport) -> Html:
+def _flags(report: PreflightFields) -> Html:
     flags = report.versions.flags
     if not flags:
         return tag("p", "No compiler flags were set.", class_="note")

@@ -86,8 +86,14 @@ def memory_bar(memory: MemoryBreakdown, label: str = "") -> Html:
     )
 
 
-def memory_section(memory: MemoryBreakdown, topology: TopologyReport) -> Html:
-    """The bar with its legend, and the leaves and temporaries unfolding under it."""
+def memory_section(memory: MemoryBreakdown, topology: TopologyReport, *, is_fitting: bool) -> Html:
+    """The bar with its legend, and the leaves and temporaries unfolding under it.
+
+    Args:
+        memory: Of one device.
+        topology: The devices.
+        is_fitting: Whether the compiler took the program.
+    """
     reserved = topology.hbm_bytes - memory.available_bytes
     keeps = f"; the chip's runtime keeps {in_bytes(reserved)}" if reserved > 0 else ""
     host = f" The host's memory holds {in_bytes(memory.host_bytes)}." if memory.host_bytes else ""
@@ -96,6 +102,8 @@ def memory_section(memory: MemoryBreakdown, topology: TopologyReport) -> Html:
         f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)} at the peak{keeps}."
         f"{host}"
     )
+    if memory.fits and not is_fitting:
+        words += " The compiler found no room for it all the same."
     over = None
     if not memory.fits:
         limit = memory.available_bytes / memory.total_bytes * 100

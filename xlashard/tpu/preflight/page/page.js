@@ -50,21 +50,24 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
 
-  const three = (n) =>
-    n >= 99.95 ? Math.round(n).toLocaleString("en-US") : n.toFixed(n >= 9.995 ? 1 : 2);
+  // Numbers as the rest of the page has them; half goes to the even neighbour, as in Python.
+  function fixed(number, digits) {
+    const scaled = number * 10 ** digits;
+    const half = scaled % 1 === 0.5 && Math.floor(scaled) % 2 === 0;
+    return (half ? Math.floor(scaled) / 10 ** digits : number).toFixed(digits);
+  }
   const ways = {
     bytes(n) {
       for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-        if (n < 1024) return `${n.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+        if (n < 1024) return `${fixed(n, unit === "B" ? 0 : 1)} ${unit}`;
         n /= 1024;
       }
-      return `${n.toFixed(1)} TiB`;
+      return `${fixed(n, 1)} TiB`;
     },
     seconds(n) {
-      if (n <= 0) return "0";
-      for (const [size, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]])
-        if (n >= 0.9995 * size) return `${three(n / size)} ${unit}`;
-      return `${three(n * 1e9)} ns`;
+      for (const [unit, factor] of [["s", 1], ["ms", 1e3], ["µs", 1e6]])
+        if (n * factor >= 1) return `${fixed(n * factor, unit === "s" && n < 10 ? 2 : 1)} ${unit}`;
+      return n ? `${fixed(n * 1e9, 0)} ns` : "0 s";
     },
   };
 

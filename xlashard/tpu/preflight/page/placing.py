@@ -1,8 +1,8 @@
 """Where on the torus each position of the mesh lies, and which chips are worth drawing."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from xlashard.tpu.preflight.parts import AxisReport, TopologyReport
 
@@ -88,38 +88,32 @@ class Placing:
         """
         places = {**dict(zip(DIMENSIONS, at, strict=True)), "core": core, "slice": slice_}
         position = 0
-        for (dimension, count), step in zip(axis.along, self._steps(axis), strict=True):
-            position = position * count + places[dimension] // step % count
+        for (dimension, count), stride in zip(axis.along, axis.strides, strict=True):
+            position = position * count + places[dimension] // stride % count
         return position
-
-    def _steps(self, axis: AxisReport) -> Iterator[int]:
-        """How far apart neighbours along the axis are, in each of the dimensions it runs along.
-
-        Axes that share a dimension cut it the first one first, as a mesh lists its devices.
-        """
-        for number, (dimension, _) in enumerate(axis.along):
-            later = self.axes[self._order(axis) + 1 :]
-            inner = [c for a in later for d, c in a.along if d == dimension]
-            inner += [c for d, c in axis.along[number + 1 :] if d == dimension]
-            yield math.prod(inner)
-
-    def _order(self, axis: AxisReport) -> int:
-        return next(n for n, a in enumerate(self.axes) if a is axis)
 
 
 def read_placing(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> Placing:
     """How to draw a mesh on a torus."""
-    known = {*DIMENSIONS[: len(topology.shape)], "core", "slice"}
-    return Placing(
-        topology,
-        tuple(
-            a
-            for a in mesh
-            if a.size > 1
-            and {d for d, _ in a.along} <= known
-            and math.prod(c for _, c in a.along) == a.size
-        ),
-    )
+    sizes = {
+        **dict(zip(DIMENSIONS, topology.shape, strict=False)),
+        "core": topology.devices // max(1, topology.chips),
+        "slice": topology.slices,
+    }
+    axes = (replace(axis, strides=_strides(axis, sizes)) for axis in mesh if axis.size > 1)
+    return Placing(topology, tuple(axis for axis in axes if axis.strides))
+
+
+def _strides(axis: AxisReport, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """How far apart neighbours are along each dimension; empty where that is not known."""
+    if math.prod(count for _, count in axis.along) != axis.size:
+        return ()
+    if any(name not in sizes for name, _ in axis.along):
+        return ()
+    if len(axis.strides) == len(axis.along):
+        return axis.strides
+    is_whole = all(sizes[name] == count for name, count in axis.along)
+    return (1,) * len(axis.along) if is_whole else ()
 
 
 def _ends(count: int, most: int) -> tuple[int | None, ...]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_seconds, in_thousands
+from xlashard.tpu.preflight.page.quantities import in_thousands
 from xlashard.tpu.preflight.parts import TimeEstimate
-from xlashard.wording import in_bytes, in_flop
+from xlashard.wording import in_bytes, in_flop, in_seconds
 
 BOUNDS = {
     "compute": "arithmetic",

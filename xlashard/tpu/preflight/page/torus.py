@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from xlashard.pictures.palette import COLOURS
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
 from xlashard.tpu.preflight.page.placing import DIMENSIONS, Placing, Plane, read_placing
-from xlashard.tpu.preflight.page.quantities import in_seconds
 from xlashard.tpu.preflight.parts import AxisReport, TimeEstimate, TopologyReport
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, in_seconds
 
 _LABELLED = 512
 """Chips up to which each says its position."""

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
 from xlashard.pjit.report.words import decided, line_text, short_type
+from xlashard.tpu.preflight.fields import PreflightFields
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, filters, table
-from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.wording import in_bytes
 
 _VALUES = (
@@ -32,7 +32,7 @@ _REPLICATIONS = (
 )
 
 
-def shardings_section(report: PreflightReport) -> Html:
+def shardings_section(report: PreflightFields) -> Html:
     """Arguments and results, each with its sharding."""
     return join(
         _values("argument", report.inputs, is_open=True),
@@ -40,7 +40,7 @@ def shardings_section(report: PreflightReport) -> Html:
     )
 
 
-def held_section(report: PreflightReport) -> Html:
+def held_section(report: PreflightFields) -> Html:
     """Donations, values that every device holds whole, and those held more often than said."""
     return join(
         _donations(report.donations),
@@ -120,7 +120,7 @@ def _donation(donation: DonationReport) -> Row:
     )
 
 
-def _replicated(report: PreflightReport) -> Html:
+def _replicated(report: PreflightFields) -> Html:
     above = in_bytes(report.replicated_above)
     found = report.replicated
     if not found:

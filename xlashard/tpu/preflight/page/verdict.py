@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from xlashard.tpu.preflight.fields import PreflightFields
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
 from xlashard.tpu.preflight.page.memory import memory_bar
 from xlashard.tpu.preflight.page.quantities import (
     in_money,
     in_percent,
-    in_seconds,
     in_thousands,
 )
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, table
 from xlashard.tpu.preflight.page.timing import BOUNDS, SHORT
-from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.wording import in_bytes, in_flop
+from xlashard.tpu.preflight.words import counted_chips
+from xlashard.wording import in_bytes, in_flop, in_seconds
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,36 @@ class Figure:
     words: str
 
 
-def verdict_text(report: PreflightReport) -> str:
+def verdict_text(report: PreflightFields) -> str:
     """The sentence that one came for."""
     memory = report.memory
     each, spare = in_bytes(memory.available_bytes), in_bytes(abs(memory.spare_bytes))
-    if not report.fits:
-        return f"{spare} more than the {each} of each device"
-    return f"{spare} to spare of {each} on each device"
+    if is_fitting(report):
+        return f"{spare} to spare of {each} on each device"
+    if memory.fits:
+        return f"No room found for {in_bytes(memory.total_bytes)} in the {each} of each device"
+    return f"{spare} more than the {each} of each device"
 
 
-def title_of(report: PreflightReport) -> str:
+def is_fitting(report: PreflightFields) -> bool:
+    """Whether the compiler took the program."""
+    return report.outcome == "fits"
+
+
+def title_of(report: PreflightFields) -> str:
     """What was asked, or the function's name."""
     return report.title or report.name
 
 
-def outcome(report: PreflightReport) -> Html:
+def outcome(report: PreflightFields) -> Html:
     """Whether it fits, as a badge."""
-    kind, sign, words = ("fits", "✓", "Fits") if report.fits else ("not", "✕", "Out of memory")
+    kind, sign, words = (
+        ("fits", "✓", "Fits") if is_fitting(report) else ("not", "✕", "Out of memory")
+    )
     return tag("span", tag("span", sign, aria_hidden="true"), f" {words}", class_=f"badge {kind}")
 
 
-def verdict_section(report: PreflightReport, *, with_bar: bool = False) -> Html:
+def verdict_section(report: PreflightFields, *, with_bar: bool = False) -> Html:
     """The verdict, what it is of, and the numbers that decide.
 
     Args:
@@ -81,12 +90,12 @@ def verdict_section(report: PreflightReport, *, with_bar: bool = False) -> Html:
         _subject(report),
         memory_bar(report.memory) if with_bar else None,
         tag("dl", tiles, class_="tiles"),
-        class_="verdict fits" if report.fits else "verdict not",
+        class_="verdict fits" if is_fitting(report) else "verdict not",
         aria_label="Verdict",
     )
 
 
-def figures(report: PreflightReport) -> Iterator[Figure]:
+def figures(report: PreflightFields) -> Iterator[Figure]:
     """The numbers that decide, the most important first."""
     time, memory = report.time, report.memory
     longer = "the compiler's estimate" if time.seconds > time.roofline_seconds else "the roofline"
@@ -103,7 +112,7 @@ def figures(report: PreflightReport) -> Iterator[Figure]:
         yield from _prices(report)
 
 
-def _throughput(report: PreflightReport) -> Iterator[Figure]:
+def _throughput(report: PreflightFields) -> Iterator[Figure]:
     throughput = report.throughput
     assert throughput is not None
     speed = throughput.tokens_per_second
@@ -114,7 +123,7 @@ def _throughput(report: PreflightReport) -> Iterator[Figure]:
     yield Figure("utilisation", in_percent(use), use, words)
 
 
-def _prices(report: PreflightReport) -> Iterator[Figure]:
+def _prices(report: PreflightFields) -> Iterator[Figure]:
     price = report.price
     assert price is not None
     money = price.currency
@@ -125,9 +134,8 @@ def _prices(report: PreflightReport) -> Iterator[Figure]:
         yield Figure("10⁹ tokens", text, price.billion_tokens, "at this speed")
 
 
-def _subject(report: PreflightReport) -> Html:
+def _subject(report: PreflightFields) -> Html:
     topology = report.topology
-    slices = f"{topology.slices} × " if topology.slices > 1 else ""
     mesh = [
         [" × " if n else "", user(axis.name), f"={axis.size}"] for n, axis in enumerate(report.mesh)
     ]
@@ -135,9 +143,8 @@ def _subject(report: PreflightReport) -> Html:
         "p",
         user(report.name, "code"),
         [" of ", user(report.title)] if report.title else None,
-        f" on {slices}",
-        tag("b", topology.name),
-        f", {topology.chips:,} chips",
+        " on ",
+        tag("b", counted_chips(topology)),
         [" · ", mesh] if report.mesh else None,
         f" · {report.partitioner}",
         class_="subject",
@@ -158,7 +165,7 @@ _OVERVIEW = (
 )
 
 
-def overview_section(reports: Sequence[PreflightReport], names: Sequence[str]) -> Html:
+def overview_section(reports: Sequence[PreflightFields], names: Sequence[str]) -> Html:
     """A row for each report.
 
     Args:
@@ -174,7 +181,7 @@ def overview_section(reports: Sequence[PreflightReport], names: Sequence[str]) -
     )
 
 
-def _overview_row(report: PreflightReport, name: str, number: int) -> Row:
+def _overview_row(report: PreflightFields, name: str, number: int) -> Row:
     topology, time, memory = report.topology, report.time, report.memory
     speed = report.throughput
     price = report.price
