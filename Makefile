@@ -85,6 +85,11 @@ docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
 	$(python) -m pytest -q tests/legacy/test_page.py --update-goldens
 	git diff --stat -- docs/legacy.md
 
+.PHONY: docs-preflight
+docs-preflight: $(developing) ## Write docs/preflight.schema.json from what reports are made of
+	$(python) -m pytest -q tests/tpu/preflight/test_schema.py --update-goldens
+	git diff --stat -- docs/preflight.schema.json
+
 .PHONY: lint
 lint: $(developing) ## Run ruff and pyright
 	$(VENV)/bin/ruff check

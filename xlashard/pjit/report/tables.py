@@ -52,7 +52,13 @@ class Page:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
     """A table; a column whose name begins with `>` is set to the right and never broken."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        pad_edge=False,
+        show_header=any(column.strip(">") for column in columns),
+    )
     for column in columns:
         right = column.startswith(">")
         table.add_column(
