@@ -7,7 +7,8 @@ import typing
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from xlashard.tpu.preflight.report import FORMAT, PreflightReport
+from xlashard.tpu.preflight.fields import FORMAT
+from xlashard.tpu.preflight.report import PreflightReport
 
 type Schema = dict[str, Any]
 
