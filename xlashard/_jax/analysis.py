@@ -53,8 +53,12 @@ def extra_bytes(executable: Any) -> int | None:
 
 def aliases(executable: Any) -> dict[int, int]:
     """For each result that takes over an argument's buffers, that argument."""
-    head = executable.hlo_modules()[0].to_string().partition("\n")[0]
-    _, _, rest = head.partition("input_output_alias={")
+    return aliases_in(executable.hlo_modules()[0].to_string().partition("\n")[0])
+
+
+def aliases_in(header: str) -> dict[int, int]:
+    """The same, from the first line of a module's text."""
+    _, _, rest = header.partition("input_output_alias={")
     found = {}
     for result, argument, part in _ALIAS.findall(rest[: _closing(rest)]):
         # Arguments that travel as one tuple are its parts.

@@ -138,6 +138,20 @@ def hlo_text(sharding: Any) -> str:
     return HloSharding.v3_to_v2_sharding(sharding).to_string()
 
 
+def tile_texts(text: str) -> list[str]:
+    """A sharding in any of HLO's notations as tiles; of a tuple each element.
+
+    Args:
+        text: What follows `sharding=` in HLO text.
+
+    Example:
+        >>> tile_texts("{{mesh['a'=2,'b'=2], [{}, {'a'}]}, {replicated}}")
+        ['{devices=[1,2,2]<=[4] last_tile_dim_replicate}', '{replicated}']
+    """
+    sharding = HloSharding.from_string(text)
+    return [hlo_text(element) for element in sharding.tuple_elements() or [sharding]]
+
+
 def op_sharding(hlo: Any) -> Any:
     """An `HloSharding` as an `OpSharding` proto that lists its devices, which once all did."""
     proto = hlo.to_proto()

@@ -24,6 +24,7 @@ from xlashard.program import (
     LoweredProgram,
     Partitioner,
     Program,
+    ProgramParts,
     ProgramPlan,
     ValuePlan,
     compile_program,
@@ -64,6 +65,17 @@ class Interface:
     written: tuple[int, ...]
     stateful: bool
     closed: tuple[Any, ...] = ()
+
+    @property
+    def kept_arguments(self) -> tuple[bool, ...]:
+        """For each argument, whether it is in use."""
+        return self.kept[len(self.consts) :]
+
+    @property
+    def references(self) -> tuple[Any, ...]:
+        """Those of `written`: what the function closes over, or the position of an argument."""
+        count = len(self.consts)
+        return tuple(self.consts[i] if i < count else i - count for i in self.written)
 
 
 @dataclass(frozen=True)
@@ -123,22 +135,34 @@ class Prepared:
 
     def said_as(self, placement: Placement) -> "Prepared":
         """The same program, whose values bear the shardings in a placement's own writing."""
-        parts = self.program.parts
-        taken = [None] * len(self.consts) + list(compress(placement.in_shardings, self.kept))
-        given = [*placement.out_shardings, *(None,) * len(self.written)]
-        mesh = placement.mesh
-        parts = replace(
-            parts,
-            in_shardings=tuple(
-                _said_as(*pair, mesh) for pair in zip(taken, parts.in_shardings, strict=True)
-            ),
-            out_shardings=tuple(
-                _said_as(*pair, mesh) for pair in zip(given, parts.out_shardings, strict=True)
-            ),
-            committed=placement.committed,
-        )
         before = self.program
+        parts = said_as(before.parts, placement, self.kept)
         return replace(self, program=Program(before.loaded, parts, before.source, before.terms))
+
+
+def said_as(parts: ProgramParts, placement: Placement, kept: Sequence[bool]) -> ProgramParts:
+    """A program's parts with the shardings in a placement's own writing.
+
+    Args:
+        parts: What is known of the program.
+        placement: Whose shardings those of the program are equal to.
+        kept: For each argument, whether the program takes it.
+    """
+    mine = list(compress(placement.in_shardings, kept))
+    taken = [*(None,) * (len(parts.in_shardings) - len(mine)), *mine]
+    written = len(parts.out_shardings) - len(placement.out_shardings)
+    given = [*placement.out_shardings, *(None,) * written]
+    mesh = placement.mesh
+    return replace(
+        parts,
+        in_shardings=tuple(
+            _said_as(*pair, mesh) for pair in zip(taken, parts.in_shardings, strict=True)
+        ),
+        out_shardings=tuple(
+            _said_as(*pair, mesh) for pair in zip(given, parts.out_shardings, strict=True)
+        ),
+        committed=placement.committed,
+    )
 
 
 def _said_as(
@@ -322,11 +346,15 @@ def _lower(
 def _unused_donations(jaxpr: Any, order: Order, interface: Interface) -> list[ValuePlan]:
     """The donated arguments that nothing needs."""
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
-    kept = interface.kept[len(interface.consts) :]
     return [
         _value(aval, sharding, None, name)
         for aval, sharding, name, donated, stays in zip(
-            jaxpr.in_avals, order.placement.in_shardings, names, order.donated, kept, strict=True
+            jaxpr.in_avals,
+            order.placement.in_shardings,
+            names,
+            order.donated,
+            interface.kept_arguments,
+            strict=True,
         )
         if donated and not stays
     ]
@@ -381,7 +409,7 @@ def compile_prepared(
         program=program,
         lowered=lowered,
         consts=tuple(c if is_ref(c) else p for c, p in zip(used, placed, strict=True)),
-        kept=interface.kept[count:],
-        written=tuple(interface.consts[i] if i < count else i - count for i in interface.written),
+        kept=interface.kept_arguments,
+        written=interface.references,
         stateful=interface.stateful,
     )

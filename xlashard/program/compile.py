@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from xlashard.program.emit import write_main
 from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.readback import settled_shardings
+from xlashard.program.readback import ChosenByExecutable, settled_shardings
 from xlashard.program.shared_binary import SHARED_BINARIES
 
 # A warning is about the line of whoever called this package.
@@ -90,6 +90,19 @@ class LoweredProgram:
         found = [*self._refused(), *self._left(program)]
         return {refused.value.name: refused.reason for refused in found}
 
+    def refusals_by(self, parts: ProgramParts, aliases: Mapping[int, int]) -> dict[str, str]:
+        """The same, of a program that is known by its parts only.
+
+        Args:
+            parts: What is known of it.
+            aliases: For each result that takes over an argument's buffers, that argument; with
+                tokens counted.
+        """
+        plan, tokens = parts.plan, len(self.body.ordered_effects)
+        layouts = ([v.layout for v in plan.args], [v.layout for v in plan.results])
+        found = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
+        return {refused.value.name: refused.reason for refused in found}
+
     def _refused(self) -> list[Refusal]:
         """What is known before the compiler runs."""
         takers = self.donation.takers(self.plan)
@@ -105,11 +118,12 @@ class LoweredProgram:
         sizes = [bytes_of(plan.args[i]) for i in offered]
         if analysis.alias_bytes(program.executable) in (None, _sum(sizes)):
             return []
-        taken = {
-            result - tokens: argument - tokens
-            for result, argument in analysis.aliases(program.executable).items()
-        }
-        left = set(offered) - set(taken.values())
+        return self._untaken(plan, analysis.aliases(program.executable), tokens)
+
+    def _untaken(self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int) -> list[Refusal]:
+        offered = {i for i, j in enumerate(self.donation.partner) if j is not None}
+        taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
+        left = offered - set(taken.values())
         return [refusal(plan, i, dict(taken)) for i in sorted(left)]
 
 
@@ -119,14 +133,7 @@ def _sum(sizes: Sequence[object]) -> int:
 
 def _settled_plan(program: Program) -> ProgramPlan:
     """The plan with what the compiler chose."""
-    parts, plan = program.parts, program.parts.plan
-
-    def settled(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
-        return tuple(
-            replace(value, sharding=sharding, annotated=False, layout=layout)
-            for value, sharding, layout in zip(values, shardings, layouts, strict=True)
-        )
-
+    parts = program.parts
     ins, outs = (
         [layout_text(layout, aval.dtype) for layout, aval in zip(layouts, avals, strict=True)]
         for layouts, avals in (
@@ -134,10 +141,24 @@ def _settled_plan(program: Program) -> ProgramPlan:
             (program.out_layouts, parts.out_avals),
         )
     )
+    return _settled(parts, (ins, outs))
+
+
+def _settled(
+    parts: ProgramParts, layouts: tuple[Sequence[str | None], Sequence[str | None]]
+) -> ProgramPlan:
+    plan = parts.plan
+
+    def settled(values: Any, shardings: Any, layouts: Any) -> tuple[ValuePlan, ...]:
+        return tuple(
+            replace(value, sharding=sharding, annotated=False, layout=layout)
+            for value, sharding, layout in zip(values, shardings, layouts, strict=True)
+        )
+
     return replace(
         plan,
-        args=settled(plan.args, parts.in_shardings, ins),
-        results=settled(plan.results, parts.out_shardings, outs),
+        args=settled(plan.args, parts.in_shardings, layouts[0]),
+        results=settled(plan.results, parts.out_shardings, layouts[1]),
     )
 
 
@@ -199,7 +220,8 @@ def compile_program(
     except RuntimeError as error:
         kind = ProgramTooLargeError if compiling.ran_out_of_memory(error) else CompileError
         raise kind(_refusal_text(plan.name, error, request.options)) from error
-    args, results = settled_shardings(loaded.executable, plan, len(body.ordered_effects))
+    chosen = ChosenByExecutable(loaded.executable)
+    args, results = settled_shardings(chosen, plan, len(body.ordered_effects))
     parts = ProgramParts(
         plan=plan,
         in_shardings=args,

@@ -1,7 +1,8 @@
 """What the compiler decided: the sharding of every argument and result of a compiled program."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from xlashard._jax import compiling
 from xlashard.errors import CompileError
@@ -17,16 +18,48 @@ from xlashard.sharding import (
 )
 
 type Shardings = tuple[XLACompatibleSharding, ...]
+type Side = Literal["parameters", "outputs"]
+
+
+class Chosen(Protocol):
+    """Whoever can say what the partitioner chose."""
+
+    def shardings(self, of: Side, count: int) -> Sequence[str] | None:
+        """How it dealt values out, in HLO's syntax; None if that is not known."""
+        ...
+
+    def memory_kinds(self, count: int) -> Sequence[str | None]:
+        """The memory of each result; None for the default one."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChosenByExecutable:
+    """What an executable says.
+
+    Attributes:
+        executable: The compiled program.
+    """
+
+    executable: compiling.Executable
+
+    def shardings(self, of: Side, count: int) -> Sequence[str] | None:
+        """How values are dealt out."""
+        return compiling.reported_shardings(self.executable, of, count)
+
+    def memory_kinds(self, count: int) -> Sequence[str | None]:
+        """The memory of each result."""
+        return compiling.output_memory_kinds(self.executable, count)
 
 
 def settled_shardings(
-    executable: compiling.Executable, plan: ProgramPlan, tokens: int
+    chosen: Chosen, plan: ProgramPlan, tokens: int
 ) -> tuple[Shardings, Shardings]:
     """The sharding of every argument and of every result: what was asked for, else what was chosen.
 
     Args:
-        executable: The compiled program.
-        plan: What it was compiled for.
+        chosen: Says what was chosen.
+        plan: What was compiled.
         tokens: How many ordering tokens come before the arguments and the results.
 
     Raises:
@@ -34,11 +67,11 @@ def settled_shardings(
     """
     args, results = _known(plan, plan.args), _known(plan, plan.results)
     if args is None:
-        texts = _reported(executable, "parameters", plan, tokens)
+        texts = _reported(chosen, "parameters", plan, tokens)
         args = _settled(plan, plan.args, texts, [v.memory_kind for v in plan.args])
     if results is None:
-        kinds = compiling.output_memory_kinds(executable, len(plan.results) + tokens)[tokens:]
-        texts = _reported(executable, "outputs", plan, tokens)
+        kinds = chosen.memory_kinds(len(plan.results) + tokens)[tokens:]
+        texts = _reported(chosen, "outputs", plan, tokens)
         results = _settled(plan, plan.results, texts, kinds)
     return args, results
 
@@ -49,14 +82,12 @@ def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
     return known if len(known) == len(values) else None
 
 
-def _reported(
-    executable: compiling.Executable, of: str, plan: ProgramPlan, tokens: int
-) -> Sequence[str]:
+def _reported(chosen: Chosen, of: Side, plan: ProgramPlan, tokens: int) -> Sequence[str]:
     count = len(plan.args if of == "parameters" else plan.results)
     if len(plan.devices) == 1:
         # The partitioner did not run.
         return ["{replicated}"] * count
-    texts = compiling.reported_shardings(executable, of, count + tokens)
+    texts = chosen.shardings(of, count + tokens)
     if texts is None:
         raise CompileError(
             f"the compiler does not report how it dealt out the {of} of {plan.name}: give them "

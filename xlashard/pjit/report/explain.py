@@ -17,6 +17,7 @@ from xlashard.pjit.face import Face
 from xlashard.pjit.function import Function
 from xlashard.pjit.prepare import Order
 from xlashard.pjit.report.communication import describe_collectives
+from xlashard.pjit.report.facts import facts_of
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
 from xlashard.pjit.report.replication import describe_replications
 from xlashard.pjit.report.report import ProgramReport
@@ -77,7 +78,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
         )
     match fun:
         case Executable():
-            return Program(fun._face, fun._prepared)
+            return Program(fun._face, facts_of(fun._prepared))
         case Traced():
             return _of_stage(fun.lower())
         case Lowered():
@@ -107,7 +108,7 @@ def _of_stage(lowered: Lowered) -> Program:
 
 
 def _of_order(function: Function, call: Call, order: Order) -> Program:
-    return Program(Face.of(call), function.compile(call, order), call)
+    return Program(Face.of(call), facts_of(function.compile(call, order)), call)
 
 
 def _not_ours(fun: Any) -> str:
@@ -166,7 +167,7 @@ def _place(program: Program) -> PlaceReport:
 
 def _cost(program: Program) -> CostReport | None:
     try:
-        found = analysis.compiled_cost(program.prepared.program.executable)
+        found = analysis.compiled_cost(program.facts.executable)
     except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
         return None
     if not found:
@@ -179,7 +180,7 @@ def _cost(program: Program) -> CostReport | None:
 
 def _memory(program: Program) -> MemoryReport | None:
     try:
-        found = analysis.compiled_memory(program.prepared.program.executable)
+        found = analysis.compiled_memory(program.facts.executable)
     except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
         return None
     if found is None:

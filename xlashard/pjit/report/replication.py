@@ -146,3 +146,14 @@ def _is_forced(gather: Collective, closing: Closing, grid: MeshGrid) -> bool:
     if not gather.frames:
         return gather.op_name in closing.arguments
     return (gather.frames[0].file, gather.frames[0].line) in closing.lines
+
+
+def could_be_cut(program: Program, value: Value) -> bool:
+    """Whether every device holds a value whole, though a mesh axis would divide it."""
+    mesh, sharding = program.mesh, value.sharding
+    if mesh is None or sharding is None or sharding.num_devices == 1:
+        return False
+    if not sharding.rank_tiling(value.aval.ndim).is_replicated:
+        return False
+    sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+    return any(_fitting(size, sizes) for size in value.aval.shape)

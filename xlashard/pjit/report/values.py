@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import default_memory_kind
 from xlashard._jax.tracing import is_extended, physical_aval
@@ -17,8 +16,8 @@ from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.call import Call
 from xlashard.pjit.face import Face
-from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.facts import Facts
 from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.program import ProgramPlan
 from xlashard.sharding import (
@@ -94,27 +93,27 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A prepared program, and what is known of the call that it was prepared for.
+    """A program, and what is known of the call that it was prepared for.
 
     Attributes:
         face: Names, paths and types.
-        prepared: The compiled program.
+        facts: The program.
         call: The call; None for a compiled stage, which has forgotten it.
     """
 
     face: Face
-    prepared: Prepared
+    facts: Facts
     call: Call | None = None
 
     @property
     def plan(self) -> ProgramPlan:
         """What was compiled."""
-        return self.prepared.program.parts.plan
+        return self.facts.parts.plan
 
     @cached_property
     def mesh(self) -> Mesh | None:
         """The mesh that names axes; a program that was loaded knows it by its shardings only."""
-        parts = self.prepared.program.parts
+        parts = self.facts.parts
         named = (
             s.mesh
             for s in (*parts.in_shardings, *parts.out_shardings)
@@ -132,15 +131,15 @@ class Program:
     @cached_property
     def text(self) -> str:
         """The optimised HLO, with the lines of this very function."""
-        return self.prepared.program.text(self.sources.own_line)
+        return self.facts.text(self.sources.own_line)
 
     @cached_property
     def arguments(self) -> tuple[Value, ...]:
         """The arguments of the call, in order."""
-        face, kept = self.face, self.prepared.kept
-        taken = iter(self.prepared.program.parts.in_shardings[len(self.prepared.consts) :])
-        placed = iter(self.plan.args[len(self.prepared.consts) :])
-        arguments = zip(face.paths, face.in_avals, self._given, kept, strict=True)
+        face, facts, first = self.face, self.facts, self.facts.closed_over
+        taken = iter(facts.parts.in_shardings[first:])
+        placed = iter(self.plan.args[first:])
+        arguments = zip(face.paths, face.in_avals, self._given, facts.kept, strict=True)
         return tuple(
             Value(
                 path=path,
@@ -163,14 +162,14 @@ class Program:
     @cached_property
     def closed_over(self) -> tuple[Value, ...]:
         """The arrays that the function closes over and that became arguments."""
-        parts, count = self.prepared.program.parts, len(self.prepared.consts)
+        parts, count = self.facts.parts, self.facts.closed_over
         pairs = zip(parts.in_avals[:count], parts.in_shardings[:count], strict=True)
         return tuple(Value(f"closed over [{i}]", a, s, s) for i, (a, s) in enumerate(pairs))
 
     @cached_property
     def results(self) -> tuple[Value, ...]:
         """The results, in order, then the new values of references."""
-        parts, written = self.prepared.program.parts, self.prepared.written
+        parts, written = self.facts.parts, self.facts.written
         count = len(parts.out_avals) - len(written)
         paths = [plan.name or f"result {i}" for i, plan in enumerate(self.plan.results[:count])]
         for reference in written:
@@ -216,7 +215,7 @@ def describe_outputs(program: Program) -> tuple[ValueReport, ...]:
     alone = len(program.plan.devices) == 1
     chosen: Decided = "default" if alone else "partitioner"
     # A program that was loaded from a file has all of them settled.
-    placed: Decided = "unknown" if program.prepared.lowered is None else "caller"
+    placed: Decided = "caller" if program.facts.remembers else "unknown"
     return tuple(
         _describe(value, chosen if value.placed is None else placed) for value in program.results
     )
@@ -280,21 +279,18 @@ def _move(value: Value) -> MoveReport | None:
 
 def describe_donations(program: Program) -> tuple[DonationReport, ...]:
     """The arguments that were donated, and those that have a result to take them over."""
-    prepared = program.prepared
-    tokens = len(prepared.program.parts.body.ordered_effects)
-    aliases = analysis.aliases(prepared.program.executable)
-    results = {argument: result - tokens for result, argument in aliases.items()}
+    facts = program.facts
+    results = {argument: result - facts.tokens for result, argument in facts.aliases.items()}
     taken = set(results.values())
-    own = program.results[: len(program.results) - len(prepared.written)]
+    own = program.results[: len(program.results) - len(facts.written)]
     free = [r for i, r in enumerate(own) if i not in taken]
-    why = {} if prepared.lowered is None else prepared.lowered.refusals(prepared.program)
-    positions = count(tokens + len(prepared.consts))
+    positions = count(facts.tokens + facts.closed_over)
     reports = []
     for value, donated in zip(program.arguments, program.face.donated, strict=True):
         result = results.get(next(positions)) if value.sharding is not None else None
         if donated:
             path = "" if result is None else program.results[result].path
-            reason = "" if path else why.get(value.path, "")
+            reason = "" if path else facts.refusals.get(value.path, "")
             reports.append(DonationReport(value.path, True, path, value.device_bytes, reason))
         elif not is_reference(value.aval) and (match := _alike(value, free)) is not None:
             free.remove(match)

@@ -26,11 +26,14 @@ class Dump:
         hlo: The optimised, scheduled module.
         buffers: Where its values lie: the text of XLA's buffer assignment; empty if not written.
         live_ranges: When they are alive, and which are at the peak; empty if not written.
+        dealt_out: The module just before it is cut into the program of one device, with a sharding
+            for each argument and result; empty where the partitioner had no say in any.
     """
 
     hlo: str
     buffers: str
     live_ranges: str
+    dealt_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,20 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
     with tempfile.TemporaryDirectory(prefix="xlashard-preflight-") as folder:
         started = time.perf_counter()
         try:
-            compiled = lowered.compile({**given, "xla_dump_to": folder})
+            compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
         except ProgramTooLargeError:
             compiled = None
         seconds = time.perf_counter() - started
         dump = _read(Path(folder))
     return Compilation(lowered, compiled, dump, seconds, tuple(given.items()))
+
+
+def _dump_options(lowered: Lowered, folder: str) -> dict[str, Any]:
+    plan = lowered._program.plan
+    if not any(value.is_free for value in (*plan.args, *plan.results)):
+        return {"xla_dump_to": folder}
+    # Only an executable says what the partitioner chose, and there may be none.
+    return {"xla_dump_to": folder, "xla_dump_hlo_pass_re": ".*spmd-partitioning.*"}
 
 
 def _read(folder: Path) -> Dump:
@@ -93,4 +104,5 @@ def _read(folder: Path) -> Dump:
         hlo=text("after_optimizations"),
         buffers=text("after_optimizations-buffer-assignment"),
         live_ranges=text("after_optimizations-live-range"),
+        dealt_out=text("before_*spmd-partitioning"),
     )

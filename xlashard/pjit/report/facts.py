@@ -1,0 +1,124 @@
+"""What a report says of a compiled program, from its executable, or from its text alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from xlashard._jax import analysis
+from xlashard.pjit.prepare import Interface, Prepared, said_as
+from xlashard.pjit.resolve import Placement
+from xlashard.program import LoweredProgram, ProgramParts
+from xlashard.program.choice_in_text import ChosenInText, result_type
+from xlashard.program.hlo import Frame, read_hlo
+from xlashard.program.readback import settled_shardings
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """A program's values and what became of them.
+
+    Attributes:
+        parts: What it takes and gives.
+        kept: For each argument, whether the program takes it.
+        written: For each of the last results the reference that is to hold it: one that the
+            function closes over, or the position of an argument.
+        aliases: For each result that takes over an argument's buffers, that argument; with what
+            is closed over and the tokens before them counted.
+        refusals: Why donated arguments keep their buffers, by path.
+        remembers: Whether it knows who decided where its results lie.
+        text: The optimised HLO, given which of a stack's lines is looked at.
+        executable: The executable; None where there is none.
+    """
+
+    parts: ProgramParts
+    kept: tuple[bool, ...]
+    written: tuple[Any, ...]
+    aliases: Mapping[int, int]
+    refusals: Mapping[str, str]
+    remembers: bool
+    text: Callable[[Callable[[Sequence[Frame]], object]], str] = field(repr=False)
+    executable: Any = None
+
+    @property
+    def tokens(self) -> int:
+        """How many ordering tokens come before its arguments and its results."""
+        return len(self.parts.body.ordered_effects)
+
+    @property
+    def closed_over(self) -> int:
+        """How many of its arguments are values that the function closes over."""
+        return len(self.parts.in_avals) - sum(self.kept)
+
+
+def facts_of(prepared: Prepared) -> Facts:
+    """The facts of a compiled program."""
+    program, lowered = prepared.program, prepared.lowered
+    return Facts(
+        parts=program.parts,
+        kept=prepared.kept,
+        written=prepared.written,
+        aliases=analysis.aliases(program.executable),
+        refusals={} if lowered is None else lowered.refusals(program),
+        remembers=lowered is not None,
+        text=program.text,
+        executable=program.executable,
+    )
+
+
+@dataclass(frozen=True)
+class ProgramText:
+    """All that there is of a program that the compiler did not finish.
+
+    Attributes:
+        optimised: The optimised module.
+        dealt_out: The module just before it was cut into the program of one device; empty where
+            the partitioner had no say in any sharding.
+    """
+
+    optimised: str
+    dealt_out: str
+
+
+def facts_of_text(
+    lowered: LoweredProgram, interface: Interface, placement: Placement, text: ProgramText
+) -> Facts:
+    """The facts of a program that the compiler did not finish.
+
+    Args:
+        lowered: The module that it was given.
+        interface: What that takes and gives.
+        placement: What was asked for.
+        text: What the compiler left.
+
+    Raises:
+        CompileError: If the text doesn't say what the partitioner chose.
+    """
+    header = text.optimised.partition("\n")[0]
+    dealt_out = next(iter(read_hlo(text.dealt_out)), None)
+    chosen = ChosenInText(dealt_out, result_type(header))
+    plan, tokens = lowered.plan, len(lowered.body.ordered_effects)
+    ins, outs = settled_shardings(chosen, plan, tokens)
+    parts = ProgramParts(
+        plan=plan,
+        in_shardings=ins,
+        out_shardings=outs,
+        in_avals=interface.in_avals,
+        out_avals=interface.out_avals,
+        committed=True,
+        body=lowered.body,
+    )
+    aliases = analysis.aliases_in(header)
+    return Facts(
+        parts=said_as(parts, placement, interface.kept_arguments),
+        kept=interface.kept_arguments,
+        written=interface.references,
+        aliases=aliases,
+        refusals=lowered.refusals_by(parts, aliases),
+        remembers=True,
+        text=partial(_same, text.optimised),
+    )
+
+
+def _same(text: str, place: object) -> str:
+    return text

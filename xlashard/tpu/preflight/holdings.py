@@ -1,0 +1,147 @@
+"""Which allocation holds which argument and which result of the user's function."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.report.values import Program, describe_inputs, describe_outputs
+from xlashard.program.hlo import Computation, HloText
+from xlashard.tpu.preflight.buffers import HBM, Allocation, ShapeIndex
+from xlashard.tpu.preflight.parts import HeldBytes
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """The arguments and results of a program in the memory of a device.
+
+    Attributes:
+        program: The program.
+        module: Its optimised module.
+        allocations: What it keeps in memory.
+    """
+
+    program: Program
+    module: HloText
+    allocations: Sequence[Allocation]
+
+    @cached_property
+    def arguments(self) -> tuple[HeldBytes, ...]:
+        """The arguments that the program takes, the largest first."""
+        donated = self.program.face.donated
+        paths = [report.path for report in describe_outputs(self.program)]
+        takers = {argument: paths[result] for result, argument in self._aliases.items()}
+        held = [
+            _held(
+                report,
+                self._by_parameter.get(position),
+                aliased=takers.get(position, ""),
+                donated=place < len(donated) and donated[place],
+            )
+            for place, (report, position) in enumerate(self._inputs)
+            if position is not None
+        ]
+        return _largest_first(held)
+
+    @cached_property
+    def results(self) -> tuple[HeldBytes, ...]:
+        """The results, the largest first."""
+        paths = {position: report.path for report, position in self._inputs}
+        places = self._result_allocations
+        held = []
+        for i, report in enumerate(describe_outputs(self.program)):
+            position = i + self.program.facts.tokens
+            allocation = places[position] if position < len(places) else None
+            held.append(_held(report, allocation, aliased=paths.get(self._aliases.get(i), "")))
+        return _largest_first(held)
+
+    @cached_property
+    def _aliases(self) -> Mapping[int, int]:
+        """For each result that takes over an argument's memory, that parameter of the module."""
+        facts = self.program.facts
+        return {result - facts.tokens: position for result, position in facts.aliases.items()}
+
+    @cached_property
+    def _inputs(self) -> list[tuple[ValueReport, int | None]]:
+        """The arguments, then what is closed over, each with its parameter; None if left out."""
+        facts = self.program.facts
+        reports = describe_inputs(self.program)
+        arguments = len(reports) - facts.closed_over
+        positions = count(facts.tokens + facts.closed_over)
+        taken: list[tuple[ValueReport, int | None]] = [
+            (report, next(positions) if kept else None)
+            for report, kept in zip(reports[:arguments], facts.kept, strict=True)
+        ]
+        closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
+        return [*taken, *closed]
+
+    @cached_property
+    def _by_parameter(self) -> dict[int, Allocation]:
+        tupled = any(a.index for a in self.allocations if a.parameter is not None)
+        found = (a for a in self.allocations if a.parameter is not None)
+        if tupled:
+            # All travel as one tuple, whose own allocation is a table of the others' addresses.
+            return {a.index[0]: a for a in found if len(a.index) == 1}
+        return {a.parameter: a for a in found if a.parameter is not None}
+
+    @cached_property
+    def _result_allocations(self) -> list[Allocation | None]:
+        entry = self.module.computations.get(self.module.entry)
+        root = None if entry is None else entry.root
+        if entry is None or root is None:
+            return []
+        holding = {
+            (value.name, value.index): allocation
+            for allocation in self.allocations
+            if allocation.holds_result
+            for value in allocation.values
+        }
+        names = root.operand_names if root.opcode == "tuple" else [root.name]
+        return [_find(entry, name, holding) for name in names]
+
+
+def _find(
+    entry: Computation, name: str, holding: Mapping[tuple[str, ShapeIndex], Allocation]
+) -> Allocation | None:
+    """The allocation of a result, past the instructions that only pass it on."""
+    index: ShapeIndex = ()
+    while (instruction := entry.instructions.get(name)) is not None:
+        if (found := holding.get((name, index))) is not None:
+            return found
+        operands = instruction.operand_names
+        if not operands:
+            return None
+        if instruction.opcode == "tuple":
+            if not index or index[0] >= len(operands):
+                return None
+            name, index = operands[index[0]], index[1:]
+            continue
+        if instruction.opcode == "get-tuple-element":
+            element = re.search(r"\bindex=(\d+)", instruction.attributes)
+            index = (int(element[1]) if element else 0, *index)
+        elif instruction.opcode.endswith("-done"):
+            index = next((i for i in ((0,), (1,)) if (operands[0], i) in holding), index)
+        name = operands[0]
+    return None
+
+
+def _held(
+    report: ValueReport, allocation: Allocation | None, *, aliased: str, donated: bool = False
+) -> HeldBytes:
+    here = allocation is None or allocation.memory == HBM
+    padded = report.device_bytes if allocation is None else allocation.size
+    return HeldBytes(
+        path=report.path,
+        type=report.type,
+        spec=report.spec,
+        device_bytes=padded if here else 0,
+        copies=report.copies,
+        aliased=aliased,
+        donated=donated,
+    )
+
+
+def _largest_first(held: Sequence[HeldBytes]) -> tuple[HeldBytes, ...]:
+    return tuple(sorted(held, key=lambda h: -h.device_bytes))
