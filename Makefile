@@ -46,12 +46,17 @@ train: $(installed) ## Run the main job (CONFIG=configs/tiny.toml, ARGS="--set K
 train-pod: $(installed) ## The same on a pod of PROCESSES=4 with DEVICES=2 each (RESUME=runs/tiny)
 	$(python) -m xlashard pod -n $(PROCESSES) -d $(DEVICES) -- $(train)
 
+# The tests of HTML pages drive a real one; where it is there already this is instant.
+.PHONY: browser
+browser:
+	@.ci/get-browser
+
 .PHONY: test
-test: $(developing) ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
+test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=what to give to pytest)
 	$(pytest) $(ARGS)
 
 .PHONY: test-gspmd
-test-gspmd: $(developing) ## Run all tests under the GSPMD partitioner
+test-gspmd: $(developing) browser ## Run all tests under the GSPMD partitioner
 	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
 
 .PHONY: test-oldest

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-COMMAND = "apt-get install --yes chromium"
+COMMAND = "apt-get install --yes --no-install-recommends chromium fonts-liberation"
 _PATIENCE = 60.0
 _FLAGS = (
     "--headless",
@@ -42,10 +42,10 @@ _KEYS = {
     "Enter": (13, "\r"),
     " ": (32, " "),
     "Tab": (9, ""),
-    "ArrowLeft": (37, ""),
     "ArrowRight": (39, ""),
-    "Home": (36, ""),
-    "End": (35, ""),
+    "ArrowDown": (40, ""),
+    "PageDown": (34, ""),
+    "Delete": (46, ""),
 }
 
 
@@ -61,7 +61,7 @@ def find_browser() -> str:
             return path
     raise BrowserError(
         f"the tests of HTML pages need Chromium, and none of {', '.join(NAMES)} is on the PATH. "
-        f"On Debian and Ubuntu, as root: {COMMAND}. Elsewhere install Chromium or Chrome and set "
+        f"On Debian, as root: {COMMAND}. Elsewhere install Chromium or Chrome and set "
         "XLASHARD_TEST_BROWSER to its path"
     )
 
@@ -112,13 +112,20 @@ class Browser:
                 raise BrowserError(f"{method}: {answer['error']['message']}")
             return answer["result"]
 
-    def events(self, session: str) -> list[dict[str, Any]]:
-        """What has been reported of a page since it was opened."""
+    def events(self, session: str | None = None) -> list[dict[str, Any]]:
+        """What has been reported of a page since it was opened, or of the browser."""
         return [event for event in self._events if event.get("sessionId") == session]
 
-    def wait_for(self, session: str, name: str) -> None:
-        """Waits until an event was reported."""
-        while not any(event["method"] == name for event in self.events(session)):
+    def forget(self) -> None:
+        """Forgets what has been reported."""
+        self._events.clear()
+
+    def wait_for(self, name: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """Waits until an event was reported, with these parameters; what it says."""
+        while True:
+            for event in self.events(session):
+                if event["method"] == name and params.items() <= event["params"].items():
+                    return event["params"]
             self._events.append(self._next(name))
 
     def _next(self, what: str) -> dict[str, Any]:
@@ -175,10 +182,8 @@ class Browser:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "page.html"
                 path.write_text(html, encoding="utf-8")
-                self._events.clear()
-                tab.call("Page.navigate", url=path.as_uri())
-                self.wait_for(session, "Page.loadEventFired")
-            yield tab
+                tab.go(path.as_uri())
+                yield tab
         finally:
             self.call("Target.closeTarget", targetId=target)
 
@@ -193,6 +198,15 @@ class Tab:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Calls a method of the protocol."""
         return self.browser.call(method, self.session, **params)
+
+    def go(self, url: str | None = None) -> None:
+        """Opens an address, or the same once more, and waits until it is loaded."""
+        self.browser.forget()
+        if url is None:
+            self.call("Page.reload")
+        else:
+            self.call("Page.navigate", url=url)
+        self.browser.wait_for("Page.loadEventFired", self.session)
 
     def resize(self, width: int, height: int) -> None:
         """Makes the window as large as said."""
@@ -214,11 +228,18 @@ class Tab:
             raise BrowserError(details.get("exception", details).get("description", str(details)))
         return done["result"].get("value")
 
+    def until(self, script: str) -> None:
+        """Waits until an expression in the page is true."""
+        self.run(
+            "new Promise(done => { const look = () => "
+            f"({script}) ? done() : requestAnimationFrame(look); look(); }})"
+        )
+
     def texts(self, selector: str) -> list[str]:
         """What one reads in all elements that are seen, without blanks around."""
         return self.run(
             f"[...document.querySelectorAll({json.dumps(selector)})]"
-            ".filter(e => e.checkVisibility()).map(e => e.innerText.trim())"
+            ".filter(e => e.checkVisibility()).map(e => (e.innerText ?? e.textContent).trim())"
         )
 
     def text(self, selector: str) -> str:
@@ -227,16 +248,21 @@ class Tab:
         return text
 
     def click(self, selector: str) -> None:
-        """Presses and releases the mouse in the middle of the first such element."""
+        """Presses and releases the mouse in the middle of the first such element that is seen."""
+        place = self.point_at(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    def point_at(self, selector: str) -> dict[str, float]:
+        """Moves the mouse to the middle of the first such element that is seen."""
         place = self.run(
             f"(() => {{ const e = [...document.querySelectorAll({json.dumps(selector)})]"
             ".find(e => e.checkVisibility()); e.scrollIntoView({block: 'center'});"
             " const b = e.getBoundingClientRect();"
             " return {x: b.x + b.width / 2, y: b.y + b.height / 2}; })()"
         )
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            button = "none" if kind == "mouseMoved" else "left"
-            self.call("Input.dispatchMouseEvent", type=kind, button=button, clickCount=1, **place)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", button="none", **place)
+        return place
 
     def focus(self, selector: str) -> None:
         """Puts the focus on the first such element."""

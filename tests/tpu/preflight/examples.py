@@ -500,7 +500,10 @@ SMALL = PreflightReport(
         hbm_bandwidth=819e9,
         ici_bandwidth=45e9,
     ),
-    mesh=(AxisReport("x", 8, (), ring=False), AxisReport("y", 2, (("y", 2),), ring=False)),
+    mesh=(
+        AxisReport("x", 8, (), ring=False),
+        AxisReport("y", 2, (("y", 2),), ring=False, strides=(1,)),
+    ),
     partitioner="gspmd",
     memory=MemoryBreakdown(
         available_bytes=int(15.75 * GIB),
