@@ -195,7 +195,7 @@ class HloText:
 
 
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-_METADATA = re.compile(r"metadata=\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\}")
+_METADATA = re.compile(r"\bmetadata=\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\}")
 
 
 def _metadata(instruction: Instruction) -> str:

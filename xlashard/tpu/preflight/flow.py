@@ -1,0 +1,202 @@
+"""Where a value of a compiled program comes from, past all that only moves it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from xlashard.program.calls import Run, runs_of
+from xlashard.program.collectives import KINDS
+from xlashard.program.hlo import Computation, HloText, Instruction
+
+_MOVES = frozenset(
+    (
+        *("bitcast", "convert", "copy", "copy-done", "copy-start", "dynamic-slice"),
+        *("opt-barrier", "pad", "reshape", "slice", "transpose", "async-update"),
+    )
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The ways of values through a module.
+
+    Attributes:
+        module: The compiled module.
+    """
+
+    module: HloText
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """What makes each computation run."""
+        return runs_of(self.module)
+
+    def argument(self, computation: Computation, name: str) -> str:
+        """The path of the argument that a value is, or a slice of; empty if it is none.
+
+        Args:
+            computation: Where the value is made.
+            name: The instruction that makes it.
+        """
+        origin = self._origin(computation, name, ())
+        while origin is not None and origin[1].opcode.startswith("collective-permute"):
+            # What goes round the devices is still what it was.
+            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+        if origin is None:
+            return ""
+        home, instruction = origin
+        is_argument = home.name == self.module.entry and instruction.opcode == "parameter"
+        return self.module.op_name(instruction) if is_argument else ""
+
+    @cached_property
+    def results(self) -> frozenset[str]:
+        """The names of the collectives whose values the program gives out as they are."""
+        entry = self.module.computations.get(self.module.entry)
+        if entry is None or entry.root is None:
+            return frozenset()
+        names = entry.root.operand_names if entry.root.opcode == "tuple" else [entry.root.name]
+        found = (self._origin(entry, name, ()) for name in names)
+        return frozenset(
+            origin[1].name
+            for origin in found
+            if origin is not None and origin[1].opcode.removesuffix("-done") in KINDS
+        ) | frozenset(
+            origin[1].operand_names[0].partition("#")[0]
+            for origin in found
+            if origin is not None and origin[1].opcode.endswith("-done")
+        )
+
+    def told_maker(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+        """The nearest instruction of known lines from which a value is made."""
+        waiting, seen = [instruction.name], set[str]()
+        while waiting:
+            name = waiting.pop(0)
+            found = computation.instructions.get(name)
+            if found is None or name in seen:
+                continue
+            seen.add(name)
+            if found is not instruction and self.module.frames(found):
+                return found
+            waiting += found.operand_names
+        return None
+
+    def _origin(
+        self, computation: Computation, name: str, path: tuple[int, ...]
+    ) -> tuple[Computation, Instruction] | None:
+        """The instruction that a value, or an element of a tuple, comes from."""
+        for _ in range(1000):  # loops in loops end at the entry; the text may be anything
+            instruction = computation.instructions.get(name)
+            if instruction is None:
+                return None
+            step = self._step(computation, instruction, path)
+            if step is None:
+                return computation, instruction
+            computation, name, path = step
+        return None
+
+    def _step(
+        self, computation: Computation, instruction: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        opcode, names = instruction.opcode, instruction.operand_names
+        if opcode == "get-tuple-element":
+            index = re.match(r"\d+", instruction.attribute("index") or "")
+            return (computation, names[0], (int(index[0]), *path)) if index else None
+        if opcode == "tuple":
+            return (computation, names[path[0]], path[1:]) if path else None
+        if opcode in _MOVES and names:
+            # A copy-start gives the copy, the original and a context.
+            return computation, names[0], path[1:] if opcode == "copy-start" else path
+        if opcode in ("async-start", "async-done"):
+            return self._asynchronous(computation, instruction, path)
+        if opcode == "fusion":
+            return self._into(instruction, path)
+        if opcode == "parameter":
+            return self._outside(computation, instruction, path)
+        if opcode == "while" and path and self._passes_on(instruction, path[0]):
+            return computation, names[0], path
+        return None
+
+    def _asynchronous(
+        self, computation: Computation, instruction: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        names = instruction.operand_names
+        if not names:
+            return None
+        if instruction.opcode == "async-done":
+            return computation, names[0], path
+        inner = self._called(instruction)
+        if inner is None or inner.root is None:
+            return None
+        return inner, inner.root.name, path
+
+    def _into(
+        self, fusion: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        inner = self._called(fusion)
+        if inner is None or inner.root is None:
+            return None
+        return inner, inner.root.name, path
+
+    def _called(self, instruction: Instruction) -> Computation | None:
+        called = dict(instruction.called())
+        return self.module.computations.get(called.get("calls", ""))
+
+    def _outside(
+        self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        """What the caller of a computation gives it."""
+        run = self.runs.get(computation.name)
+        if run is None or run.caller is None:
+            return None
+        site, caller = self.module.computations[run.site], run.caller
+        if caller.opcode == "while":
+            kept = path and self._passes_on(caller, path[0])
+            return (site, caller.operand_names[0], path) if kept else None
+        number = int(parameter.operands) if parameter.operands.isdecimal() else 0
+        names = caller.operand_names
+        return (site, names[number], path) if number < len(names) else None
+
+    def _passes_on(self, loop: Instruction, index: int) -> bool:
+        """Whether a loop leaves an element of its state as it is, or sends it round devices."""
+        body = self.module.computations.get(dict(loop.called()).get("body", ""))
+        if body is None or body.root is None or body.root.opcode != "tuple":
+            return False
+        names = body.root.operand_names
+        seen = set[str]()
+        waiting = [names[index]] if index < len(names) else []
+        while waiting:
+            name = waiting.pop()
+            found = body.instructions.get(name)
+            if found is None or name in seen:
+                continue
+            seen.add(name)
+            if found.opcode == "get-tuple-element" and _index(found) == index:
+                source = body.instructions.get(found.operand_names[0])
+                return source is not None and source.opcode == "parameter"
+            if found.opcode in _MOVES or found.opcode.startswith("collective-permute"):
+                waiting += found.operand_names[:1]
+        return False
+
+    def windowed(self, computation: Computation) -> str:
+        """`gather` or `scatter` where a computation is a loop that does one beside a product.
+
+        TPU's compiler cuts a product whose operand is gathered, or whose result is scattered, into
+        steps, and sends what the next one needs while it multiplies.
+        """
+        found = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
+        return {"ag": "gather", "rs": "scatter"}[found[1]] if found else ""
+
+    def sites(self, computation: Computation) -> Iterator[Computation]:
+        """A computation and those around it, from the inside out."""
+        current: Computation | None = computation
+        while current is not None:
+            yield current
+            run = self.runs.get(current.name)
+            outside = None if run is None or run.caller is None else run.site
+            current = None if outside is None else self.module.computations.get(outside)
+
+
+def _index(instruction: Instruction) -> int:
+    found = re.match(r"\d+", instruction.attribute("index") or "")
+    return int(found[0]) if found else -1

@@ -1,0 +1,180 @@
+"""How the values of a jaxpr are dealt out, as far as arguments and constraints say it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from xlashard._jax.dataflow import Line, Scope, origins, source_line
+from xlashard.errors import ShardingError
+from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
+
+_CONSTRAINT = "sharding_constraint"
+"""The name of the primitive of constraints, of ours and of JAX's."""
+
+type Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """An argument or a constraint that says how a dimension of another value is dealt out.
+
+    Attributes:
+        path: The argument; empty for a constraint.
+        line: Of the constraint; None for an argument.
+        sharding: What it says.
+        shape: Of the argument or the constrained value.
+        dim: Its dimension.
+        lines: The lines of the operations between the two, its own included.
+    """
+
+    path: str
+    line: Line | None
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+    dim: int
+    lines: frozenset[Line]
+
+    @property
+    def axes(self) -> Axes:
+        """The axes that cut that dimension."""
+        return axes_of(self.sharding, len(self.shape))[self.dim]
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A constraint that wants a value dealt out otherwise than where it comes from.
+
+    Attributes:
+        lines: Its own line, and those of the operations on the way.
+        arguments: Arguments that it comes from.
+        axes: The mesh axes that cut another dimension afterwards, or none.
+    """
+
+    lines: frozenset[Line]
+    arguments: frozenset[str]
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """What is said of the values of a jaxpr.
+
+    Attributes:
+        jaxpr: The closed jaxpr of the program.
+        arguments: For each argument its path, and how it is dealt out, where that is known.
+        mesh: The mesh whose axes count.
+    """
+
+    jaxpr: Any
+    arguments: Sequence[tuple[str, Sharding | None]]
+    mesh: Mesh
+
+    @cached_property
+    def _top(self) -> Scope:
+        return Scope.of(self.jaxpr)
+
+    @cached_property
+    def _taken(self) -> Mapping[Any, tuple[str, Sharding | None]]:
+        return dict(zip(self.jaxpr.invars, self.arguments, strict=False))
+
+    @cached_property
+    def equations(self) -> Mapping[Line, list[tuple[Scope, Any]]]:
+        """The equations of each line, and where they are."""
+        found: dict[Line, list[tuple[Scope, Any]]] = {}
+        for scope in self._top.all():
+            for eqn in scope.jaxpr.eqns:
+                line = source_line(eqn)
+                if line is not None:
+                    found.setdefault(line, []).append((scope, eqn))
+        return found
+
+    @cached_property
+    def constraints(self) -> tuple[tuple[Scope, Any, NamedSharding], ...]:
+        """The constraints on the axes of the mesh."""
+        return tuple(
+            (scope, eqn, sharding)
+            for scope in self._top.all()
+            for eqn in scope.jaxpr.eqns
+            if (sharding := self._said(eqn)) is not None
+        )
+
+    @cached_property
+    def constraint_lines(self) -> frozenset[Line]:
+        """The lines of the constraints."""
+        lines = (source_line(eqn) for _, eqn, _ in self.constraints)
+        return frozenset(line for line in lines if line is not None)
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What constraints want otherwise than arguments and other constraints do."""
+        found = []
+        for scope, eqn, sharding in self.constraints:
+            value = eqn.invars[0]
+            own = axes_of(sharding, value.aval.ndim)
+            sources = [s for dim in self.sources(scope, value) for s in dim]
+            dims = [dim for dim, each in enumerate(self.sources(scope, value)) for _ in each]
+            moved = {a for s, d in zip(sources, dims, strict=True) for a in set(s.axes) - {*own[d]}}
+            if moved:
+                line = source_line(eqn)
+                lines = frozenset().union(*(s.lines for s in sources))
+                paths = frozenset(s.path for s in sources if s.path)
+                found.append(
+                    Change(lines | ({line} if line else frozenset()), paths, frozenset(moved))
+                )
+        return tuple(found)
+
+    def sources(self, scope: Scope, value: Any) -> list[list[Source]]:
+        """For each dimension of a value what says how it is dealt out.
+
+        Args:
+            scope: Where the value is.
+            value: A variable of its jaxpr.
+        """
+        if not getattr(value.aval, "shape", ()):
+            return []
+        return [list(self._sources(scope, value, dim)) for dim in range(value.aval.ndim)]
+
+    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[Source]:
+        for origin in origins(scope, value, dim, _CONSTRAINT):
+            path, sharding = self._taken.get(origin.variable, ("", None))
+            line = None
+            if origin.eqn is not None:
+                path, sharding, line = "", self._said(origin.eqn), source_line(origin.eqn)
+            if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+                shape = tuple(origin.variable.aval.shape)
+                yield Source(path, line, sharding, shape, origin.dim, origin.lines)
+
+    def _said(self, eqn: Any) -> NamedSharding | None:
+        if eqn.primitive.name != _CONSTRAINT:
+            return None
+        try:
+            sharding = from_jax(eqn.params["sharding"])
+        except ShardingError:
+            return None
+        named = isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh
+        return sharding if named else None
+
+
+def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:
+    """The axes that cut each dimension; none for one that is left open."""
+    return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
+
+
+def local_shape(
+    shape: Sequence[int], sharding: NamedSharding, without: frozenset[str]
+) -> tuple[int, ...]:
+    """The part of a value on one device, if some axes did not cut it."""
+    sizes = sharding.mesh.shape
+    cut = axes_of(sharding, len(shape))
+    return tuple(
+        size // max(math.prod(sizes[a] for a in axes if a not in without), 1)
+        for size, axes in zip(shape, cut, strict=True)
+    )
+
+
+def spec_of(dims: Sequence[Axes]) -> str:
+    """What to write for axes of each dimension: `P('data', None)`."""
+    entries = [repr(a[0]) if len(a) == 1 else repr(tuple(a)) if a else "None" for a in dims]
+    return f"P({', '.join(entries)})"

@@ -1,0 +1,387 @@
+"""Why a collective is there, whether anyone asked for it, and what would remove it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from xlashard._jax.dataflow import Line, Scope
+from xlashard.geometry import MeshGrid
+from xlashard.pjit.report.communication import Sources
+from xlashard.program.collectives import Collective
+from xlashard.program.hlo import Computation, Frame, Instruction
+from xlashard.sharding import NamedSharding
+from xlashard.tpu.preflight.flow import Flow
+from xlashard.tpu.preflight.layouts import Axes, Layouts, Source, axes_of, local_shape, spec_of
+from xlashard.tpu.preflight.parts import Origin
+
+_EXPLICIT_NAMES = """
+    all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pmax pmean pmin
+    ppermute psum psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter
+"""
+_EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_WHOLE = ("reshape", "sort", "cumsum", "cumprod", "cummax", "cumlogsumexp", "concatenate", "rev")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is known of a collective's reason.
+
+    Attributes:
+        origin: Why it is there.
+        asked_for: Whether the program or the caller's shardings ask for it.
+        remedy: What to write to be rid of it, where nobody did.
+    """
+
+    origin: Origin
+    asked_for: bool = True
+    remedy: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Finds the reasons of a program's collectives.
+
+    Attributes:
+        flow: The ways of values through the compiled module.
+        layouts: What the program says of its values.
+        grid: Its mesh.
+        sources: Which lines of a stack are the user's.
+    """
+
+    flow: Flow
+    layouts: Layouts
+    grid: MeshGrid
+    sources: Sources
+
+    def judge(self, collective: Collective) -> Judgement:
+        """The reason of a collective."""
+        if _operation(collective.op_name) in _EXPLICIT:
+            return Judgement("explicit")
+        case = self._case(collective)
+        if case.reduces:
+            return Judgement("gradient" if self._is_gradient(case) else "reduction")
+        if self._is_constrained(case):
+            return Judgement("constraint")
+        if case.argument and case.gathers:
+            return Judgement("argument")
+        if collective.name in self.flow.results:
+            return Judgement("result")
+        return Judgement("resharding", False, Remedies(self, case).text())
+
+    def _case(self, collective: Collective) -> "Case":
+        home = self.flow.module.computations[collective.computation]
+        instruction = home.instructions[collective.name]
+        axes = frozenset(part.name for part in collective.axes(self.grid) or ())
+        named = {path for path, _ in self.layouts.arguments}
+        argument = collective.op_name if collective.op_name in named else ""
+        if not argument:
+            found = {self.flow.argument(home, name) for name in instruction.operand_names}
+            argument = found.pop() if len(found) == 1 else ""
+        windowed = next(filter(None, map(self.flow.windowed, self.flow.sites(home))), "")
+        moves = collective.kind == "collective-permute"
+        return Case(
+            collective,
+            home,
+            instruction,
+            axes,
+            argument if argument in named else "",
+            reduces=collective.kind in ("all-reduce", "reduce-scatter")
+            or (moves and windowed == "scatter"),
+            gathers=collective.kind in ("all-gather", "collective-broadcast")
+            or (moves and windowed == "gather"),
+        )
+
+    def _is_gradient(self, case: "Case") -> bool:
+        """Whether it adds up an argument's gradient over devices that have parts of a batch."""
+        collective = case.collective
+        if "transpose(" not in collective.op_name:
+            return False
+        arrays = collective.operands
+        if collective.kind == "collective-permute":
+            # What goes round is a part of the result.
+            without: frozenset[str] = frozenset()
+        else:
+            without = case.axes
+        shapes = {array.dims for array in arrays}
+        return any(
+            _fits(dims, local)
+            for local in self._argument_shapes(without)
+            for dims in shapes
+        )
+
+    def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
+        """The shapes of arguments on a device, and of the layers that lie in them in a stack."""
+        for shape, sharding in self._placed:
+            local = local_shape(shape, sharding, without)
+            yield local
+            if len(local) > 1:
+                yield local[1:]
+
+    @cached_property
+    def _placed(self) -> frozenset[tuple[tuple[int, ...], NamedSharding]]:
+        avals = self.layouts.jaxpr.in_avals
+        return frozenset(
+            (tuple(aval.shape), sharding)
+            for aval, (_, sharding) in zip(avals, self.layouts.arguments, strict=False)
+            if isinstance(sharding, NamedSharding) and aval.shape
+        )
+
+    def _is_constrained(self, case: "Case") -> bool:
+        """Whether a constraint wants it."""
+        collective = case.collective
+        lines = {*self._lines(collective.frames), *self._lines(collective.needed_by_frames)}
+        own = set(self._lines(collective.frames))
+        for change in self.layouts.changes:
+            if not case.axes <= change.axes:
+                continue
+            if own & change.lines or (not own and lines & change.lines):
+                return True
+            if case.argument in change.arguments and case.argument:
+                return True
+        # A constrained value that a product wants whole: what comes in is cut on purpose.
+        return (
+            case.gathers
+            and not case.argument
+            and _operation(collective.needed_by or collective.op_name) in _PRODUCTS
+            and any(
+                case.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
+                for scope, eqn, said in self._constraints_of(case)
+            )
+        )
+
+    def _constraints_of(self, case: "Case") -> Iterator[tuple[Scope, Any, NamedSharding]]:
+        """The constraints from which the value of a collective comes."""
+        lines = {s.line for each in self._values(case) for dim in each for s in dim if s.line}
+        for scope, eqn, said in self.layouts.constraints:
+            if lines & self._line_of(eqn):
+                yield scope, eqn, said
+
+    def _line_of(self, eqn: Any) -> frozenset[Line]:
+        return frozenset(
+            line for line, found in self._by_equation.get(id(eqn), ()) if found is eqn
+        )
+
+    @cached_property
+    def _by_equation(self) -> dict[int, list[tuple[Line, Any]]]:
+        found: dict[int, list[tuple[Line, Any]]] = {}
+        for line, equations in self.layouts.equations.items():
+            for _, eqn in equations:
+                found.setdefault(id(eqn), []).append((line, eqn))
+        return found
+
+    def _values(self, case: "Case") -> Iterator[list[list[Source]]]:
+        """What says how the value is dealt out that a collective deals with."""
+        for scope, eqn in self.equations(case):
+            for value in (*eqn.invars, *eqn.outvars):
+                if hasattr(value, "count") or hasattr(value, "aval"):
+                    yield self.layouts.sources(scope, value)
+
+    def equations(self, case: "Case") -> list[tuple[Scope, Any]]:
+        """The equations of the operation that a collective belongs to, else that needs it."""
+        collective = case.collective
+        told = (
+            (collective.op_name, collective.frames),
+            (collective.needed_by, collective.needed_by_frames),
+        )
+        for op_name, frames in told:
+            operation = _operation(op_name)
+            for line in self._lines(frames):
+                found = [
+                    (scope, eqn)
+                    for scope, eqn in self.layouts.equations.get(line, ())
+                    if eqn.primitive.name == operation
+                ]
+                if found:
+                    return found
+        return []
+
+    def _lines(self, frames: Sequence[Frame]) -> list[Line]:
+        return [(frame.file, frame.line) for frame in frames]
+
+    def place(self, frames: Sequence[Frame]) -> str:
+        """The user's line of a stack: `model.py:57`."""
+        line = self.sources.line(frames)
+        return "" if line is None else f"{Path(line.file).name}:{line.line}"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A collective, and what is found out about it.
+
+    Attributes:
+        collective: The collective.
+        home: The computation that it stands in.
+        instruction: Its instruction.
+        axes: The mesh axes along which it runs.
+        argument: The path of the argument that it deals with as it came, or of a slice of it.
+        reduces: Whether it adds up what devices have.
+        gathers: Whether every device gets what all have.
+    """
+
+    collective: Collective
+    home: Computation
+    instruction: Instruction
+    axes: frozenset[str]
+    argument: str
+    reduces: bool
+    gathers: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Remedies:
+    """What would remove a collective that nobody asked for.
+
+    Attributes:
+        judge: Who knows the program.
+        case: The collective.
+    """
+
+    judge: Judge
+    case: Case
+
+    def text(self) -> str:
+        """What to write; at least where to look."""
+        found = self._by_equations() or self._by_argument()
+        return found or self._where()
+
+    def _by_equations(self) -> str:
+        """The source of the value, dealt out as the operation wants it."""
+        for scope, eqn in self.judge.equations(self.case):
+            values = [v for v in eqn.invars if getattr(v.aval, "shape", ())]
+            sources = [self.judge.layouts.sources(scope, v) for v in values]
+            for index, mine in enumerate(sources):
+                others = [s for i, s in enumerate(sources) if i != index]
+                moved = [s for dim in mine for s in dim if self.case.axes & set(s.axes)]
+                if not moved or not self._is_meant(moved):
+                    continue
+                wanted = self._wanted(eqn, values[index], mine, others)
+                if wanted is not None:
+                    return self._written(moved[0], mine, wanted)
+        return ""
+
+    def _is_meant(self, moved: Sequence[Source]) -> bool:
+        """Whether these are of the value that the collective moves, if it is an argument."""
+        return not self.case.argument or any(s.path == self.case.argument for s in moved)
+
+    def _wanted(
+        self, eqn: Any, value: Any, mine: list[list[Source]], others: list[list[list[Source]]]
+    ) -> list[Axes] | None:
+        """The axes that an operation wants to cut each dimension of a value."""
+        now = [_cut(dim) for dim in mine]
+        shape = value.aval.shape
+        if shape == getattr(eqn.outvars[0].aval, "shape", None):
+            for other in others:
+                theirs = [_cut(dim) for dim in other]
+                if len(theirs) == len(now) and any(theirs) and theirs != now:
+                    return theirs
+        name = eqn.primitive.name
+        free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
+        if name in _PRODUCTS:
+            return free
+        return self._elsewhere(shape, now, free)
+
+    def _elsewhere(
+        self, shape: Sequence[int], now: list[Axes], free: list[Axes]
+    ) -> list[Axes] | None:
+        """The moved axes on another dimension, or on none if no other has room for them."""
+        sizes = self.judge.grid.shape
+        moved = tuple(a for axes in now for a in axes if a in self.case.axes)
+        count = math.prod(sizes[a] for a in moved)
+        for dim, axes in enumerate(free):
+            if not now[dim] and shape[dim] % count == 0:
+                return [moved if i == dim else a for i, a in enumerate(free)]
+        return free
+
+    def _written(self, source: Source, mine: list[list[Source]], wanted: list[Axes]) -> str:
+        """The source of a value, so that the value is dealt out as wanted."""
+        dims = axes_of(source.sharding, len(source.shape))
+        for dim, each in enumerate(mine):
+            for s in each:
+                if (s.path, s.line) == (source.path, source.line):
+                    dims[s.dim] = wanted[dim]
+        used: set[str] = set()
+        for dim, axes in enumerate(dims):
+            dims[dim] = tuple(a for a in axes if a not in used)
+            used |= set(axes)
+        spec = spec_of(dims)
+        if source.path:
+            return f"give in_shardings {spec} for {source.path}"
+        file, line = source.line or ("", 0)
+        return f"constrain the value at {Path(file).name}:{line} to {spec}"
+
+    def _by_argument(self) -> str:
+        """An argument that is dealt out otherwise from the start."""
+        path = self.case.argument
+        layouts = self.judge.layouts
+        for (name, sharding), aval in zip(
+            layouts.arguments, layouts.jaxpr.in_avals, strict=False
+        ):
+            if name == path and isinstance(sharding, NamedSharding):
+                now = axes_of(sharding, len(aval.shape))
+                free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
+                spec = self._elsewhere(aval.shape, now, free)
+                if spec is not None and spec != now:
+                    return f"give in_shardings {spec_of(spec)} for {path}"
+        return ""
+
+    def _where(self) -> str:
+        """Where to constrain, if not to what."""
+        collective, along = self.case.collective, " and ".join(sorted(self.case.axes))
+        judge = self.judge
+        maker = judge.place(collective.frames)
+        if not maker:
+            told = judge.flow.told_maker(self.case.home, self.case.instruction)
+            maker = "" if told is None else judge.place(judge.flow.module.frames(told))
+        user = judge.place(collective.needed_by_frames)
+        if maker and user and maker != user:
+            return (
+                f"the value of {maker} lies otherwise than {user} wants it along {along}: "
+                "constrain both to one spec"
+            )
+        if maker or user:
+            return (
+                f"constrain the operands and the result of {maker or user} to specs that "
+                f"cut the same dimensions by {along}"
+            )
+        return f"constrain what is computed along {along}: the compiler doesn't say which line it is"
+
+
+def _operation(op_name: str) -> str:
+    """The primitive of an operation that JAX called `f/jvp()/while/body/dot_general`."""
+    return op_name.rpartition("/")[2]
+
+
+def _cut(sources: Sequence[Source]) -> Axes:
+    """The axes that cut a dimension, by the first of its sources that is cut."""
+    return next((s.axes for s in sources if s.axes), ())
+
+
+def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array has a shape, turned in any way, with neighbours merged or not."""
+    given = sorted(d for d in dims if d > 1)
+    wanted = [d for d in shape if d > 1]
+    if given == sorted(wanted):
+        return bool(given) or math.prod(shape) == math.prod(dims) == 1
+    if len(given) >= len(wanted) or len(wanted) > 5 or not given:
+        return False
+    return any(_merges(turned, tuple(given)) for turned in set(permutations(wanted)))
+
+
+def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
+    """Whether neighbours of a shape multiply to the given sizes, in some order."""
+    if not shape:
+        return not given
+    product = 1
+    for count, size in enumerate(shape, 1):
+        product *= size
+        if product in given:
+            left = list(given)
+            left.remove(product)
+            if _merges(shape[count:], tuple(left)):
+                return True
+    return False
