@@ -81,16 +81,23 @@ def describe_collectives(
     """
     alike: dict[CollectiveReport, list[Collective]] = {}
     for collective in collectives:
-        described = _describe(collective, grid, arguments, sources)
+        described = describe_kind(collective, grid, arguments, sources)
         alike.setdefault(described, []).append(collective)
-    reports = [_together(described, found) for described, found in alike.items()]
+    reports = [added_up(described, found) for described, found in alike.items()]
     return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
 
 
-def _describe(
+def describe_kind(
     c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: Sources
 ) -> CollectiveReport:
-    """One collective, without its counts and bytes."""
+    """One collective, without its counts and bytes: the same for all that do the same.
+
+    Args:
+        c: The collective.
+        grid: The mesh that names axes, or None.
+        arguments: The paths of the program's arguments.
+        sources: Which lines to show.
+    """
     parts = None if grid is None else c.axes(grid)
     # A gather is there for whoever wants the whole value; others for what they work on.
     wanted = c.kind == "all-gather" or not c.frames
@@ -123,7 +130,13 @@ def _positions(groups: DeviceGroups | DevicePairs) -> tuple[tuple[int, ...], ...
     return groups.pairs if isinstance(groups, DevicePairs) else groups.devices()
 
 
-def _together(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
+def added_up(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
+    """The report of collectives that are described alike.
+
+    Args:
+        described: What `describe_kind` says of each.
+        found: The collectives.
+    """
     return replace(
         described,
         count=len(found),

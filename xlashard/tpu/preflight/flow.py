@@ -50,22 +50,35 @@ class Flow:
         return self.module.op_name(instruction) if is_argument else ""
 
     @cached_property
-    def results(self) -> frozenset[str]:
-        """The names of the collectives whose values the program gives out as they are."""
+    def results(self) -> dict[str, int]:
+        """The collectives whose values the program gives out as they are, by name: as which."""
         entry = self.module.computations.get(self.module.entry)
         if entry is None or entry.root is None:
-            return frozenset()
+            return {}
         names = entry.root.operand_names if entry.root.opcode == "tuple" else [entry.root.name]
-        found = (self._origin(entry, name, ()) for name in names)
-        return frozenset(
-            origin[1].name
-            for origin in found
-            if origin is not None and origin[1].opcode.removesuffix("-done") in KINDS
-        ) | frozenset(
-            origin[1].operand_names[0].partition("#")[0]
-            for origin in found
-            if origin is not None and origin[1].opcode.endswith("-done")
-        )
+        found = {}
+        for number, name in enumerate(names):
+            origin = self._origin(entry, name, ())
+            if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
+                continue
+            # What is asynchronous goes by the name of its start.
+            done = origin[1].opcode.endswith("-done")
+            found[origin[1].operand_names[0] if done else origin[1].name] = number
+        return found
+
+    def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
+        """The paths of all arguments that a value of the entry is made from."""
+        waiting, seen, found = [instruction.name], set[str](), set[str]()
+        while waiting:
+            name = waiting.pop()
+            made = computation.instructions.get(name)
+            if made is None or name in seen:
+                continue
+            seen.add(name)
+            if made.opcode == "parameter":
+                found.add(self.argument(computation, name))
+            waiting += made.operand_names
+        return frozenset(found)
 
     def told_maker(self, computation: Computation, instruction: Instruction) -> Instruction | None:
         """The nearest instruction of known lines from which a value is made."""

@@ -153,8 +153,9 @@ class Layouts:
             sharding = from_jax(eqn.params["sharding"])
         except ShardingError:
             return None
-        named = isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh
-        return sharding if named else None
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+            return sharding
+        return None
 
 
 def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:

@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.dataflow import Line, Scope
+from xlashard._jax.dataflow import Line, Scope, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.collectives import Collective
@@ -24,7 +24,6 @@ _EXPLICIT_NAMES = """
 """
 _EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
 _PRODUCTS = ("dot_general", "conv_general_dilated")
-_WHOLE = ("reshape", "sort", "cumsum", "cumprod", "cummax", "cumlogsumexp", "concatenate", "rev")
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,14 @@ class Judge:
         layouts: What the program says of its values.
         grid: Its mesh.
         sources: Which lines of a stack are the user's.
+        results: For each result whether the caller said how it is to be dealt out.
     """
 
     flow: Flow
     layouts: Layouts
     grid: MeshGrid
     sources: Sources
+    results: tuple[bool, ...]
 
     def judge(self, collective: Collective) -> Judgement:
         """The reason of a collective."""
@@ -69,7 +70,8 @@ class Judge:
             return Judgement("constraint")
         if case.argument and case.gathers:
             return Judgement("argument")
-        if collective.name in self.flow.results:
+        result = self.flow.results.get(collective.name)
+        if result is not None and self.results[result : result + 1] == (True,):
             return Judgement("result")
         return Judgement("resharding", False, Remedies(self, case).text())
 
@@ -109,9 +111,7 @@ class Judge:
             without = case.axes
         shapes = {array.dims for array in arrays}
         return any(
-            _fits(dims, local)
-            for local in self._argument_shapes(without)
-            for dims in shapes
+            _fits(dims, local) for local in self._argument_shapes(without) for dims in shapes
         )
 
     def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
@@ -162,9 +162,7 @@ class Judge:
                 yield scope, eqn, said
 
     def _line_of(self, eqn: Any) -> frozenset[Line]:
-        return frozenset(
-            line for line, found in self._by_equation.get(id(eqn), ()) if found is eqn
-        )
+        return frozenset(line for line, found in self._by_equation.get(id(eqn), ()) if found is eqn)
 
     @cached_property
     def _by_equation(self) -> dict[int, list[tuple[Line, Any]]]:
@@ -246,13 +244,17 @@ class Remedies:
 
     def text(self) -> str:
         """What to write; at least where to look."""
-        found = self._by_equations() or self._by_argument()
+        found = self._by_equations() or self._by_argument(self.case.argument)
+        if not found and not self.case.collective.frames:
+            made_from = self.judge.flow.arguments(self.case.home, self.case.instruction)
+            found = self._by_argument(min(made_from)) if len(made_from) == 1 else ""
         return found or self._where()
 
     def _by_equations(self) -> str:
         """The source of the value, dealt out as the operation wants it."""
         for scope, eqn in self.judge.equations(self.case):
             values = [v for v in eqn.invars if getattr(v.aval, "shape", ())]
+            values.sort(key=lambda v: not self._is_made_there(scope, v))
             sources = [self.judge.layouts.sources(scope, v) for v in values]
             for index, mine in enumerate(sources):
                 others = [s for i, s in enumerate(sources) if i != index]
@@ -260,40 +262,50 @@ class Remedies:
                 if not moved or not self._is_meant(moved):
                     continue
                 wanted = self._wanted(eqn, values[index], mine, others)
-                if wanted is not None:
-                    return self._written(moved[0], mine, wanted)
+                return self._written(moved[0], mine, wanted)
         return ""
 
     def _is_meant(self, moved: Sequence[Source]) -> bool:
         """Whether these are of the value that the collective moves, if it is an argument."""
         return not self.case.argument or any(s.path == self.case.argument for s in moved)
 
+    def _is_made_there(self, scope: Scope, value: Any) -> bool:
+        """Whether a value is made at the line of what the collective takes."""
+        made = scope.makers.get(value) if hasattr(value, "count") else None
+        line = None if made is None else source_line(made[1])
+        return line is not None and line in self._maker_lines
+
+    @cached_property
+    def _maker_lines(self) -> frozenset[Line]:
+        flow = self.judge.flow
+        told = flow.told_maker(self.case.home, self.case.instruction)
+        frames = () if told is None else flow.module.frames(told)
+        return frozenset((frame.file, frame.line) for frame in frames)
+
     def _wanted(
         self, eqn: Any, value: Any, mine: list[list[Source]], others: list[list[list[Source]]]
-    ) -> list[Axes] | None:
+    ) -> list[Axes]:
         """The axes that an operation wants to cut each dimension of a value."""
         now = [_cut(dim) for dim in mine]
         shape = value.aval.shape
+        name = eqn.primitive.name
         if shape == getattr(eqn.outvars[0].aval, "shape", None):
             for other in others:
                 theirs = [_cut(dim) for dim in other]
                 if len(theirs) == len(now) and any(theirs) and theirs != now:
                     return theirs
-        name = eqn.primitive.name
         free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
         if name in _PRODUCTS:
             return free
         return self._elsewhere(shape, now, free)
 
-    def _elsewhere(
-        self, shape: Sequence[int], now: list[Axes], free: list[Axes]
-    ) -> list[Axes] | None:
+    def _elsewhere(self, shape: Sequence[int], now: list[Axes], free: list[Axes]) -> list[Axes]:
         """The moved axes on another dimension, or on none if no other has room for them."""
         sizes = self.judge.grid.shape
         moved = tuple(a for axes in now for a in axes if a in self.case.axes)
         count = math.prod(sizes[a] for a in moved)
-        for dim, axes in enumerate(free):
-            if not now[dim] and shape[dim] % count == 0:
+        for dim, size in enumerate(shape):
+            if not now[dim] and size % count == 0:
                 return [moved if i == dim else a for i, a in enumerate(free)]
         return free
 
@@ -314,18 +326,15 @@ class Remedies:
         file, line = source.line or ("", 0)
         return f"constrain the value at {Path(file).name}:{line} to {spec}"
 
-    def _by_argument(self) -> str:
+    def _by_argument(self, path: str) -> str:
         """An argument that is dealt out otherwise from the start."""
-        path = self.case.argument
         layouts = self.judge.layouts
-        for (name, sharding), aval in zip(
-            layouts.arguments, layouts.jaxpr.in_avals, strict=False
-        ):
+        for (name, sharding), aval in zip(layouts.arguments, layouts.jaxpr.in_avals, strict=False):
             if name == path and isinstance(sharding, NamedSharding):
                 now = axes_of(sharding, len(aval.shape))
                 free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
                 spec = self._elsewhere(aval.shape, now, free)
-                if spec is not None and spec != now:
+                if spec != now:
                     return f"give in_shardings {spec_of(spec)} for {path}"
         return ""
 
@@ -348,7 +357,9 @@ class Remedies:
                 f"constrain the operands and the result of {maker or user} to specs that "
                 f"cut the same dimensions by {along}"
             )
-        return f"constrain what is computed along {along}: the compiler doesn't say which line it is"
+        return (
+            f"constrain what is computed along {along}: the compiler doesn't say which line it is"
+        )
 
 
 def _operation(op_name: str) -> str:

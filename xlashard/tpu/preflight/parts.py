@@ -13,8 +13,11 @@ type Bound = Literal["compute", "hbm", "ici", "dcn"]
 """What a program waits for: arithmetic, the chip's memory, the links between the chips of a slice,
 the network between slices."""
 
-type Origin = Literal["constraint", "gradient", "argument", "result", "reduction", "resharding"]
-"""Why a collective is there. Asked for: a `constraint` in the program; the sum of a `gradient` over
+type Origin = Literal[
+    "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
+]
+"""Why a collective is there. Asked for: a `constraint` in the program; an `explicit` one, that the
+program itself calls in a shard_map; the sum of a `gradient` over
 the devices that share a batch; a `reduction` over a dimension that is cut by the program's own
 shardings; an `argument` or `result` that is gathered because of how the caller placed it. Not asked
 for: a `resharding` that the partitioner put in between two operations."""

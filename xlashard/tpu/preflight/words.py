@@ -25,6 +25,7 @@ NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
 
 ORIGINS: Mapping[str, str] = {
     "constraint": "a constraint",
+    "explicit": "the program itself",
     "gradient": "the sum of a gradient",
     "reduction": "a sum over a cut dimension",
     "argument": "an argument's sharding",
