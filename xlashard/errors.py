@@ -295,6 +295,18 @@ class TopologyError(XlashardError, ValueError):
     """A TPU topology, or a mesh on one, that can't be; or none at all for want of libtpu."""
 
 
+class CompileOnlyError(NotAddressableError):
+    """Something that needs a device was asked of a topology, for which programs only compile.
+
+    Attributes:
+        topology: Its name.
+    """
+
+    def __init__(self, message: str, *, topology: str) -> None:
+        super().__init__(message)
+        self.topology = topology
+
+
 class SavedProgramError(XlashardError, ValueError):
     """A compiled program that can't be saved, or a saved one that can't be loaded here."""
 

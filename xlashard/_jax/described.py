@@ -13,13 +13,7 @@ from typing import Any
 
 from jaxlib import _jax as jaxlib_module
 
-from xlashard._jax.compiling import Executable, client_of
-from xlashard._jax.shardings import Device
-
-
-def only_compiles(device: Device) -> bool:
-    """True if a device is one of a topology: programs are compiled for it and run elsewhere."""
-    return isinstance(client_of(device), jaxlib_module.CompileOnlyPyClient)
+from xlashard._jax.compiling import Executable
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jax._src.interpreters import pxla
 from jax._src.lib import xla_client as xc
 from jax._src.sharding import IndivisibleError
 
+from xlashard._jax.compile_only import check_is_there
 from xlashard._jax.shardings import Device
 
 type Handle = Any
@@ -95,11 +96,15 @@ def put(
     semantics = xc.HostBufferSemantics
     kept = semantics.ZERO_COPY if alias else semantics.IMMUTABLE_ONLY_DURING_CALL
     args = aval, sharding, list(pieces), list(devices), committed, fresh, kept
-    if aval.dtype in _WIDE and not jax.config.jax_enable_x64:
-        # It was made under the setting; jaxlib would put half of its bits there.
-        with jax.enable_x64(True):
-            return xc.batched_device_put(*args)
-    return xc.batched_device_put(*args)
+    try:
+        if aval.dtype in _WIDE and not jax.config.jax_enable_x64:
+            # It was made under the setting; jaxlib would put half of its bits there.
+            with jax.enable_x64(True):
+                return xc.batched_device_put(*args)
+        return xc.batched_device_put(*args)
+    except jax.errors.JaxRuntimeError:
+        check_is_there(devices)
+        raise
 
 
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
@@ -127,9 +132,13 @@ def copy_to(handle: Handle, sharding: JaxSharding, *, fresh: bool = False) -> Ha
     how = semantics.ALWAYS_COPY if fresh else semantics.REUSE_INPUT
     if handle.sharding.is_fully_addressable and sharding.is_fully_addressable:
         devices = sharding._internal_device_list
-        return xc.batched_copy_array_to_devices_with_sharding(
-            [handle], [devices], [sharding], [how]
-        )[0]
+        try:
+            return xc.batched_copy_array_to_devices_with_sharding(
+                [handle], [devices], [sharding], [how]
+            )[0]
+        except jax.errors.JaxRuntimeError:
+            check_is_there(sharding._device_assignment)
+            raise
     # jaxlib wants to copy to every device, and reaches only those of its own process.
     kind = sharding.memory_kind
     alone = [

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from xlashard._jax.compile_only import check_is_there
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import (
@@ -288,6 +289,7 @@ def _shaped(value: Any, target: Places, device: Device, on_host: bool) -> Any:
 
 def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
     found = checked_devices(devices, name)
+    check_is_there(found)
     here = jax.process_index()
     foreign = [device for device in found if device.process_index != here]
     if foreign:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.described import only_compiles
+from xlashard._jax.compile_only import only_compiles
 from xlashard._jax.shardings import Device
 from xlashard._jax.torus import stated_wraps
 

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from xlashard._jax import analysis, checking, compiling, dispatch, modules
-from xlashard._jax.described import only_compiles
+from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
-from xlashard.errors import NotAddressableError
 from xlashard.program.agreement import AGREEMENTS, Naming, Terms
 from xlashard.program.executables import Loaded, Source
 from xlashard.program.hlo import Frame
@@ -151,7 +150,7 @@ class Program:
 
     def _must_run(self) -> None:
         if self.only_compiles:
-            raise NotAddressableError(_no_run_text(self))
+            raise never_runs(self.name.removeprefix("pjit_"), self.parts.plan.devices[0])
 
     def keep(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Its first arguments, to be given at each run: placed, where its devices hold anything."""
@@ -194,7 +193,7 @@ class Program:
             naming: Names the values that its function closes over.
 
         Raises:
-            NotAddressableError: Its devices only compile.
+            CompileOnlyError: Its devices only compile.
             ProgramsDifferError: They have another program.
             ProcessesError: Some did not come.
         """
@@ -234,16 +233,6 @@ class Program:
 
 def _stacks(module: modules.Module) -> Iterator[list[Frame]]:
     return ([Frame(*place) for place in stack] for stack in modules.places(module))
-
-
-def _no_run_text(program: Program) -> str:
-    devices = program.parts.plan.devices
-    return (
-        f"{program.name} is compiled for {len(devices)} {devices[0].device_kind} devices of a "
-        "topology, which are not here: programs are compiled for them and run nowhere else. Save "
-        "it, file.write_bytes(compiled.serialize()), and load it where they are, "
-        "Compiled.deserialize(file.read_bytes())"
-    )
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
