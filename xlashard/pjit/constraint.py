@@ -12,6 +12,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
 from xlashard._jax import lowering, tracing
+from xlashard._jax.compile_only import check_is_there
 from xlashard._jax.jaxprs import as_function, from_function
 from xlashard._jax.primitives import (
     AxisData,
@@ -178,6 +179,7 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
 
 
 def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
+    check_is_there(sharding.devices)
     aval = tracing.abstractify(x)
     sharding = _dividing(sharding, aval.shape)
     if not is_open(sharding):

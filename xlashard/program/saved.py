@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from xlashard._jax import compiling, executables, modules
-from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.compile_only import only_compiles
+from xlashard._jax.context import is_x64_enabled
 from xlashard._jax.described import describe, described
 from xlashard.errors import SavedProgramError
 from xlashard.program.agreement import Terms

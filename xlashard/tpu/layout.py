@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 # How much less the next axis in order counts than the one before it.
 _PRECEDENCE = 4.0
@@ -63,12 +64,36 @@ def part(dimension: Dimension, size: int, stride: int) -> Part:
     return Part(dimension.name, size, stride, closes or (size == 2 and stride == 1))
 
 
+class _Choice(NamedTuple):
+    """Factors for some axes; the least is the best.
+
+    Attributes:
+        cuts: How often a dimension is cut between axes.
+        seconds: The measure of their speed.
+        factors: For each axis those of each dimension.
+    """
+
+    cuts: int
+    seconds: float
+    factors: tuple[tuple[int, ...], ...]
+
+
+def links_of(parts: Sequence[Part]) -> float:
+    """Links by which each of the positions sends that some parts reach together.
+
+    Rings add up. What is open is gone through in one line or circle, whatever it is made of, and
+    that has two links at most.
+    """
+    rings = sum(p.links for p in parts if p.ring and p.size > 2)
+    return rings + min(2.0, sum(p.links for p in parts if not p.ring or p.size == 2))
+
+
 def lay_out(torus: Sequence[Dimension], sizes: Sequence[int]) -> tuple[tuple[Part, ...], ...]:
     """Lays axes on a torus.
 
-    Among all ways of dealing out factors the one is taken that gives the axes the fastest links,
-    each counting four times as much as the one after it: the sum of the time in which each axis
-    gathers a byte from all of its devices.
+    Of all ways of dealing out factors those are looked at that cut the fewest dimensions, and of
+    these the one is taken that gives the axes the fastest links, each counting four times as much
+    as the one after it: the least sum of the times in which each gathers a byte from its devices.
 
     Args:
         torus: Its dimensions.
@@ -80,38 +105,39 @@ def lay_out(torus: Sequence[Dimension], sizes: Sequence[int]) -> tuple[tuple[Par
     whole = tuple(dimension.size for dimension in torus)
 
     @cache
-    def best(axis: int, left: tuple[int, ...]) -> tuple[float, tuple[tuple[int, ...], ...]]:
-        """The least time of this axis and all after it, and their factors."""
+    def best(axis: int, left: tuple[int, ...]) -> _Choice:
+        """The best factors of this axis and all after it."""
         if axis == len(sizes):
-            return 0.0, ()
+            return _Choice(0, 0.0, ())
         found = []
         for factors in _factorings(sizes[axis], left):
-            links = sum(
-                part(d, f, d.size // rest).links
-                for d, f, rest in zip(torus, factors, left, strict=True)
-            )
-            rest = tuple(a // b for a, b in zip(left, factors, strict=True))
-            later, after = best(axis + 1, rest)
-            own = (1 - 1 / sizes[axis]) / links if links else 0.0
-            cut = sum(1 for f, size in zip(factors, left, strict=True) if 1 < f < size)
-            # Of equal ones the one that cuts fewer dimensions, and takes the last of them.
+            later = best(axis + 1, tuple(a // b for a, b in zip(left, factors, strict=True)))
+            links = links_of(_parts(torus, factors, left))
+            seconds = (1 - 1 / sizes[axis]) / links if links else 0.0
+            cuts = sum(1 for f, size in zip(factors, left, strict=True) if 1 < f < size)
             found.append(
-                (round(own + later / _PRECEDENCE, 12), cut, tuple(factors), (factors, *after))
+                _Choice(
+                    later.cuts + cuts,
+                    round(seconds + later.seconds / _PRECEDENCE, 12),
+                    (factors, *later.factors),
+                )
             )
-        least = min(found, key=lambda each: each[:3])
-        return least[0], least[3]
+        # Of equal ones that which leaves the first dimensions to later axes.
+        return min(found)
 
     left, laid = whole, []
-    for factors in best(0, whole)[1]:
-        laid.append(
-            tuple(
-                part(d, f, d.size // rest)
-                for d, f, rest in zip(torus, factors, left, strict=True)
-                if f > 1
-            )
-        )
+    for factors in best(0, whole).factors:
+        laid.append(tuple(p for p in _parts(torus, factors, left) if p.size > 1))
         left = tuple(a // b for a, b in zip(left, factors, strict=True))
     return tuple(laid)
+
+
+def _parts(torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[int]) -> list[Part]:
+    """What an axis of these factors gets, where of each dimension so much is left."""
+    return [
+        part(d, factor, d.size // rest)
+        for d, factor, rest in zip(torus, factors, left, strict=True)
+    ]
 
 
 @cache

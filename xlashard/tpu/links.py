@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
-from xlashard.tpu.layout import Dimension, Part, part
+from xlashard.tpu.layout import Dimension, Part, links_of, part
 from xlashard.tpu.topologies import Topology
 
 
@@ -59,11 +60,14 @@ def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks
         >>> [part.dimension for part in found.parts], found.links, found.ring
         (['x', 'y'], 4.0, True)
     """
-    names = tuple(axes)
-    unknown = [name for name in names if name not in mesh.shape]
-    if unknown:
-        raise TopologyError(f"the mesh has no axis {unknown[0]!r}; it has {tuple(mesh.shape)}")
-    return _links(topology, mesh, names)
+    with short_tracebacks:
+        unknown = [name for name in axes if name not in mesh.shape]
+        if unknown:
+            raise TopologyError(
+                f"the mesh has no axis {unknown[0]!r}; it has {tuple(mesh.shape)}: "
+                f"axis_links(topology, mesh, {list(mesh.shape)[:1]})"
+            )
+        return _links(topology, mesh, tuple(axes))
 
 
 def parts_of(topology: Topology, mesh: Mesh, axis: str) -> tuple[Part, ...]:
@@ -91,7 +95,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
         network, speed = ("dcn", dcn) if spans > 1 else ("ici", shared)
         return AxisLinks(axes, size, (), 1.0, False, network, speed)
     on_torus = [p for p in parts if p.dimension not in ("slice", "core")]
-    links = sum(p.links for p in on_torus)
+    links = links_of(on_torus)
     speed = _ici_speed(topology, parts, links)
     if spans > 1:
         # The devices of a slice bring in together what comes from the others.
@@ -159,8 +163,8 @@ def _places(topology: Topology, mesh: Mesh) -> npt.NDArray[np.int64]:
         found = [positions[device.id] for device in mesh.devices.flat]
     except KeyError as error:
         raise TopologyError(
-            f"the mesh has a device with the id {error}, and {topology} has none: "
-            f"topology({topology.name!r}).mesh({dict(mesh.shape)})"
+            f"the mesh has a device of {mesh.devices.flat[0].platform}, with the id {error}, and "
+            f"{topology} has none: topology({topology.name!r}).mesh(axes)"
         ) from None
     return topology.coordinates[np.array(found)].reshape(*mesh.devices.shape, -1)
 

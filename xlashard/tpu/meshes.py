@@ -30,7 +30,7 @@ def resolved_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[st
     if len(free) > 1:
         raise TopologyError(
             f"mesh axes {free[0]!r} and {free[1]!r} are both -1; one of them can take what the "
-            "others leave"
+            f"others leave: mesh({dict(axes) | dict.fromkeys(free[1:], 1)})"
         )
     said = math.prod(size for size in axes.values() if size != -1)
     if devices % said if free else said != devices:

@@ -140,7 +140,10 @@ def checked(slice_name: SliceName) -> SliceName:
     generation, shape = slice_name.generation, slice_name.shape
     chips = math.prod(shape)
     if not chips:
-        raise TopologyError(f"{slice_name.text} has no chips: every size is at least 1")
+        raise TopologyError(
+            f"{slice_name.text} has no chips, and every size is at least 1: "
+            f"{_nearest_text(generation, 0)}"
+        )
     if generation.dimensions == 2:
         _check_flat(slice_name)
     else:

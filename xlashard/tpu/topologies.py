@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from xlashard._jax import topologies
 from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError, counted
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
@@ -58,6 +59,10 @@ class Topology:
         on = counted(self.hosts, "host").replace(str(self.hosts), f"{self.hosts:,}")
         chips = counted(self.chips, "chip").replace(str(self.chips), f"{self.chips:,}")
         return f"Topology({self.name!r}: {chips} on {on}{many}{devices})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Devices go into no pickle; those of a name are the same in every process.
+        return topology, (self.name, self.slices)
 
     @property
     def accelerator_type(self) -> str:
@@ -138,8 +143,9 @@ class Topology:
             >>> topology("v5p-128").mesh({"data": -1, "model": 4}).shape
             OrderedDict({'data': 16, 'model': 4})
         """
-        sizes = resolved_sizes(axes, self.num_devices, str(self))
-        return Mesh(mesh_grid(self._grid, self.dimensions, sizes, order), tuple(sizes))
+        with short_tracebacks:
+            sizes = resolved_sizes(axes, self.num_devices, str(self))
+            return Mesh(mesh_grid(self._grid, self.dimensions, sizes, order), tuple(sizes))
 
     def __str__(self) -> str:
         """The name, with how many slices there are of it: `2 slices of v5e:4x4`."""
@@ -166,16 +172,22 @@ def topology(name: str, slices: int = 1) -> Topology:
         >>> topology("v6e-16", slices=2)
         Topology('v6e:4x4': 32 chips on 8 hosts in 2 slices)
     """
-    found = read_name(name)
+    with short_tracebacks:
+        found = read_name(name)
+        _check_slices(name, found, slices)
+        return _made(found, slices)
+
+
+def _check_slices(name: str, found: SliceName, slices: int) -> None:
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise TopologyError(
             f"slices is {slices!r}; there are one or more of them: topology({name!r}, slices=2)"
         )
     if slices > 1 and not found.generation.dcn_bandwidth:
         raise TopologyError(
-            f"slices of {found.generation.title} can't be joined: topology({found.text!r})"
+            f"slices of {found.generation.title} can't be joined, and slices is {slices}: "
+            f"topology({found.text!r})"
         )
-    return _made(found, slices)
 
 
 # Meshes on the same topology made twice are equal only if their devices are the same objects.
