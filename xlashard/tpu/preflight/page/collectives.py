@@ -134,7 +134,7 @@ def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
 
 
 def _why(traffic: TrafficReport) -> Html:
-    why = tag("span", ORIGINS[traffic.origin])
+    why = tag("span", ORIGINS[traffic.origin].removeprefix("nobody: "))
     if traffic.asked_for:
         return why
     remedy = tag("div", tag("b", "Instead: "), user(traffic.remedy), class_="remedy")

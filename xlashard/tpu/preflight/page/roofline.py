@@ -3,7 +3,8 @@
 Memory and networks are lines of their own in one plot: each has the bandwidth that its slope shows,
 and the program has a point for each, at the FLOP that it does for a byte of that kind. All points
 are at one height, the FLOP per second that the estimate promises; the one that touches its line is
-what holds them down.
+what holds them down. The
+FLOP are those of matrix products, as the roof is that of the matrix units.
 """
 
 import math
@@ -48,7 +49,7 @@ class Roofline:
     Attributes:
         roof: FLOP per second that the chip could do of the program's kinds.
         reached: FLOP per second by the estimate.
-        flops: FLOP of the program.
+        flops: FLOP of the program's matrix products; all of its FLOP where it has none.
         slopes: Its memory and networks.
     """
 
@@ -66,16 +67,20 @@ def read_roofline(time: TimeEstimate, topology: TopologyReport) -> Roofline | No
     """What to plot; None for a program that does no arithmetic."""
     if time.flops <= 0 or time.seconds <= 0:
         return None
-    peak = max((flops for _, flops in topology.peak_flops), default=0.0)
-    roof = time.flops / time.compute_seconds if time.compute_seconds > 0 else peak
+    flops = sum(flops for _, flops in time.flops_by_dtype)
+    if flops > 0 and time.compute_seconds > 0:
+        roof = flops / time.compute_seconds
+    else:
+        flops = time.flops
+        roof = dict(topology.peak_flops).get("bfloat16", 0.0)
     slopes = [Slope("hbm", time.hbm_bytes, topology.hbm_bandwidth)]
     for name, seconds in (("ici", time.ici_seconds), ("dcn", time.dcn_seconds)):
         sent = sum(t.sent_bytes for t in time.traffic if t.network == name)
         if seconds > 0:
             slopes.append(Slope(name, sent, sent / seconds))
     moving = tuple(s for s in slopes if s.nbytes > 0 and s.bandwidth > 0)
-    reached = time.flops / (time.roofline_seconds or time.seconds)
-    return Roofline(roof, reached, time.flops, moving) if roof > 0 else None
+    reached = flops / (time.roofline_seconds or time.seconds)
+    return Roofline(roof, reached, flops, moving) if roof > 0 else None
 
 
 def roofline_section(time: TimeEstimate, topology: TopologyReport) -> Html:
@@ -85,7 +90,7 @@ def roofline_section(time: TimeEstimate, topology: TopologyReport) -> Html:
         return tag("p", "The program does no arithmetic: there is nothing to plot.", class_="lead")
     share = in_percent(roofline.reached / roofline.roof)
     reached, roof = (f"{in_thousands(n)}FLOP/s" for n in (roofline.reached, roofline.roof))
-    lead = f"{reached} on each device, {share} of the {roof} that its arithmetic units do."
+    lead = f"{reached} on each device, {share} of the {roof} that its matrix units do."
     rows = [_legend_row(roofline, s, is_bound=s.name == time.bound) for s in roofline.slopes]
     head = ("", "FLOP per byte", "turns at", "bandwidth")
     return join(

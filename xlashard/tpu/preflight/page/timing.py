@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from xlashard.errors import counted
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_thousands
 from xlashard.tpu.preflight.parts import TimeEstimate
 from xlashard.wording import in_bytes, in_flop, in_seconds
 
@@ -42,15 +42,10 @@ def time_section(time: TimeEstimate) -> Html:
         ),
         class_="unseen",
     )
-    loops = time.unknown_loops
-    unknown = (
-        f"{loops} loop{'s' if loops > 1 else ''} of unknown length "
-        f"count{'' if loops > 1 else 's'} as one run: the true times are longer."
-    )
     lead = f"The step waits for {BOUNDS[time.bound]}: {in_seconds(time.roofline_seconds)} at least."
     return join(
         tag("p", lead, class_="lead"),
-        tag("p", unknown, class_="warns note") if loops else None,
+        [tag("p", user(words), class_="warns note") for words in _uncounted(time)],
         tag(
             "table",
             tag("caption", "Time of one step", class_="unseen"),
@@ -62,9 +57,7 @@ def time_section(time: TimeEstimate) -> Html:
 
 
 def _bars(time: TimeEstimate) -> Iterator[_Bar]:
-    kinds = ", ".join(f"{in_thousands(flops)} {dtype}" for dtype, flops in time.flops_by_dtype)
-    work = in_flop(time.flops) + (f" ({kinds} in matrix products)" if kinds else "")
-    yield _Bar("compute", "compute", time.compute_seconds, work, "compute")
+    yield _Bar("compute", "compute", time.compute_seconds, _work(time), "compute")
     moved = f"{in_bytes(time.hbm_bytes)} read and written"
     yield _Bar("hbm", "HBM", time.hbm_seconds, moved, "hbm")
     for network, seconds in (("ici", time.ici_seconds), ("dcn", time.dcn_seconds)):
@@ -78,8 +71,27 @@ def _bars(time: TimeEstimate) -> Iterator[_Bar]:
             words = f"{in_bytes(part.sent_bytes)} sent"
             yield _Bar(f"{network} {part.along}", name, part.seconds, words, f"{network} detail")
     if time.compiler_seconds is not None:
-        words = "the compiler's own estimate, loops counted; without collectives"
+        words = "the compiler's schedule, by the cycles that it notes, loops counted"
         yield _Bar("compiler", "compiler", time.compiler_seconds, words, "compiler")
+
+
+def _work(time: TimeEstimate) -> str:
+    kinds = ", ".join(f"{in_flop(flops)} {dtype}" for dtype, flops in time.flops_by_dtype)
+    parts = [f"{kinds} in matrix products"] if kinds else []
+    if time.elementwise_flops:
+        parts.append(f"{in_flop(time.elementwise_flops)} besides, which count as free")
+    return "; ".join(parts) or f"{in_flop(time.flops)}, none of it in matrix products"
+
+
+def _uncounted(time: TimeEstimate) -> Iterator[str]:
+    """What the times leave out."""
+    if time.unknown_loops:
+        loops = counted(time.unknown_loops, "loop")
+        verb = "counts" if time.unknown_loops == 1 else "count"
+        yield f"{loops} of unknown length {verb} as one run: the true times are longer."
+    if time.unknown_calls:
+        calls = ", ".join(f"{name} ×{times:,}" for name, times in time.unknown_calls)
+        yield f"Nobody knows what these custom calls calculate, they count as nothing: {calls}."
 
 
 def _row(bar: _Bar, longest: float, *, is_bound: bool) -> Html:

@@ -26,7 +26,7 @@ _DONATIONS = (
 _REPLICATIONS = (
     Column("value"),
     Column("sharding"),
-    Column("more on a device", True),
+    Column("wasted", True, "Bytes on a device more than if its axes cut it"),
     Column("why"),
     Column("line"),
 )
