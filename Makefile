@@ -77,7 +77,7 @@ check: $(developing) ## Run ruff and the fast tests
 
 .PHONY: goldens
 goldens: $(developing) ## Write what programs, errors and pictures say now into the golden files
-	$(python) -m pytest -q tests/program tests/pictures --update-goldens
+	$(python) -m pytest -q tests/program tests/pictures tests/tpu/preflight/page --update-goldens
 	git diff --stat -- tests/program/goldens tests/pictures/goldens docs/pictures
 
 .PHONY: docs-errors

@@ -298,7 +298,7 @@ def test_a_chip_that_is_pointed_at_says_where_it_is(browser: Browser) -> None:
     with browser.page(TWO_SLICES.to_html()) as tab:
         tab.click(".choices label:nth-of-type(2)")
         tab.point_at(".chips g[data-at='1,2,0'][data-slice='1'] rect")
-        words = "chip (1, 2, 0), slice 1: slice 1, fsdp 2, tensor 2. 8 of the drawing"
+        words = "chip (1, 2, 0), slice 1: slice 1, fsdp 2, tensor 2. Its group along fsdp: 8"
         assert tab.text(".told").startswith(words)
         assert tab.run("document.querySelectorAll('.chips .alike').length") == 8
         tab.point_at(".torus .choices legend")

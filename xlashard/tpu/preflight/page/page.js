@@ -141,7 +141,7 @@
     if (torus.querySelector(".slice h4")) where.push(`slice ${slice}`);
     const mesh = names.map((name, n) => `${name} ${places[n]}`).join(", ");
     told.textContent =
-      `${where.join(", ")}: ${mesh}. ${group.length} of the drawing are its group along ${names[axis]}.`;
+      `${where.join(", ")}: ${mesh}. Its group along ${names[axis]}: ${group.length} of those drawn.`;
   }
 
   function step(torus, key) {

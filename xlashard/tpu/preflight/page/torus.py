@@ -12,6 +12,7 @@ _LABELLED = 512
 """Chips up to which each says its position."""
 
 _AROUND = 14
+_WIDE = 1140
 _ROUND = ("#99ddff", "#77aadd", "#cfb8e6", "#ffaabb", "#ee8866", "#eedd88", "#bbcc33", "#44bb99")
 """The palette in the order of the hues: what lies between two of them is told from both."""
 
@@ -73,7 +74,7 @@ def _switch(placing: Placing, group: str) -> Html | None:
 def _key(placing: Placing) -> Html:
     """What the lines mean, and where the chip that is pointed at says what it is."""
     host = placing.host
-    words: list[Child] = []
+    words: list[Child] = ["x goes to the right, y down"]
     if host is not None:
         words += [tag("i", class_="key host"), f"a host, {host[0]} × {host[1]} chips"]
     if any(placing.topology.wraps[:2]):
@@ -89,8 +90,7 @@ def _slices(placing: Placing) -> Iterator[Html]:
     shown = sum(p is not None for row in planes for p in row)
     x, y, z = placing.size
     is_labelled = shown * x * y * placing.cores <= _LABELLED and len(placing.axes) > 0
-    side_by_side = min(4, z * placing.topology.slices)
-    cell = max(16, min(56, 560 // max(x, y), 1000 // (x * side_by_side)))
+    cell = _cell(placing)
     for row in planes:
         if not row:
             left_out = placing.topology.slices - sum(bool(r) for r in planes)
@@ -111,6 +111,16 @@ def _slices(placing: Placing) -> Iterator[Html]:
         is_one = placing.topology.slices == 1
         label = None if is_one else tag("h4", name, class_=_along(placing, "slice"))
         yield tag("div", label, tag("div", drawn, class_="planes"), class_="slice")
+
+
+def _cell(placing: Placing) -> int:
+    """Pixels of a chip, so that up to four planes stand side by side."""
+    x, y, z = placing.size
+    slices = placing.topology.slices
+    side_by_side = min(4, z * slices)
+    around = 2 * _AROUND + (14 if slices == 1 else 58)
+    room = _WIDE // side_by_side - around
+    return max(16, min(56, 560 // max(x, y), room // x))
 
 
 def _along(placing: Placing, dimension: str) -> str:
