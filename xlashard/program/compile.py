@@ -27,6 +27,7 @@ from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.readback import ChosenByExecutable, settled_shardings
 from xlashard.program.shared_binary import SHARED_BINARIES
+from xlashard.program.too_large import too_large_text
 
 # A warning is about the line of whoever called this package.
 _OWN_FILES = str(Path(__file__).parents[1])
@@ -206,6 +207,7 @@ def compile_program(
 
     Raises:
         CompileError: If XLA refuses the module or an option.
+        ProgramTooLargeError: If it needs more memory than a device has.
         ProcessesError: If it is to be shared, and other processes don't come, or with another one.
     """
     plan, body = lowered.plan, lowered.body
@@ -218,8 +220,10 @@ def compile_program(
     except ProcessesError:
         raise
     except RuntimeError as error:
-        kind = ProgramTooLargeError if compiling.ran_out_of_memory(error) else CompileError
-        raise kind(_refusal_text(plan.name, error, request.options)) from error
+        if compiling.ran_out_of_memory(error):
+            text = too_large_text(plan, compiling.error_text(error))
+            raise ProgramTooLargeError(text) from None
+        raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     chosen = ChosenByExecutable(loaded.executable)
     args, results = settled_shardings(chosen, plan, len(body.ordered_effects))
     parts = ProgramParts(

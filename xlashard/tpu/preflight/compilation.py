@@ -73,7 +73,7 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
         options: Options of the compiler.
 
     Raises:
-        CompileError: If the compiler refuses the program for another reason than its memory.
+        CompileError: If the compiler refuses the program for another reason than the chip's memory.
     """
     given = dict(options or {})
     with tempfile.TemporaryDirectory(prefix="xlashard-preflight-") as folder:
@@ -81,6 +81,8 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
         try:
             compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
         except ProgramTooLargeError:
+            if not _ran_out_of_hbm(Path(folder)):
+                raise
             compiled = None
         seconds = time.perf_counter() - started
         dump = _read(Path(folder))
@@ -93,6 +95,11 @@ def _dump_options(lowered: Lowered, folder: str) -> dict[str, Any]:
         return {"xla_dump_to": folder}
     # Only an executable says what the partitioner chose, and there may be none.
     return {"xla_dump_to": folder, "xla_dump_hlo_pass_re": ".*spmd-partitioning.*"}
+
+
+def _ran_out_of_hbm(folder: Path) -> bool:
+    """Whether it was the chip's memory: there are others, that of a kernel's blocks for example."""
+    return any(folder.glob("*.oom_intermediate_module.txt"))
 
 
 def _read(folder: Path) -> Dump:

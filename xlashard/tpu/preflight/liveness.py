@@ -54,6 +54,11 @@ class Held:
     nbytes: int
     values: tuple[BufferValue, ...]
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it is the table of a tuple, in which the addresses of its elements are."""
+        return all(value.type.startswith("(") for value in self.values)
+
 
 def read_live_ranges(text: str) -> LiveRanges:
     """Reads when values are alive, from the text that the compiler writes.
@@ -89,12 +94,15 @@ def describe_temporaries(
         sources: Which lines to show.
 
     Returns:
-        Together they never take more than the heap. What is missing are gaps between them.
+        Together they never take more than the heap. What is missing are gaps between them, and a
+        few hundred bytes for each tuple.
     """
     operations = Operations(module)
     heaps = (a for a in allocations if a.is_temporary and a.memory == HBM)
     alike: dict[TemporaryReport, list[TemporaryReport]] = {}
     for held in (held for heap in heaps for held in held_at_peak(heap, ranges)):
+        if held.is_table:
+            continue
         report = _describe(held, operations, sources)
         alike.setdefault(replace(report, name="", device_bytes=0), []).append(report)
     together = [
@@ -109,7 +117,7 @@ def _describe(held: Held, operations: Operations, sources: Sources) -> Temporary
     value = min(held.values, key=lambda v: _strangeness(v, operations))
     owner = operations.owner(value.name, value.index)
     return TemporaryReport(
-        name=value.name,
+        name=owner.name if value.joins and owner is not None else value.name,
         type=_LAYOUT.sub("", value.type),
         device_bytes=held.nbytes,
         op_name="" if owner is None else module.op_name(owner),

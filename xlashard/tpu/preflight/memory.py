@@ -32,7 +32,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     ranges = read_live_ranges(dump.live_ranges)
     held = Holdings(program, module, allocations)
     sums = _sums(allocations)
-    available = _available_bytes(topology)
+    available = topology.generation.available_bytes
     planned = sums.arguments + sums.results + sums.temporaries + sums.constants
     code = _code_bytes(compilation, available - planned)
     total = planned + code
@@ -79,19 +79,3 @@ def _code_bytes(compilation: Compilation, left: int) -> int:
     if compilation.compiled is not None:
         return compilation.compiled.memory_analysis().generated_code_size_in_bytes
     return left + 1 if left >= 0 else 0
-
-
-_MIB = 2**20
-_AVAILABLE = {
-    "TPU v2": 7662 * _MIB,
-    "TPU v3": 15854 * _MIB,
-    "TPU v4": 31488 * _MIB,
-    "TPU v5 lite": 16126 * _MIB,
-    "TPU v5": 98025 * _MIB,
-    "TPU v6 lite": 31992 * _MIB,
-    "TPU7x": 97012 * _MIB,
-}
-
-
-def _available_bytes(topology: Topology) -> int:
-    return _AVAILABLE[topology.devices[0].device_kind]

@@ -1,0 +1,51 @@
+"""What is said of a program that needs more memory than its devices have."""
+
+import re
+
+from xlashard.program.donation import bytes_of
+from xlashard.program.plan import ProgramPlan
+from xlashard.wording import in_bytes
+
+_SIZE = r"([\d.]+)([KMGT]?)B?"
+_FIGURES = (
+    re.compile(rf"\bUsed {_SIZE} of {_SIZE} (?:hbm|HBM)"),
+    re.compile(rf"\({_SIZE}\) exceeds available (?:hbm|HBM) \({_SIZE}\)"),
+)
+_EXCESS = re.compile(rf"\bExceeded (?:hbm|HBM) capacity by {_SIZE}")
+_STATUS = re.compile(r"^(?:[A-Z_]+: )?(?:[A-Z]\d+: )?(?:\w+: )?")
+"""What begins an error of XLA: its class, the number and the name of what went wrong."""
+
+
+def too_large_text(plan: ProgramPlan, said: str) -> str:
+    """How much a program needs, how much there is, and what would help.
+
+    Args:
+        plan: What was to be compiled.
+        said: What the compiler says of it. The figures of a chip's memory are taken from it where
+            it has any; otherwise its first sentence has to do.
+    """
+    name, device = plan.name.removeprefix("pjit_"), plan.devices[0]
+    figures = next((found for p in _FIGURES if (found := p.search(said))), None)
+    if figures is None:
+        sentence = _STATUS.sub("", said).partition("\n")[0].partition(". ")[0].rstrip(".")
+        return f"{name} needs more memory than a {device.device_kind} has: {sentence}"
+    needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
+    excess = _EXCESS.search(said)
+    more = f", {_text(*excess.groups())} more than fits" if excess is not None else ""
+    return (
+        f"{name} does not fit: it needs {needed} of the memory of each {device.device_kind}"
+        f"{_of_arguments(plan)}, and may use {available}{more}. Look at what holds it with "
+        f"xlashard.preflight({name}, ..., topology=...); then cut arguments over more devices, "
+        "donate those that results replace, or keep less for the backward pass with jax.checkpoint"
+    )
+
+
+def _text(number: str, unit: str) -> str:
+    return f"{number} {unit}iB" if unit else f"{number} B"
+
+
+def _of_arguments(plan: ProgramPlan) -> str:
+    """How much of it the arguments take, without the padding of their layouts."""
+    sizes = [bytes_of(value) for value in plan.args]
+    known = sum(size for size in sizes if isinstance(size, int))
+    return f", {in_bytes(known)} of it for arguments" if known else ""
