@@ -12,7 +12,7 @@ _FIGURES = (
     re.compile(rf"\({_SIZE}\) exceeds available (?:hbm|HBM) \({_SIZE}\)"),
 )
 _EXCESS = re.compile(rf"\bExceeded (?:hbm|HBM) capacity by {_SIZE}")
-_STATUS = re.compile(r"^(?:[A-Z_]+: )?(?:[A-Z]\d+: )?(?:\w+: )?")
+_STATUS = re.compile(r"^(?:[A-Z_]+:\s+)?(?:[A-Z]\d+:\s+)?(?:\w+:\s+)?")
 """What begins an error of XLA: its class, the number and the name of what went wrong."""
 
 
@@ -22,13 +22,13 @@ def too_large_text(plan: ProgramPlan, said: str) -> str:
     Args:
         plan: What was to be compiled.
         said: What the compiler says of it. The figures of a chip's memory are taken from it where
-            it has any; otherwise its first sentence has to do.
+            it has any; otherwise its first line has to do.
     """
     name, device = plan.name.removeprefix("pjit_"), plan.devices[0]
     figures = next((found for p in _FIGURES if (found := p.search(said))), None)
     if figures is None:
-        sentence = _STATUS.sub("", said).partition("\n")[0].partition(". ")[0].rstrip(".")
-        return f"{name} needs more memory than a {device.device_kind} has: {sentence}"
+        line = _STATUS.sub("", said).partition("\n")[0].rstrip(" .-")
+        return f"{name} needs more memory than a {device.device_kind} has: {line}"
     needed, available = _text(*figures.groups()[:2]), _text(*figures.groups()[2:])
     excess = _EXCESS.search(said)
     more = f", {_text(*excess.groups())} more than fits" if excess is not None else ""
