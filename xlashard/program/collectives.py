@@ -290,7 +290,7 @@ def _collective(
     told_by = [instruction, *([caller] if caller is not None else [])]
     frames = next(filter(None, map(module.frames, told_by)), ())
     site = module.computations[run.site] if caller is not None else computation
-    user = _told_user(module, site, caller or instruction)
+    user = told_user(module, site, caller or instruction)
     return Collective(
         kind=kind,
         name=instruction.name,
@@ -311,10 +311,16 @@ def _collective(
     )
 
 
-def _told_user(
+def told_user(
     module: HloText, computation: Computation, instruction: Instruction
 ) -> Instruction | None:
-    """The nearest instruction that uses a value, over others if need be, and that has lines."""
+    """The nearest instruction that uses a value, over others if need be, and that has lines.
+
+    Args:
+        module: The module.
+        computation: Where the value is made.
+        instruction: What makes it.
+    """
     reached = {instruction.name}
     waiting = deque(reached)
     while waiting:

@@ -8,6 +8,7 @@ from functools import cached_property
 from xlashard.program.calls import Run, runs_of
 from xlashard.program.collectives import KINDS
 from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.tpu.preflight.megascale import meeting
 
 _MOVES = frozenset(
     (
@@ -49,6 +50,17 @@ class Flow:
         is_argument = home.name == self.module.entry and instruction.opcode == "parameter"
         return self.module.op_name(instruction) if is_argument else ""
 
+    def collective_before(self, computation: Computation, name: str) -> str:
+        """The name of the collective whose result a value is; empty if it is none's.
+
+        What is asynchronous goes by the name of its start.
+        """
+        origin = self._origin(computation, name, ())
+        if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
+            return ""
+        done = origin[1].opcode.endswith("-done")
+        return origin[1].operand_names[0] if done else origin[1].name
+
     @cached_property
     def results(self) -> dict[str, int]:
         """The collectives whose values the program gives out as they are, by name: as which."""
@@ -58,12 +70,8 @@ class Flow:
         names = entry.root.operand_names if entry.root.opcode == "tuple" else [entry.root.name]
         found = {}
         for number, name in enumerate(names):
-            origin = self._origin(entry, name, ())
-            if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
-                continue
-            # What is asynchronous goes by the name of its start.
-            done = origin[1].opcode.endswith("-done")
-            found[origin[1].operand_names[0] if done else origin[1].name] = number
+            if collective := self.collective_before(entry, name):
+                found[collective] = number
         return found
 
     def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
@@ -124,6 +132,8 @@ class Flow:
             return self._asynchronous(computation, instruction, path)
         if opcode == "fusion":
             return self._into(instruction, path)
+        if opcode == "recv-done" and names:
+            return self._sent(computation, names[0])
         if opcode == "parameter":
             return self._outside(computation, instruction, path)
         if opcode == "while" and path and self._passes_on(instruction, path[0]):
@@ -142,6 +152,18 @@ class Flow:
         if inner is None or inner.root is None:
             return None
         return inner, inner.root.name, path
+
+    def _sent(
+        self, computation: Computation, received: str
+    ) -> tuple[Computation, str, tuple[int, ...]] | None:
+        """What was sent to other slices for what comes from them."""
+        recv = computation.instructions.get(received)
+        if recv is None:
+            return None
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "send" and meeting(instruction) == meeting(recv):
+                return computation, instruction.operand_names[0], ()
+        return None
 
     def _into(
         self, fusion: Instruction, path: tuple[int, ...]

@@ -39,6 +39,9 @@ def hbm_bytes(module: HloText, computation: Computation, instruction: Instructio
         return 0 if inner is None else _of_fusion(module, instruction, inner)
     results = placed_arrays(instruction.type)
     operands = operand_arrays(computation, instruction)
+    if opcode in ("send", "recv"):
+        # Its own type has what is sent or received, and a context.
+        return sum(array.hbm_bytes for array in placed_arrays(element_types(instruction.type)[0]))
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
     return _of_operation(opcode, operands, results)

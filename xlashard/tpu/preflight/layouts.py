@@ -49,12 +49,14 @@ class Change:
     Attributes:
         lines: Its own line, and those of the operations on the way.
         arguments: Arguments that it comes from.
-        axes: The mesh axes that cut another dimension afterwards, or none.
+        moved: The mesh axes that cut another dimension afterwards, or none.
+        closed: Those that cut none.
     """
 
     lines: frozenset[Line]
     arguments: frozenset[str]
-    axes: frozenset[str]
+    moved: frozenset[str]
+    closed: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +122,10 @@ class Layouts:
                 line = source_line(eqn)
                 lines = frozenset().union(*(s.lines for s in sources))
                 paths = frozenset(s.path for s in sources if s.path)
-                found.append(
-                    Change(lines | ({line} if line else frozenset()), paths, frozenset(moved))
-                )
+                if line is not None:
+                    lines |= {line}
+                used = {axis for axes in own for axis in axes}
+                found.append(Change(lines, paths, frozenset(moved), frozenset(moved - used)))
         return tuple(found)
 
     def sources(self, scope: Scope, value: Any) -> list[list[Source]]:

@@ -51,6 +51,7 @@ class Judge:
         grid: Its mesh.
         sources: Which lines of a stack are the user's.
         results: For each result whether the caller said how it is to be dealt out.
+        collectives: All of them.
     """
 
     flow: Flow
@@ -58,12 +59,16 @@ class Judge:
     grid: MeshGrid
     sources: Sources
     results: tuple[bool, ...]
+    collectives: tuple[Collective, ...]
 
     def judge(self, collective: Collective) -> Judgement:
         """The reason of a collective."""
         if _operation(collective.op_name) in _EXPLICIT:
             return Judgement("explicit")
         case = self._case(collective)
+        before = self._reduction_before(case)
+        if before is not None:
+            return self.judge(before)
         if case.reduces:
             return Judgement("gradient" if self._is_gradient(case) else "reduction")
         if self._is_constrained(case):
@@ -98,10 +103,31 @@ class Judge:
             or (moves and windowed == "gather"),
         )
 
+    def _reduction_before(self, case: "Case") -> Collective | None:
+        """The sum of which a collective is a part: one over slices, or a sum that is put together.
+
+        A sum over several slices is first scattered inside each, then added up between them, then
+        gathered again.
+        """
+        if case.collective.kind == "reduce-scatter" or not case.instruction.operand_names:
+            return None
+        name = self.flow.collective_before(case.home, case.instruction.operand_names[0])
+        before = self._by_name.get(name)
+        is_scatter = before is not None and before.kind == "reduce-scatter"
+        return before if is_scatter else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Collective]:
+        return {collective.name: collective for collective in self.collectives}
+
     def _is_gradient(self, case: "Case") -> bool:
         """Whether it adds up an argument's gradient over devices that have parts of a batch."""
         collective = case.collective
-        if "transpose(" not in collective.op_name:
+        op_name = collective.op_name
+        if not op_name:
+            maker = self.flow.told_maker(case.home, case.instruction)
+            op_name = "" if maker is None else self.flow.module.op_name(maker)
+        if "transpose(" not in op_name:
             return False
         arrays = collective.operands
         if collective.kind == "collective-permute":
@@ -128,7 +154,7 @@ class Judge:
         return frozenset(
             (tuple(aval.shape), sharding)
             for aval, (_, sharding) in zip(avals, self.layouts.arguments, strict=False)
-            if isinstance(sharding, NamedSharding) and aval.shape
+            if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
         )
 
     def _is_constrained(self, case: "Case") -> bool:
@@ -137,7 +163,7 @@ class Judge:
         lines = {*self._lines(collective.frames), *self._lines(collective.needed_by_frames)}
         own = set(self._lines(collective.frames))
         for change in self.layouts.changes:
-            if not case.axes <= change.axes:
+            if not case.axes <= (change.closed if case.gathers else change.moved):
                 continue
             if own & change.lines or (not own and lines & change.lines):
                 return True
@@ -148,11 +174,29 @@ class Judge:
             case.gathers
             and not case.argument
             and _operation(collective.needed_by or collective.op_name) in _PRODUCTS
+            and not self._could_add_up(case)
             and any(
                 case.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
                 for scope, eqn, said in self._constraints_of(case)
             )
         )
+
+    def _could_add_up(self, case: "Case") -> bool:
+        """Whether a product sums over a dimension that both operands have cut alike.
+
+        Then nothing but the sums has to be sent, and no constraint asks for more.
+        """
+        for scope, eqn in self.equations(case):
+            if eqn.primitive.name != "dot_general":
+                continue
+            contracted = eqn.params["dimension_numbers"][0]
+            cut = [
+                {a for dim in dims for s in self.layouts.sources(scope, v)[dim] for a in s.axes}
+                for v, dims in zip(eqn.invars, contracted, strict=True)
+            ]
+            if all(case.axes <= axes for axes in cut):
+                return True
+        return False
 
     def _constraints_of(self, case: "Case") -> Iterator[tuple[Scope, Any, NamedSharding]]:
         """The constraints from which the value of a collective comes."""
@@ -182,10 +226,13 @@ class Judge:
     def equations(self, case: "Case") -> list[tuple[Scope, Any]]:
         """The equations of the operation that a collective belongs to, else that needs it."""
         collective = case.collective
-        told = (
+        told = [
             (collective.op_name, collective.frames),
             (collective.needed_by, collective.needed_by_frames),
-        )
+        ]
+        if case.gathers:
+            # A gather is there for whoever wants the whole.
+            told.reverse()
         for op_name, frames in told:
             operation = _operation(op_name)
             for line in self._lines(frames):

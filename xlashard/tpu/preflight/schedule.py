@@ -13,6 +13,7 @@ from xlashard.program.collectives import Collective
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.program.loops import trip_count
 from xlashard.tpu.preflight.hbm import hbm_bytes
+from xlashard.tpu.preflight.megascale import meeting
 from xlashard.tpu.preflight.wires import Wire
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -115,6 +116,7 @@ class _Run:
         self._now = 0.0
         self._busy: dict[str, float] = defaultdict(float)
         self._pending: dict[str, float] = {}
+        self._received: dict[str, str] = {}
 
     def seconds(self) -> float:
         """How long it takes, all that it started included."""
@@ -126,7 +128,14 @@ class _Run:
         timeline, opcode = self._timeline, instruction.opcode
         wire = timeline.wire(self._computation, instruction)
         if wire is not None:
-            self._collective(wire, instruction.name if opcode.endswith("-start") else "")
+            apart = opcode.endswith("-start")
+            starts = instruction.name if apart else meeting(instruction)
+            self._collective(wire, starts)
+        elif opcode == "recv":
+            # It is done when what was sent has come.
+            self._received[instruction.name] = meeting(instruction)
+        elif opcode == "recv-done":
+            self._done([self._received.get(name, "") for name in instruction.operand_names])
         elif opcode == "fusion":
             self._fusion(instruction)
         elif opcode == "copy-start":

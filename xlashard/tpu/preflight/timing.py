@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from xlashard.program.collectives import Collective, along_text, collectives_of
+from xlashard.program.collectives import Collective, along_text
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.generations import Generation
 from xlashard.tpu.preflight.clocks import clock_of
 from xlashard.tpu.preflight.compilation import Compilation
+from xlashard.tpu.preflight.megascale import whole_collectives
 from xlashard.tpu.preflight.parts import AxisTraffic, Bound, TimeEstimate
 from xlashard.tpu.preflight.schedule import scheduled_seconds
 from xlashard.tpu.preflight.wires import Wire, Wires
@@ -34,7 +35,7 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
     module = compilation.module
     work = count_work(module)
     wires = Wires(topology, mesh)
-    collectives = [(c, wires.of(c)) for c in collectives_of(module)]
+    collectives = [(c, wires.of(c)) for c in whole_collectives(module, mesh)]
     generation = topology.generation
     bandwidth = generation.device_hbm_bandwidth
     clock = clock_of(generation)

@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 
 from xlashard.pjit.report.communication import Sources, added_up, describe_kind
 from xlashard.pjit.report.parts import CollectiveReport
-from xlashard.program.collectives import Collective, collectives_of
+from xlashard.program.collectives import Collective
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.flow import Flow
 from xlashard.tpu.preflight.layouts import Layouts
+from xlashard.tpu.preflight.megascale import whole_collectives
 from xlashard.tpu.preflight.origins import Judge, Judgement
 from xlashard.tpu.preflight.parts import TrafficReport
 from xlashard.tpu.preflight.wires import Wire, Wires
@@ -51,10 +52,11 @@ def describe_traffic(
     placed = lowered._order.placement.in_shardings
     layouts = Layouts(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
     said = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
-    judge = Judge(Flow(module), layouts, grid, sources, said)
+    collectives = tuple(whole_collectives(module, mesh))
+    judge = Judge(Flow(module), layouts, grid, sources, said, collectives)
     wires = Wires(topology, mesh)
     alike: dict[tuple[CollectiveReport, Judgement], _Alike] = {}
-    for collective in collectives_of(module):
+    for collective in judge.collectives:
         judgement = judge.judge(collective)
         described = describe_kind(collective, grid, frozenset(paths), sources)
         alike.setdefault((described, judgement), _Alike()).add(collective, wires.of(collective))
