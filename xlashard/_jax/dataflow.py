@@ -169,6 +169,11 @@ def _factors(eqn: Any, dim: int) -> Iterator[tuple[Any, int]]:
         dim -= len(free)
 
 
+def is_variable(value: Any) -> bool:
+    """Whether an operand of an equation is a variable, and not a number written out."""
+    return not isinstance(value, core.Literal)
+
+
 def source_line(eqn: Any) -> Line | None:
     """File and line of the user's code that made an equation, or None where it is not known."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)

@@ -12,7 +12,7 @@ from xlashard.tpu.preflight.megascale import meeting
 
 _MOVES = frozenset(
     (
-        *("bitcast", "convert", "copy", "copy-done", "copy-start", "dynamic-slice"),
+        *("bitcast", "convert", "copy", "dynamic-slice"),
         *("opt-barrier", "pad", "reshape", "slice", "transpose", "async-update"),
     )
 )
@@ -125,9 +125,10 @@ class Flow:
             return (computation, names[0], (int(index[0]), *path)) if index else None
         if opcode == "tuple":
             return (computation, names[path[0]], path[1:]) if path else None
-        if opcode in _MOVES and names:
-            # A copy-start gives the copy, the original and a context.
-            return computation, names[0], path[1:] if opcode == "copy-start" else path
+        base = opcode.removesuffix("-start").removesuffix("-done")
+        if base in _MOVES and names:
+            # A start gives the result, the operand and a context.
+            return computation, names[0], () if opcode.endswith("-start") else path
         if opcode in ("async-start", "async-done"):
             return self._asynchronous(computation, instruction, path)
         if opcode == "fusion":
@@ -209,7 +210,8 @@ class Flow:
             if found.opcode == "get-tuple-element" and _index(found) == index:
                 source = body.instructions.get(found.operand_names[0])
                 return source is not None and source.opcode == "parameter"
-            if found.opcode in _MOVES or found.opcode.startswith("collective-permute"):
+            base = found.opcode.removesuffix("-start").removesuffix("-done")
+            if base in _MOVES or found.opcode.startswith("collective-permute"):
                 waiting += found.operand_names[:1]
         return False
 

@@ -44,7 +44,7 @@ def hbm_bytes(module: HloText, computation: Computation, instruction: Instructio
         return sum(array.hbm_bytes for array in placed_arrays(element_types(instruction.type)[0]))
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
-    return _of_operation(opcode, operands, results)
+    return _of_operation(opcode.removesuffix("-start"), operands, results)
 
 
 def _of_operation(

@@ -51,12 +51,14 @@ class Change:
         arguments: Arguments that it comes from.
         moved: The mesh axes that cut another dimension afterwards, or none.
         closed: Those that cut none.
+        used: All axes of the constraint.
     """
 
     lines: frozenset[Line]
     arguments: frozenset[str]
     moved: frozenset[str]
     closed: frozenset[str]
+    used: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +126,8 @@ class Layouts:
                 paths = frozenset(s.path for s in sources if s.path)
                 if line is not None:
                     lines |= {line}
-                used = {axis for axes in own for axis in axes}
-                found.append(Change(lines, paths, frozenset(moved), frozenset(moved - used)))
+                used = frozenset(axis for axes in own for axis in axes)
+                found.append(Change(lines, paths, frozenset(moved), frozenset(moved - used), used))
         return tuple(found)
 
     def sources(self, scope: Scope, value: Any) -> list[list[Source]]:
@@ -135,9 +137,10 @@ class Layouts:
             scope: Where the value is.
             value: A variable of its jaxpr.
         """
-        if not getattr(value.aval, "shape", ()):
-            return []
-        return [list(self._sources(scope, value, dim)) for dim in range(value.aval.ndim)]
+        return [
+            list(self._sources(scope, value, dim))
+            for dim in range(len(getattr(value.aval, "shape", ())))
+        ]
 
     def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[Source]:
         for origin in origins(scope, value, dim, _CONSTRAINT):

@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.dataflow import Line, Scope, source_line
+from xlashard._jax.dataflow import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.collectives import Collective
@@ -87,7 +87,10 @@ class Judge:
         named = {path for path, _ in self.layouts.arguments}
         argument = collective.op_name if collective.op_name in named else ""
         if not argument:
-            found = {self.flow.argument(home, name) for name in instruction.operand_names}
+            names = instruction.operand_names
+            # What a send takes besides is a token.
+            names = names[:1] if instruction.opcode == "send" else names
+            found = {self.flow.argument(home, name) for name in names}
             argument = found.pop() if len(found) == 1 else ""
         windowed = next(filter(None, map(self.flow.windowed, self.flow.sites(home))), "")
         moves = collective.kind == "collective-permute"
@@ -163,7 +166,8 @@ class Judge:
         lines = {*self._lines(collective.frames), *self._lines(collective.needed_by_frames)}
         own = set(self._lines(collective.frames))
         for change in self.layouts.changes:
-            if not case.axes <= (change.closed if case.gathers else change.moved):
+            reach = change.closed if case.gathers else change.moved | change.used
+            if not case.axes <= reach or not case.axes & change.moved:
                 continue
             if own & change.lines or (not own and lines & change.lines):
                 return True
@@ -220,7 +224,7 @@ class Judge:
         """What says how the value is dealt out that a collective deals with."""
         for scope, eqn in self.equations(case):
             for value in (*eqn.invars, *eqn.outvars):
-                if hasattr(value, "count") or hasattr(value, "aval"):
+                if is_variable(value):
                     yield self.layouts.sources(scope, value)
 
     def equations(self, case: "Case") -> list[tuple[Scope, Any]]:
@@ -300,7 +304,7 @@ class Remedies:
     def _by_equations(self) -> str:
         """The source of the value, dealt out as the operation wants it."""
         for scope, eqn in self.judge.equations(self.case):
-            values = [v for v in eqn.invars if getattr(v.aval, "shape", ())]
+            values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
             sources = [self.judge.layouts.sources(scope, v) for v in values]
             for index, mine in enumerate(sources):
@@ -318,7 +322,7 @@ class Remedies:
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
         """Whether a value is made at the line of what the collective takes."""
-        made = scope.makers.get(value) if hasattr(value, "count") else None
+        made = scope.makers.get(value) if is_variable(value) else None
         line = None if made is None else source_line(made[1])
         return line is not None and line in self._maker_lines
 

@@ -18,6 +18,7 @@ from xlashard.tpu.preflight.wires import Wire
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ENDS = "AsyncCollectiveDone"
+_COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 
 
 def scheduled_seconds(
@@ -138,7 +139,7 @@ class _Run:
             self._done([self._received.get(name, "") for name in instruction.operand_names])
         elif opcode == "fusion":
             self._fusion(instruction)
-        elif opcode == "copy-start":
+        elif opcode in _COPIES:
             self._start(instruction.name, timeline.copying(self._computation, instruction), "hbm")
         elif opcode == "async-start":
             inner = timeline.callees(instruction)

@@ -12,7 +12,7 @@ from xlashard.tpu.preflight.hbm import hbm_bytes
 
 _HARMLESS_NAMES = """
     AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart
-    ConcatBitcast GatherScatterIndicesBitpacked Sharding SPMDFullToShardShape
+    ConcatBitcast SliceId GatherScatterIndicesBitpacked Sharding SPMDFullToShardShape
     SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
