@@ -183,7 +183,7 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         choose(tab, "kind", "all-reduce")
         assert seen() == shown(lambda t: t.collective.kind == "all-reduce")
         choose(tab, "kind", "")
-        choose(tab, "reason", "not asked for")
+        tab.click(".traffic button.shows")
         unasked = [t for t in FITTING.traffic if not t.asked_for]
         assert seen() == [(t.collective.kind, t.collective.along) for t in unasked]
         for remedy, traffic in zip(tab.texts(".traffic .remedy"), unasked, strict=True):
@@ -193,6 +193,9 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         assert tab.text(".traffic .count") == f"2 of 6 · sent {total} · takes {seconds}"
         choose(tab, "kind", "reduce-scatter")
         assert seen() == []
+        tab.click(".traffic button.shows")
+        assert seen() == [("reduce-scatter", "fsdp")]
+        choose(tab, "reason", "not asked for")
         assert tab.text(".traffic .count") == "0 of 6 · sent 0 B · takes 0 s"
 
 

@@ -56,7 +56,10 @@ def _lead(traffic: Sequence[TrafficReport]) -> Html:
         seconds = in_seconds(sum(t.seconds for t in unasked))
         number = sum(t.collective.count for t in unasked)
         words = f"{number:,} of them, {seconds}, nobody asked for"
-        parts += [tag("b", words, class_="warns"), "; each says what would be rid of it."]
+        show = tag(
+            "button", "show only these", type="button", class_="shows needs-script", value=UNASKED
+        )
+        parts += [tag("b", words, class_="warns"), "; each says what would be rid of it. ", show]
     else:
         parts.append("All of them are asked for.")
     return tag("p", parts, class_="lead")

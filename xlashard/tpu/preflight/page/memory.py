@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from xlashard.pjit.report.words import line_text, operation_text
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_percent
+from xlashard.tpu.preflight.page.quantities import in_percent, many
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, filters, table
 from xlashard.tpu.preflight.parts import (
     HeldBytes,
@@ -98,7 +98,8 @@ def memory_section(memory: MemoryBreakdown, topology: TopologyReport, *, is_fitt
     keeps = f"; the chip's runtime keeps {in_bytes(reserved)}" if reserved > 0 else ""
     host = f" The host's memory holds {in_bytes(memory.host_bytes)}." if memory.host_bytes else ""
     words = (
-        f"All {topology.devices:,} devices hold the same: "
+        f"{'All ' * (topology.devices > 1)}{many(topology.devices, 'device')} "
+        f"{'hold the same' if topology.devices > 1 else 'holds all'}: "
         f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)} at the peak{keeps}."
         f"{host}"
     )
@@ -188,7 +189,7 @@ def _held(name: str, held: Sequence[HeldBytes], total: int) -> Html | None:
     ]
     return _unfolding(
         name,
-        f"{len(held):,} {'leaves' if len(held) > 1 else 'leaf'}, {in_bytes(total)}",
+        f"{many(len(held), 'leaf', 'leaves')}, {in_bytes(total)}",
         columns,
         rows,
     )
@@ -270,7 +271,7 @@ def _unfolding(
     *,
     is_open: bool = False,
 ) -> Html:
-    search = filters(name.lower(), {}, "Filter by name, type, sharding …")
+    search = filters(name.lower(), {}, "Filter by any of these …")
     return tag(
         "details",
         tag("summary", tag("b", name), " ", tag("span", words, class_="note")),

@@ -121,6 +121,13 @@
     for (const field of all(".filters input, .filters select", place))
       field.addEventListener("input", () => filter(place));
 
+  for (const button of all("button.shows"))
+    button.addEventListener("click", () => {
+      const choice = button.closest(".card").querySelector("select[data-key=reason]");
+      choice.value = choice.value === button.value ? "" : button.value;
+      choice.dispatchEvent(new Event("input", { bubbles: true }));
+    });
+
   // A chip that is pointed at says where it is, and shows those that it talks to along the axis.
   const placesOf = (chip) => chip.dataset.mesh.split(",");
   function choose(torus, chip) {

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from xlashard.pictures.palette import COLOURS
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
 from xlashard.tpu.preflight.page.placing import DIMENSIONS, Placing, Plane, read_placing
+from xlashard.tpu.preflight.page.quantities import many
 from xlashard.tpu.preflight.parts import AxisReport, TimeEstimate, TopologyReport
 from xlashard.wording import in_bytes, in_seconds
 
@@ -51,11 +52,9 @@ def _words(topology: TopologyReport) -> str:
     rings = [name for name, wraps in pairs if wraps]
     closed = f"; links close to rings along {', '.join(rings)}" if rings else "; no rings"
     slices = f"{topology.slices} slices of " if topology.slices > 1 else ""
-    hosts = f"{topology.hosts:,} host{'s' if topology.hosts > 1 else ''}"
-    return (
-        f"{slices}{shape} chips{closed}. {topology.chips:,} chips, {topology.devices:,} devices, "
-        f"{hosts}."
-    )
+    numbers = {"chip": topology.chips, "device": topology.devices, "host": topology.hosts}
+    counts = ", ".join(many(number, noun) for noun, number in numbers.items())
+    return f"{slices}{shape} chips{closed}. {counts}."
 
 
 def _switch(placing: Placing, group: str) -> Html | None:
