@@ -40,6 +40,9 @@ XLASHARD = Layers(
             ("xlashard.array.text", "xlashard.pictures"),
             ("xlashard.pjit.executable", "xlashard.pjit.saving"),
             ("xlashard.pjit.compiled", "xlashard.pjit.saving"),
+            # A settings file needs the packages of the extra `train`; other programs don't.
+            ("xlashard.commands.targets", "xlashard.train.preflight"),
+            ("xlashard.commands.targets", "xlashard.train.settings"),
         }
     ),
 )

@@ -9,7 +9,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = {"train": "xlashard.train.command", "pod": "xlashard.testing.command"}
+from xlashard.commands.words import add_preflight
+
+_COMMANDS = {
+    "train": "xlashard.train.command",
+    "pod": "xlashard.testing.command",
+    "preflight": "xlashard.commands.preflight",
+}
 _EXTRAS = {"matplotlib": "train", "optax": "train", "orbax": "train"}
 
 
@@ -51,6 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train a byte-level transformer on text"))
     _add_pod(commands.add_parser("pod", help="run a command in every process of an emulated pod"))
+    add_preflight(
+        commands.add_parser("preflight", help="say what a program would take and cost on TPU chips")
+    )
     return parser
 
 

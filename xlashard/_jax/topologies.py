@@ -10,6 +10,7 @@ import jax
 from jax._src import cloud_tpu_init, xla_bridge
 
 from xlashard._jax.shardings import Device
+from xlashard._jax.versions import check_libtpu
 from xlashard.errors import TopologyError
 
 # Read by libtpu when it is loaded: ask no metadata server where this machine is, let other
@@ -41,12 +42,14 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         options: What libtpu takes besides: `num_slices`, `chip_config_name`, `wrap`, ...
 
     Raises:
-        TopologyError: If libtpu is missing, or knows no such topology.
+        TopologyError: If libtpu is missing or not the one that JAX asks for, or knows no such
+            topology.
     """
     if cloud_tpu_init.get_tpu_library_path() is None:
         raise TopologyError(
             "libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'"
         )
+    check_libtpu(libtpu_version(), metadata.requires("jax") or ())
     try:
         with _environment():
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)

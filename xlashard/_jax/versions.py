@@ -1,6 +1,11 @@
 """Which JAX releases this project runs on, checked before anything internal is touched."""
 
+import re
+from collections.abc import Iterable
+
 import jax
+
+from xlashard.errors import TopologyError
 
 MINIMUM = (0, 11, 2)
 BELOW = (0, 13)
@@ -34,4 +39,30 @@ def check_supported(version: str = jax.__version__) -> None:
     raise ImportError(
         f"xlashard works with jax>={low},<{high}, but jax {version} is installed: "
         f"pip install 'jax>={low},<{high}'"
+    )
+
+
+def check_libtpu(installed: str | None, required: Iterable[str]) -> None:
+    """Refuses a libtpu that is not the one which JAX was made for.
+
+    Another one compiles most programs, and crashes or says nonsense of others.
+
+    Args:
+        installed: Its version; None for one that is no package, of which nobody knows.
+        required: What JAX's package requires, such as `libtpu==0.0.50.*; extra == "tpu"`.
+
+    Raises:
+        TopologyError: If it is another.
+    """
+    found = (re.match(r"libtpu\s*==\s*([\w.]+?)(\.\*)?\s*(?:;|$)", each) for each in required)
+    pinned = next((match for match in found if match is not None), None)
+    if installed is None or pinned is None:
+        return
+    wanted, is_open = pinned[1], pinned[2] is not None
+    if installed == wanted or (is_open and f"{installed}.".startswith(f"{wanted}.")):
+        return
+    version = wanted + (pinned[2] or "")
+    raise TopologyError(
+        f"jax {jax.__version__} works with libtpu {version}, but libtpu {installed} is installed: "
+        f"pip install 'libtpu=={version}'"
     )

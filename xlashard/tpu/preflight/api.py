@@ -1,0 +1,266 @@
+"""`preflight`: what a program would take, do and cost on TPU chips, on a machine without one."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from xlashard._jax import analysis, compiling
+from xlashard._jax.topologies import libtpu_version
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._version import __version__
+from xlashard.errors import ArgumentError, counted
+from xlashard.pjit import Compiled, Lowered, Traced, pjit
+from xlashard.pjit.function import Function
+from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.signature import function_name
+from xlashard.sharding import Mesh
+from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
+from xlashard.tpu.preflight.machine import describe_mesh, describe_topology
+from xlashard.tpu.preflight.memory import describe_memory
+from xlashard.tpu.preflight.money import Price, describe_price, read_price
+from xlashard.tpu.preflight.parts import (
+    ThroughputReport,
+    TimeEstimate,
+    TopologyReport,
+    VersionsReport,
+    Workload,
+)
+from xlashard.tpu.preflight.placing import MeshLike, mesh_on, placer
+from xlashard.tpu.preflight.report import PreflightReport
+from xlashard.tpu.preflight.timing import estimate_time
+from xlashard.tpu.preflight.traffic import describe_traffic
+from xlashard.tpu.preflight.values import describe_values
+from xlashard.tpu.topologies import Topology
+from xlashard.tpu.topologies import topology as find_topology
+
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a report says besides what the compiler tells.
+
+    Attributes:
+        title: What was asked.
+        workload: What a step of training does.
+        price: Of a chip.
+        replicated_above: Bytes from which on a value that every device holds whole is named.
+    """
+
+    title: str = ""
+    workload: Workload | None = None
+    price: Price | None = None
+    replicated_above: int = 2**20
+
+
+def preflight(
+    fun: Any,
+    *args: Any,
+    topology: str | Topology,
+    mesh: MeshLike | None = None,
+    slices: int = 1,
+    workload: Workload | None = None,
+    price: float | str | None = None,
+    replicated_above: int = 2**20,
+    compiler_options: Mapping[str, Any] | None = None,
+    title: str = "",
+    **kwargs: Any,
+) -> PreflightReport:
+    """Says what a program would take, do and cost on TPU chips; none is needed for that.
+
+    The program is compiled for the topology by libtpu. One that is too large for the chips gives
+    the same report, whose `outcome` says so.
+
+    Args:
+        fun: A function made by `xlashard.pjit`, with whatever was said of it (shardings, donation,
+            ...); a plain function; or a stage, `Traced` or `Lowered`, which needs no arguments.
+        *args: Arguments of a call. A `jax.ShapeDtypeStruct` does for an array. What lies on
+            another mesh (arrays on this machine's devices, for example) is taken to lie on the
+            topology along axes of the same names.
+        topology: The chips: `"v5p-128"`, `"v5e:4x4"`, or an `xlashard.tpu.topology`.
+        mesh: Names and sizes of the mesh axes, such as `{"data": 8, "model": 4}`; or a mesh. It is
+            in force while the function is traced. By default that of the arguments.
+        slices: How many slices of the topology there are.
+        workload: For a step of training what it does, for tokens per second and utilisation.
+        price: Of one chip for an hour, for what a step costs: `4.2`, `"4.20 USD"`.
+        replicated_above: Bytes from which on a value that every device holds whole is named.
+        compiler_options: Options of the compiler, as of `Lowered.compile`.
+        title: What the report says of where the program comes from.
+        **kwargs: Keyword arguments of the call.
+
+    Returns:
+        The report. `print(report)` shows it, `report.to_json()` keeps it.
+
+    Raises:
+        TopologyError: If there is no such topology, the mesh can't lie on it, or libtpu is missing.
+        ArgumentError: If `fun` is none of the above, or the price is no number.
+        CompileError: If the compiler refuses the program for another reason than its size.
+        ResourceError: As the call itself would, and so are all its other errors.
+
+    Example:
+        >>> import jax, xlashard
+        >>> from xlashard import P
+        >>> x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+        >>> gram = xlashard.pjit(lambda x: x @ x.T, in_shardings=P("data"))
+        >>> report = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
+        >>> report.outcome, report.memory.argument_bytes
+        ('fits', 65536)
+        >>> [(t.collective.kind, t.collective.along) for t in report.traffic]
+        [('all-gather', 'data')]
+    """
+    extras = Extras(title, workload, None if price is None else read_price(price), replicated_above)
+    with short_tracebacks:
+        place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
+        on, lowered = _lowered(fun, args, kwargs, place, mesh)
+        compilation = compile_for_report(lowered, compiler_options)
+        return report_of(compilation, place, on, extras)
+
+
+def _lowered(
+    fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: Topology, mesh: Any
+) -> tuple[Mesh, Lowered]:
+    """The mesh on the topology's devices, and the module for them."""
+    if isinstance(fun, Traced | Lowered):
+        if args or kwargs:
+            raise ArgumentError(
+                f"a {type(fun).__name__} has its arguments already, but preflight was given more: "
+                "write xlashard.preflight(stage, topology=...), or give the function and arguments"
+            )
+        return _of_stage(fun, topology, mesh)
+    function = _function(fun)
+    on = mesh_on(topology, mesh, jax.tree.leaves((args, kwargs)))
+    args, kwargs = jax.tree.map(placer(on), (args, kwargs))
+    with jax.set_mesh(on):
+        lowered = function.lower(*args, **kwargs)
+    _check_devices(lowered, topology)
+    return on, lowered
+
+
+def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[Mesh, Lowered]:
+    if isinstance(stage, Lowered):
+        _check_devices(stage, topology)
+        own = stage._program.plan.mesh
+        return (own if isinstance(own, Mesh) else mesh_on(topology, mesh, ())), stage
+    on = mesh_on(topology, mesh, jax.tree.leaves(stage.args_info))
+    with jax.set_mesh(on):
+        lowered = stage.lower()
+    _check_devices(lowered, topology)
+    return on, lowered
+
+
+def _function(fun: Any) -> Any:
+    if isinstance(fun, Compiled):
+        raise ArgumentError(
+            f"{fun.fun_name} is compiled already, and a compiled program has forgotten its module: "
+            "give preflight the function, or the Lowered that it was compiled from"
+        )
+    if not callable(fun):
+        raise ArgumentError(
+            f"preflight takes a function and its arguments, not {type(fun).__name__}: write "
+            "xlashard.preflight(f, x, topology=...), without calling f"
+        )
+    if isinstance(getattr(fun, "_function", None), Function):
+        return fun
+    if hasattr(fun, "lower"):
+        name = function_name(getattr(fun, "__wrapped__", fun))
+        raise ArgumentError(
+            f"preflight takes a function made by xlashard.pjit, and {name} is one of jax.jit, "
+            f"which keeps what was said of it to itself: write {name} = xlashard.jit(...), which "
+            "takes the same options"
+        )
+    return pjit(fun)
+
+
+def _check_devices(lowered: Lowered, topology: Topology) -> None:
+    """Raises if a module is for other devices than those of a topology."""
+    devices = lowered._program.plan.devices
+    strangers = set(devices) - set(topology.devices)
+    if strangers:
+        kind = next(iter(strangers)).device_kind
+        raise ArgumentError(
+            f"{lowered.fun_name} was lowered for {counted(len(devices), 'device')} of {kind}, not "
+            f"for those of {topology.name}: make its mesh from them, "
+            f"tpu.topology({topology.name!r}).mesh({{...}}), and give preflight that topology"
+        )
+    if len(devices) < topology.num_devices:
+        raise ArgumentError(
+            f"{lowered.fun_name} uses {counted(len(devices), 'device')} of the "
+            f"{topology.num_devices} of {topology.name}: give a topology of that many, or a mesh "
+            "over all of them"
+        )
+
+
+def report_of(
+    compilation: Compilation, topology: Topology, mesh: Mesh, extras: Extras
+) -> PreflightReport:
+    """The report of what was compiled.
+
+    Args:
+        compilation: On the topology's devices.
+        topology: The devices.
+        mesh: Their mesh.
+        extras: What the compiler doesn't tell.
+    """
+    lowered = compilation.lowered
+    chips = describe_topology(topology)
+    memory = describe_memory(compilation, topology)
+    time = estimate_time(compilation, topology, mesh)
+    values = describe_values(compilation)
+    workload, price = extras.workload, extras.price
+    return PreflightReport(
+        name=lowered.fun_name,
+        title=extras.title,
+        outcome="fits" if compilation.compiled is not None else "out of memory",
+        topology=chips,
+        mesh=describe_mesh(topology, mesh),
+        partitioner=lowered._program.plan.partitioner.value,
+        memory=memory,
+        time=time,
+        traffic=describe_traffic(compilation, topology, mesh),
+        inputs=values.inputs,
+        outputs=values.outputs,
+        donations=values.donations,
+        replications=values.replications,
+        replicated=_replicated((*values.inputs, *values.outputs), chips, extras.replicated_above),
+        replicated_above=extras.replicated_above,
+        throughput=None if workload is None else _throughput(workload, time, chips),
+        price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
+        compile_seconds=compilation.seconds,
+        versions=_versions(compilation, topology),
+    )
+
+
+def _replicated(
+    values: tuple[ValueReport, ...], topology: TopologyReport, above: int
+) -> tuple[ValueReport, ...]:
+    """Those that every device holds whole."""
+    if topology.devices == 1:
+        return ()
+    return tuple(v for v in values if v.used and v.copies == topology.devices and v.nbytes >= above)
+
+
+def _throughput(
+    workload: Workload, time: TimeEstimate, topology: TopologyReport
+) -> ThroughputReport:
+    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
+    return ThroughputReport(
+        workload=workload,
+        tokens_per_second=workload.tokens / time.seconds,
+        utilisation=workload.model_flops / (time.seconds * peak),
+    )
+
+
+def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
+    set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
+    options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
+    return VersionsReport(
+        xlashard=__version__,
+        jax=jax.__version__,
+        jaxlib=analysis.jaxlib_version(),
+        libtpu=libtpu_version() or "",
+        runtime=compiling.client_of(topology.devices[0]).platform_version,
+        flags=(*set_outside, *options),
+    )

@@ -1,0 +1,91 @@
+"""Arguments as a person has them, placed on the devices of a topology."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from xlashard.errors import ArgumentError
+from xlashard.sharding import Mesh, NamedSharding
+from xlashard.tpu.topologies import Topology
+
+type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
+"""Axis names and sizes, on whichever devices."""
+
+
+def mesh_on(topology: Topology, mesh: MeshLike | None, values: Iterable[Any]) -> Mesh:
+    """The mesh of a preflight: the one that was given, or that of the arguments.
+
+    Args:
+        topology: Whose devices it is to have.
+        mesh: As the caller gave it. One over other devices lends its names and sizes.
+        values: Leaves of the arguments.
+
+    Raises:
+        ArgumentError: If neither says a mesh, or arguments say several.
+        TopologyError: If a mesh of these sizes can't lie on the topology.
+    """
+    if mesh is None:
+        mesh = _only_mesh(topology, values)
+    if isinstance(mesh, Mesh) and _is_on(topology, mesh):
+        return mesh
+    sizes = mesh if isinstance(mesh, Mapping) else mesh.shape
+    return topology.mesh({str(name): int(size) for name, size in sizes.items()})
+
+
+def _is_on(topology: Topology, mesh: Mesh) -> bool:
+    return set(mesh.devices.flat) <= set(topology.devices)
+
+
+def _only_mesh(topology: Topology, values: Iterable[Any]) -> Mesh | jax.sharding.AbstractMesh:
+    named = [s for s in map(_sharding, values) if isinstance(s, jax.sharding.NamedSharding)]
+    meshes = {tuple(s.mesh.shape.items()): s.mesh for s in named}
+    if len(meshes) == 1:
+        return meshes.popitem()[1]
+    if not meshes:
+        raise ArgumentError(
+            f"none of the arguments says how the {topology.num_devices} devices of "
+            f"{topology.name} form a mesh: write mesh={{'data': {topology.num_devices}}}"
+        )
+    said = " and ".join(", ".join(f"{n}={s}" for n, s in axes) for axes in meshes)
+    raise ArgumentError(
+        f"the arguments lie on meshes of different axes ({said}): say which one is meant, "
+        f"mesh={{'data': {topology.num_devices}}}"
+    )
+
+
+def _sharding(value: Any) -> Any:
+    return value.sharding if isinstance(value, jax.Array | jax.ShapeDtypeStruct) else None
+
+
+def placer(mesh: Mesh) -> Callable[[Any], Any]:
+    """A function that gives for each leaf of the arguments what stands for it on a mesh.
+
+    What lies on another mesh lies here along axes of the same names. What lies on one device, as
+    arrays do of which nothing was said, is left for the program to place.
+    """
+
+    def placed(value: Any) -> Any:
+        sharding = _sharding(value)
+        if sharding is None:
+            return value
+        weak = bool(getattr(value, "weak_type", False))
+        there = None
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            there = _moved(sharding, mesh)
+        elif sharding.num_devices > 1:
+            raise ArgumentError(
+                f"an argument {value.dtype}{list(value.shape)} lies as {sharding} says, which "
+                "names no axes of a mesh: write jax.ShapeDtypeStruct(shape, dtype, "
+                "sharding=NamedSharding(mesh, spec))"
+            )
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there, weak_type=weak)
+
+    return placed
+
+
+def _moved(sharding: jax.sharding.NamedSharding, mesh: Mesh) -> NamedSharding:
+    if sharding.mesh == mesh:
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    # Memories are named differently by other platforms; their default is meant as the default.
+    return NamedSharding(mesh, sharding.spec)
