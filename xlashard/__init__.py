@@ -87,9 +87,11 @@ from xlashard.sharding import (
 )
 
 if _typing.TYPE_CHECKING:
+    from xlashard import tpu as tpu
     from xlashard.array import ReshardReport, reshard_plan
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
     from xlashard.pjit import ProgramReport, StableHLOProgram, compile_stablehlo, explain
+    from xlashard.tpu.preflight import PreflightReport, preflight
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -101,6 +103,8 @@ else:
                 *("ProgramReport", "explain"),
                 *("StableHLOProgram", "compile_stablehlo"),
             ),
+            "xlashard.tpu": ("tpu",),
+            "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
         },
     )
 
@@ -133,6 +137,7 @@ __all__ = [
     "P",
     "PartitionSpec",
     "PmapSharding",
+    "PreflightReport",
     "ProgramReport",
     "RecompileReport",
     "Replicated",
@@ -166,6 +171,7 @@ __all__ = [
     "make_device_array",
     "make_sharded_device_array",
     "pjit",
+    "preflight",
     "reshard_plan",
     "unstacked_shards",
     "visualize",

@@ -17,7 +17,8 @@ def on_demand(
     Args:
         package: Its name.
         members: What it has already; what is imported is kept there.
-        homes: By module the names that come from it.
+        homes: By module the names that come from it. A module of the package itself may stand for
+            its own name.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -25,7 +26,8 @@ def on_demand(
         home = home_of.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-        value = members[name] = getattr(importlib.import_module(home), name)
+        module = importlib.import_module(home)
+        value = members[name] = module if home == f"{package}.{name}" else getattr(module, name)
         return value
 
     def listing() -> list[str]:

@@ -16,7 +16,7 @@ from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.budget import Limit, broken_limits, read_budget
-from xlashard.tpu.preflight.compare import compare
+from xlashard.tpu.preflight.comparison import compare
 from xlashard.tpu.preflight.money import read_price
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.report import PreflightReport

@@ -121,14 +121,14 @@ def _program(target: str, made: Any, mesh: Mesh | None) -> Program:
     """What a function gave, as a program."""
     if isinstance(made, Traced | Lowered):
         return Program(made, mesh)
-    parts = tuple(made) if isinstance(made, tuple | list) else ()
+    parts: tuple[Any, ...] = tuple(made) if isinstance(made, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None
     if len(parts) not in (2, 3) or not callable(parts[0]) or not _is_workload(workload):
         raise ArgumentError(
             f"{target} gave {_described(made)}, not a function and its arguments: end it with "
             "`return step, (state, batch)`, and a Workload as the third for tokens per second"
         )
-    function, arguments = parts[:2]
+    function, arguments = parts[0], parts[1]
     if isinstance(arguments, Mapping):
         return Program(function, mesh, (), dict(arguments), workload)
     if not isinstance(arguments, tuple | list):

@@ -1,1 +1,48 @@
-"""What a program would take, do and cost on a TPU topology, without a TPU."""
+"""What a program would take, do and cost on a TPU topology, without a TPU.
+
+| modules | what is in them |
+|---|---|
+| `api`, `placing`, `compilation` | `preflight`: arguments on the topology, the program compiled |
+| `machine`, `memory`, `values`, `timing`, `traffic` | what a report says, by the compilation |
+| `parts`, `fields`, `report`, `schema` | the report: its values, itself, its JSON |
+| `words`, `screen`, `summary`, `page` | a report as a person reads it |
+| `comparison`, `budget`, `money` | two reports, a report and its limits, prices |
+"""
+
+import typing as _typing
+
+from xlashard.lazily import on_demand as _on_demand
+
+if _typing.TYPE_CHECKING:
+    from xlashard.tpu.preflight.api import preflight
+    from xlashard.tpu.preflight.budget import Breach, Limit, broken_limits, read_budget
+    from xlashard.tpu.preflight.comparison import Comparison, compare
+    from xlashard.tpu.preflight.parts import Workload
+    from xlashard.tpu.preflight.report import PreflightReport
+    from xlashard.tpu.preflight.schema import make_schema
+else:
+    __getattr__, __dir__ = _on_demand(
+        __name__,
+        globals(),
+        {
+            "xlashard.tpu.preflight.api": ("preflight",),
+            "xlashard.tpu.preflight.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
+            "xlashard.tpu.preflight.comparison": ("Comparison", "compare"),
+            "xlashard.tpu.preflight.parts": ("Workload",),
+            "xlashard.tpu.preflight.report": ("PreflightReport",),
+            "xlashard.tpu.preflight.schema": ("make_schema",),
+        },
+    )
+
+__all__ = [
+    "Breach",
+    "Comparison",
+    "Limit",
+    "PreflightReport",
+    "Workload",
+    "broken_limits",
+    "compare",
+    "make_schema",
+    "preflight",
+    "read_budget",
+]
