@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from xlashard.tpu.preflight.parts import (
     VersionsReport,
     Workload,
 )
-from xlashard.tpu.preflight.placing import MeshLike, mesh_on, placer
+from xlashard.tpu.preflight.placing import MeshLike, check_axes, mesh_on, placer
 from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.tpu.preflight.timing import estimate_time
 from xlashard.tpu.preflight.traffic import describe_traffic
@@ -131,7 +131,10 @@ def _lowered(
             )
         return _of_stage(fun, topology, mesh)
     function = _function(fun)
-    on = mesh_on(topology, mesh, jax.tree.leaves((args, kwargs)))
+    paths, values = function._function.parameters.paths(args, kwargs)
+    arguments = dict(zip(paths, values, strict=True))
+    check_axes(arguments)
+    on = mesh_on(topology, mesh, arguments)
     args, kwargs = jax.tree.map(placer(on), (args, kwargs))
     with jax.set_mesh(on):
         lowered = function.lower(*args, **kwargs)
@@ -143,10 +146,13 @@ def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[M
     if isinstance(stage, Lowered):
         _check_devices(stage, topology)
         own = stage._program.plan.mesh
-        return (own if isinstance(own, Mesh) else mesh_on(topology, mesh, ())), stage
-    on = mesh_on(topology, mesh, jax.tree.leaves(stage.args_info))
-    with jax.set_mesh(on):
-        lowered = stage.lower()
+        return (own if isinstance(own, Mesh) else mesh_on(topology, mesh, {})), stage
+    call = stage._call
+    arguments = dict(zip(stage._face.paths, call.values, strict=True))
+    check_axes(arguments)
+    on = mesh_on(topology, mesh, arguments)
+    here = replace(call.on([*map(placer(on), call.values)]), mesh=call.mesh or on)
+    lowered = Traced(stage._function, here).lower()
     _check_devices(lowered, topology)
     return on, lowered
 
