@@ -24,7 +24,6 @@ ROOMS = (
             "legacy",
             "tpu",
             "cloud",
-            "commands",
             "_jax",
         )
     ),
@@ -207,6 +206,7 @@ UNREACHED = {
     ("legacy/serialization/manager.py", "check_for_errors", ""): PASSED_ON,
     ("legacy/serialization/writing.py", "_check", "this process alone"): PROCESSES,
     ("_jax/versions.py", "check_supported", ""): "raised at import; tests/test_project.py",
+    ("_jax/versions.py", "check_libtpu", ""): "needs another libtpu; tests/tpu/test_libtpu.py",
 }
 
 

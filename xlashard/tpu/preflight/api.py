@@ -150,7 +150,7 @@ def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[M
     call = stage._call
     arguments = dict(zip(stage._face.paths, call.values, strict=True))
     check_axes(arguments)
-    on = mesh_on(topology, mesh, arguments)
+    on = mesh_on(topology, call.mesh if mesh is None else mesh, arguments)
     here = replace(call.on([*map(placer(on), call.values)]), mesh=call.mesh or on)
     lowered = Traced(stage._function, here).lower()
     _check_devices(lowered, topology)

@@ -1,0 +1,176 @@
+"""`xlashard.preflight`, from a function to a report."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xlashard
+from xlashard import Mesh, NamedSharding, P, PreflightReport, preflight, tpu
+from xlashard.errors import ArgumentError, CompileError, TopologyError
+from xlashard.tpu.preflight import Workload
+
+POD = "v5e-16"
+AXES = {"data": 8, "model": 2}
+WORKLOAD = Workload(tokens=8192, model_flops=1e12, parameters=10**9, active_parameters=10**9)
+
+
+def layers(x: Any, weights: Any, *, repeats: int = 3) -> Any:
+    def body(carry: Any, _: None) -> tuple[Any, None]:
+        cut = xlashard.with_sharding_constraint(carry @ weights["w"], P("data", None))
+        return jax.nn.relu(cut), None
+
+    return jax.lax.scan(body, x, None, length=repeats)[0]
+
+
+X = jax.ShapeDtypeStruct((2048, 1024), jnp.bfloat16)
+W = {"w": jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)}
+PLACED = xlashard.pjit(
+    layers,
+    in_shardings=(P("data"), P(None, "model")),
+    out_shardings=P("data"),
+    donate_argnums=0,
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> PreflightReport:
+    return preflight(
+        PLACED, X, W, topology=POD, mesh=AXES, workload=WORKLOAD, price="3.6 USD", title="layers"
+    )
+
+
+def test_what_was_asked(report: PreflightReport) -> None:
+    assert (report.name, report.title, report.outcome) == ("layers", "layers", "fits")
+    assert (report.topology.name, report.topology.chips) == ("v5e:4x4", 16)
+    assert [(axis.name, axis.size) for axis in report.mesh] == list(AXES.items())
+
+
+def test_what_it_takes(report: PreflightReport) -> None:
+    memory = report.memory
+    assert [(h.path, h.device_bytes) for h in memory.arguments] == [
+        ("weights['w']", 1024 * 512 * 2),
+        ("x", 256 * 1024 * 2),
+    ]
+    assert memory.alias_bytes == 256 * 1024 * 2
+    assert 0 < memory.total_bytes < memory.available_bytes < report.topology.hbm_bytes
+    (donation,) = [d for d in report.donations if d.donated]
+    assert (donation.path, donation.result) == ("x", "result")
+
+
+def test_what_it_does(report: PreflightReport) -> None:
+    # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
+    assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
+    gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
+    assert [t.collective.along for t in gathers] == ["model"]
+    assert gathers[0].asked_for and gathers[0].origin == "constraint"
+    assert gathers[0].collective.times == 3
+    line = gathers[0].collective.needed_by_source
+    assert line is not None and line.file == __file__ and line.in_user_file
+    assert report.time.seconds >= report.time.roofline_seconds > 0
+
+
+def test_what_it_costs(report: PreflightReport) -> None:
+    seconds = report.time.seconds
+    assert report.price is not None and report.throughput is not None
+    assert (report.price.currency, report.price.hour) == ("USD", pytest.approx(3.6 * 16))
+    assert report.price.step == pytest.approx(3.6 * 16 * seconds / 3600)
+    assert report.throughput.tokens_per_second == pytest.approx(8192 / seconds)
+    assert report.throughput.utilisation == pytest.approx(1e12 / (seconds * 16 * 197e12))
+
+
+def test_what_it_depends_on(report: PreflightReport) -> None:
+    assert report.versions.jax == jax.__version__
+    assert report.versions.libtpu
+    assert report.versions.runtime
+    assert report.compile_seconds > 0
+
+
+def test_it_comes_back_from_its_json(report: PreflightReport) -> None:
+    assert PreflightReport.from_json(report.to_json()) == report
+
+
+def test_arrays_of_this_machine_lie_on_the_topology_along_axes_of_the_same_names(
+    report: PreflightReport,
+) -> None:
+    here = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    x = xlashard.device_put(jnp.ones(X.shape, X.dtype), NamedSharding(here, P("data")))
+    w = xlashard.device_put(jnp.ones((1024, 1024), X.dtype), NamedSharding(here, P(None, "model")))
+    by_follow = xlashard.pjit(layers, out_shardings=P("data"), donate_argnums=0)
+    same = preflight(by_follow, x, weights={"w": w}, topology=POD, mesh=AXES)
+    assert same.memory.arguments == report.memory.arguments
+    assert [t.collective.sent_bytes for t in same.traffic] == [
+        t.collective.sent_bytes for t in report.traffic
+    ]
+    # Their own mesh fits another topology, and is the one that is meant where none is given.
+    fewer = preflight(by_follow, x, {"w": w}, topology="v5e-8")
+    assert [(axis.name, axis.size) for axis in fewer.mesh] == [("data", 4), ("model", 2)]
+
+
+def test_shapes_on_the_mesh_of_the_topology_need_no_mesh_besides() -> None:
+    topology = tpu.topology("v5e-4")
+    mesh = topology.mesh({"x": 2, "y": 2})
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
+    found = preflight(lambda x: x * 2, x, topology=topology)
+    assert [v.spec for v in found.inputs] == ["P('x', 'y')"]
+    assert preflight(lambda x: x * 2, x, topology="v5e-4").inputs == found.inputs
+
+
+def test_stages_and_static_arguments() -> None:
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    power = xlashard.pjit(lambda x, n: x**n, static_argnums=1, in_shardings=P("data"))
+    called = preflight(power, x, 3, topology="v5e-4", mesh={"data": -1})
+    with jax.set_mesh(tpu.topology("v5e-4").mesh({"data": 4})):
+        stages = (power.trace(x, 3), power.lower(x, 3))
+    for stage in stages:
+        assert preflight(stage, topology="v5e-4").memory == called.memory
+
+
+def test_a_program_that_is_too_large_gives_the_same_report() -> None:
+    x = jax.ShapeDtypeStruct((1 << 20, 1 << 16), jnp.bfloat16)
+    large = xlashard.pjit(lambda x: jnp.sin(x).T + 1, in_shardings=P("data"), out_shardings=P())
+    found = preflight(large, x, topology="v5e-4", mesh={"data": 4}, replicated_above=2**30)
+    assert found.outcome == "out of memory"
+    assert not found.fits and not found.memory.fits
+    assert found.memory.arguments[0].device_bytes == 2**35
+    assert found.memory.total_bytes > found.memory.available_bytes
+    assert found.time.seconds > 0
+    assert [v.path for v in found.replicated] == ["result"]
+    assert "too large" in str(found)
+
+
+def test_options_of_the_compiler_are_used_and_told() -> None:
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    options = {"xla_tpu_scoped_vmem_limit_kib": 16384}
+    found = preflight(
+        lambda x: x + 1, x, topology="v5e-4", mesh={"data": 4}, compiler_options=options
+    )
+    assert found.versions.flags[-1] == ("compiler_options", "xla_tpu_scoped_vmem_limit_kib=16384")
+    with pytest.raises(CompileError, match="xla_no_such_flag"):
+        preflight(
+            lambda x: x + 1,
+            x,
+            topology="v5e-4",
+            mesh={"data": 4},
+            compiler_options={"xla_no_such_flag": True},
+        )
+
+
+def test_what_is_wrong_is_told_before_anything_is_compiled() -> None:
+    with pytest.raises(ArgumentError, match="price='cheap' is no number"):
+        preflight(layers, X, W, topology="v5e-99", price="cheap")
+    with pytest.raises(TopologyError, match="v5e-99"):
+        preflight(layers, X, W, topology="v5e-99")
+    with pytest.raises(TopologyError, match=re.escape("data=3")):
+        preflight(layers, X, W, topology=POD, mesh={"data": 3})
+
+
+def test_what_goes_wrong_in_the_function_is_its_own_exception() -> None:
+    def fails(x: Any) -> Any:
+        raise LookupError("no such layer")
+
+    with pytest.raises(LookupError, match="no such layer"):
+        preflight(fails, X, topology=POD, mesh=AXES)

@@ -1,0 +1,40 @@
+"""libtpu must be the one that JAX was made for."""
+
+import re
+from importlib import metadata
+
+import pytest
+
+from xlashard._jax.topologies import libtpu_version
+from xlashard._jax.versions import check_libtpu
+from xlashard.errors import TopologyError
+
+REQUIRED = ("numpy>=2.0", 'libtpu==0.0.50.*; extra == "tpu"', "scipy>=1.14")
+
+
+@pytest.mark.parametrize("installed", ["0.0.50", "0.0.50.1", None])
+def test_the_one_that_jax_asks_for(installed: str | None) -> None:
+    check_libtpu(installed, REQUIRED)
+
+
+@pytest.mark.parametrize("installed", ["0.0.48.1", "0.0.5", "0.0.501", "0.1"])
+def test_another_is_refused_with_what_to_install(installed: str) -> None:
+    said = f"libtpu 0.0.50.*, but libtpu {installed} is installed: pip install 'libtpu==0.0.50.*'"
+    with pytest.raises(TopologyError, match=re.escape(said)):
+        check_libtpu(installed, REQUIRED)
+
+
+def test_one_version_and_no_other() -> None:
+    check_libtpu("0.0.50", ["libtpu == 0.0.50"])
+    with pytest.raises(TopologyError, match=re.escape("pip install 'libtpu==0.0.50'")):
+        check_libtpu("0.0.50.1", ["libtpu == 0.0.50"])
+
+
+def test_nobody_is_refused_by_what_can_not_be_told() -> None:
+    check_libtpu("0.0.48", ["libtpu>=0.0.10", "numpy"])
+
+
+def test_the_one_that_is_here_is_the_one_that_jax_asks_for() -> None:
+    required = metadata.requires("jax") or []
+    assert any(each.startswith("libtpu==") for each in required)
+    check_libtpu(libtpu_version(), required)
