@@ -188,13 +188,21 @@ def write_page(path: Path, found: Sequence[Outcome]) -> None:
 
 def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--topology", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--program", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    every = ("topology", TARGETS), ("program", PROGRAMS)
+    for name, known in every:
+        parser.add_argument(
+            f"--{name}",
+            nargs="+",
+            choices=known,
+            default=list(known),
+            metavar="NAME",
+            help=f"of {', '.join(map(repr, known))}",
+        )
     parser.add_argument("--page", type=Path, metavar="PATH", help="put the table into this page")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
-    # Those that all benchmarks take; nothing is timed here, and every miss fails.
-    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--strict", action="store_true", help=argparse.SUPPRESS)
+    unused = "as other benchmarks have it; nothing is timed here, and each that is worse fails"
+    parser.add_argument("--rounds", type=int, help=unused)
+    parser.add_argument("--strict", action="store_true", help=unused)
     return parser.parse_args(argv)
 
 
