@@ -171,12 +171,7 @@ class Browser:
             for domain in ("Page", "Runtime", "Log", "Network"):
                 tab.call(f"{domain}.enable")
             tab.resize(width, height)
-            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-            tab.call(
-                "Emulation.setEmulatedMedia",
-                features=[scheme],
-                media="print" if other.get("print") else "",
-            )
+            tab.prefer("dark" if dark else "light", media="print" if other.get("print") else "")
             if not other.get("scripts", True):
                 tab.call("Emulation.setScriptExecutionDisabled", value=True)
             with tempfile.TemporaryDirectory() as folder:
@@ -217,6 +212,11 @@ class Tab:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def prefer(self, scheme: str, *, media: str = "") -> None:
+        """Sets the system's colours: `light` or `dark`; and the medium, such as `print`."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features, media=media)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""

@@ -1,7 +1,12 @@
 // The contrast of every text that is seen with what is behind it, as WCAG 2 counts it.
 (() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const colours = new Map();
   const rgba = (text) => {
+    if (!colours.has(text)) colours.set(text, read(text));
+    return colours.get(text);
+  };
+  const read = (text) => {
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = text;
     canvas.fillRect(0, 0, 1, 1);
@@ -15,14 +20,17 @@
       .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  // What is behind an element, and how much of what is in it is seen.
+  const known = new Map([[null, { back: [255, 255, 255, 1], opacity: 1 }]]);
   const behind = (element) => {
-    const layers = [];
-    for (let e = element; e; e = e.parentElement) {
-      const square = e.matches(".chips g") && e.querySelector("rect");
-      const style = getComputedStyle(e);
-      layers.push(rgba(square ? getComputedStyle(square).fill : style.backgroundColor));
+    if (!known.has(element)) {
+      const { back, opacity } = behind(element.parentElement);
+      const square = element.matches(".chips g") && element.querySelector("rect");
+      const style = getComputedStyle(element);
+      const layer = rgba(square ? getComputedStyle(square).fill : style.backgroundColor);
+      known.set(element, { back: over(layer, back), opacity: opacity * Number(style.opacity) });
     }
-    return layers.reduceRight((below, layer) => over(layer, below), [255, 255, 255, 1]);
+    return known.get(element);
   };
   const too_faint = [];
   let looked_at = 0;
@@ -34,10 +42,8 @@
       continue;
     looked_at += 1;
     const style = getComputedStyle(element);
-    const back = behind(element);
+    const { back, opacity } = behind(element);
     let colour = rgba(element.closest("svg") ? style.fill : style.color);
-    let opacity = 1;
-    for (let e = element; e; e = e.parentElement) opacity *= Number(getComputedStyle(e).opacity);
     colour = over([...colour.slice(0, 3), colour[3] * opacity], back);
     const [low, high] = [luminance(colour), luminance(back)].sort((a, b) => a - b);
     const contrast = (high + 0.05) / (low + 0.05);

@@ -69,6 +69,8 @@ def user(text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: 
 
 def printable(text: str) -> str:
     """The text with what has no glyph, or would turn the text around, written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(c if _is_printable(c) else c.encode("unicode_escape").decode() for c in text)
 
 
