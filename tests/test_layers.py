@@ -29,6 +29,8 @@ XLASHARD = Layers(
         # Stands on all of it, and is imported by nothing but those who ask for it.
         "legacy": 8,
         "commands": 9,
+        # What the scripts of tpu_scripts/ do.
+        "cloud": 9,
         "cli": 10,
         "__main__": 11,
     },

@@ -402,6 +402,18 @@ class PodError(XlashardError, RuntimeError):
         self.errors = dict(errors or {})
 
 
+class CloudError(XlashardError, RuntimeError):
+    """A TPU in the cloud that can't be had, reached or used, or a request for one that is wrong.
+
+    Attributes:
+        code: The exit code of a command that fails by it: 2 for a wrong request.
+    """
+
+    def __init__(self, message: str, *, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class RefusedError(XlashardError, NotImplementedError):
     """A name of 2022 or 2023 that can't do today what it did then, or could not do then either.
 

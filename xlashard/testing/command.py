@@ -1,18 +1,16 @@
 """``xlashard pod``: a command in every process of an emulated pod, with the output of all."""
 
 import argparse
-import contextlib
 import errno
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
-from types import FrameType
 
 from xlashard.errors import LaunchError
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize, Printed
 from xlashard.testing.printing import PrefixPrinter
+from xlashard.testing.signals import kept_signals
 from xlashard.testing.supervision import Rules, Supervisor, Verdict, signal_name
 
 _EXAMPLE = "xlashard pod -n 4 -d 2 -- python script.py"
@@ -47,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 127 if error.errno == errno.ENOENT else 126
     try:
-        with launch, _signals() as told:
+        with launch, kept_signals() as told:
             return _watch(launch, rules, told, only)
     except BrokenPipeError:
         # Nobody reads any more, as in `xlashard pod ... | head`; nor at this process's end.
@@ -101,20 +99,3 @@ def _show_unseen(verdict: Verdict, unseen: dict[int, bytearray], processes: int)
 def _say(text: str) -> None:
     if text:
         print(f"xlashard pod: {text}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _signals() -> "Iterator[deque[int]]":
-    """The signals that tell this process to stop, kept instead of followed."""
-    told: deque[int] = deque()
-
-    def keep(number: int, _: FrameType | None) -> None:
-        told.append(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, keep) for number in numbers}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

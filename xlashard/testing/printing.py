@@ -1,6 +1,6 @@
 """What several processes print, line by line and with the number of each."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -23,6 +23,7 @@ class PrefixPrinter:
         stderr: Where their standard error goes.
         processes: How many there are.
         only: Those that are shown; None means all.
+        names: What stands before the lines of each, in place of its number.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class PrefixPrinter:
         stderr: TextIO,
         processes: int,
         only: Collection[int] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        names = names or [str(number) for number in range(processes)]
         self._streams: dict[StreamName, TextIO] = {"stdout": stdout, "stderr": stderr}
         self._prefixes = {
-            name: [_prefix(Console(file=stream), n, processes) for n in range(processes)]
-            for name, stream in self._streams.items()
+            name: _prefixes(Console(file=stream), names) for name, stream in self._streams.items()
         }
         self._only = only
         self._begun: dict[tuple[int, StreamName], bytes] = {}
@@ -70,8 +72,12 @@ def as_shown(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
 
 
-def _prefix(console: Console, process: int, processes: int) -> str:
-    number = f"[{process:>{len(str(processes - 1))}}]"
-    with console.capture() as capture:
-        console.print(Text(number, style=_COLOURS[process % len(_COLOURS)]), end="")
-    return capture.get() + " "
+def _prefixes(console: Console, names: Sequence[str]) -> list[str]:
+    width = max(map(len, names), default=0)
+    found = []
+    for number, name in enumerate(names):
+        with console.capture() as capture:
+            shown = Text(f"[{name:>{width}}]", style=_COLOURS[number % len(_COLOURS)])
+            console.print(shown, end="")
+        found.append(capture.get() + " ")
+    return found
