@@ -21,6 +21,7 @@ from xlashard.cloud.findings import (
     judge_chips,
     judge_reach,
 )
+from xlashard.cloud.following import end_connection
 from xlashard.cloud.preparing import give_tools, ready_workers
 from xlashard.cloud.reaching import End, on_all
 from xlashard.cloud.running import new_job, run_job
@@ -55,7 +56,7 @@ def look_here(session: Session, root: str = "/") -> int:
         return session.runner.run(Command(words, "look at this machine")).code
     done = subprocess.run(
         words,
-        env={**os.environ, "XLASHARD_AGENT_ROOT": root},
+        env={**os.environ, "LAUNCHER_ROOT": root},
         capture_output=True,
         text=True,
         check=True,
@@ -125,8 +126,7 @@ def _reach(session: Session, workers: Sequence[Worker]) -> list[Finding]:
         ends = on_all(session, others or [first], script, "reach the coordinator from")
     finally:
         if listener is not None:
-            listener.kill()
-            listener.communicate()
+            end_connection(listener)
     if session.runner.dry:
         return []
     to = f"{first.address}:{port}"

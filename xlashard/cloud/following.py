@@ -155,7 +155,7 @@ class Follower:
         self._cancelled.set()
         with self._lock:
             if self._process is not None:
-                _kill(self._process)
+                end_connection(self._process)
 
     def join(self) -> None:
         """Returns when the thread is over."""
@@ -200,9 +200,9 @@ class Follower:
                 if text := self._stream.feed(chunk):
                     self._take(text)
             code = process.wait()
-            errors.join()
+            errors.join(1.0)  # What gcloud has left behind may hold it open.
         finally:
-            _kill(process)
+            end_connection(process)
             process.stdout.close()
             process.stderr.close()
         return code, errors.last_line
@@ -227,7 +227,7 @@ class _Tail(threading.Thread):
         return lines[-1] if lines else ""
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def end_connection(process: "subprocess.Popen[bytes]") -> None:
     """Ends a connection with all that it started here."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -140,7 +140,7 @@ def _container(
     ]
     attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
     environment.append(
-        {"name": "XLASHARD_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}}
+        {"name": "LAUNCHER_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}}
     )
     chips = {"google.com/tpu": str(accelerator.chips_per_host)}
     container: dict[str, Any] = {

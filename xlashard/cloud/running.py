@@ -24,9 +24,8 @@ from xlashard.testing.signals import kept_signals
 from xlashard.testing.supervision import signal_name
 
 _LAST_LINES = 20
-# How long the others may run on by themselves when one has failed, in seconds: what ends them may
-# be the better error.
-_AFTER_FAILURE = 5.0
+# How long the last words of workers may take to come, when they have ended, in seconds.
+_LAST_WORDS = 10.0
 _TICK = 0.2
 
 
@@ -290,7 +289,8 @@ class _Watch:
 
     def _after_failure(self, signals: "deque[int]") -> tuple[int | None, str]:
         """One has failed: the others get some time, and are ended."""
-        self._take_until(time.monotonic() + _AFTER_FAILURE, signals)
+        # What ends them by itself may be the better error.
+        self._take_until(time.monotonic() + self._session.settings.run.others, signals)
         if lost := self._look():
             return None, lost
         if signals:
@@ -313,7 +313,7 @@ class _Watch:
     def _stop(self, workers: list[Worker], signals: "deque[int]") -> None:
         grace = self._session.settings.run.grace
         stop_job(self._session, workers, self._job, grace)
-        self._take_until(time.monotonic() + _AFTER_FAILURE, signals)
+        self._take_until(time.monotonic() + _LAST_WORDS, signals)
 
     def _take_until(self, deadline: float, signals: "deque[int]") -> None:
         while len(self._over) < len(self._workers) and time.monotonic() < deadline and not signals:

@@ -72,6 +72,9 @@ class RunSettings:
     environment: tuple[str, ...] = setting((), "NAME=value, for the command")
     logs: str = setting("logs", "folder here for a file of each worker's output")
     grace: float = setting(30.0, "seconds to end in after SIGTERM, before SIGKILL", _SECONDS)
+    others: float = setting(
+        5.0, "seconds that the others run on when one has failed", Bounds(at_least=0)
+    )
     take: bool = setting(False, "end other processes of this user that hold the TPU")
 
 

@@ -149,7 +149,7 @@ def watch(session: Session) -> int:
     if resumption is None:
         session.say(
             "nothing says how the job goes on when it is started again; its command runs as it is, "
-            "with XLASHARD_ATTEMPT=2, 3, ... (or say --resume=COMMAND --checkpoints=PATTERN)"
+            "with LAUNCHER_ATTEMPT=2, 3, ... (or say --resume=COMMAND --checkpoints=PATTERN)"
         )
     command = start_or_resume(start.command, resumption)
 
@@ -159,7 +159,7 @@ def watch(session: Session) -> int:
         prepare(session, workers)
 
     def run(attempt: int) -> Ended:
-        again = new_job(command, {**start.environment, "XLASHARD_ATTEMPT": str(attempt)})
+        again = new_job(command, {**start.environment, "LAUNCHER_ATTEMPT": str(attempt)})
         workers = session.expected() if session.runner.dry else session.survey().workers
         try:
             outcome = run_job(session, workers, again, lambda: lost_text(session))

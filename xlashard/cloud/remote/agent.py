@@ -27,9 +27,9 @@ from typing import Any, BinaryIO
 
 HOME = Path(os.environ.get("HOME", "/root")) / ".xlashard"
 JOBS = HOME / "jobs"
-MARK = "XLASHARD_JOB_FOLDER"
+MARK = "LAUNCHER_JOB_FOLDER"
 # Where /dev, /proc and /sys are; tests have their own.
-ROOT = Path(os.environ.get("XLASHARD_AGENT_ROOT", "/"))
+ROOT = Path(os.environ.get("LAUNCHER_ROOT", "/"))
 _LOOK = 0.1
 _CHUNK = 1 << 16
 _KEPT_JOBS = 5

@@ -85,7 +85,7 @@ def lock() -> dict[str, Any] | None:
 def versions() -> dict[str, Any]:
     """Of Python, jax, jaxlib, libtpu and xlashard, as jobs have them; and what jax asks for."""
     python = agent.HOME / "venv" / "bin" / "python"
-    words = [str(python) if python.exists() else "python3", "-c", _VERSIONS]
+    words = [str(python) if python.exists() else sys.executable, "-c", _VERSIONS]
     try:
         done = subprocess.run(words, capture_output=True, timeout=60)
         told = json.loads(done.stdout.decode())
