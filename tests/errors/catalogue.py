@@ -155,6 +155,7 @@ TOPICS = (
     "functions",
     "modules",
     "tpu",
+    "cloud",
     "testing",
     "environment",
 )
