@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from xlashard.commands.targets import blamed, find_program
+from xlashard.commands.targets import blamed, check_target, find_program
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.preflight.api import preflight
@@ -78,6 +78,8 @@ def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
         )
     names = [name.strip() for name in arguments.topology.split(",") if name.strip()]
     programs = [target for target in arguments.targets if not target.endswith(".json")]
+    for target in programs:
+        check_target(target)
     if programs and not names:
         raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
     # All of them before the first, which may take minutes.

@@ -149,18 +149,28 @@ def _described(made: Any) -> str:
     return type(made).__name__
 
 
+def check_target(target: str) -> None:
+    """Raises if a word can't name a program.
+
+    Raises:
+        ArgumentError: If it is neither a settings file nor `package.module:function`.
+    """
+    name, colon, attribute = target.partition(":")
+    if target.endswith(".toml") or (colon and name and attribute and "/" not in name):
+        return
+    raise ArgumentError(
+        f"{target!r} names no program: write CONFIG.toml, package.module:function, or the "
+        "REPORT.json of an earlier preflight"
+    )
+
+
 def load_function(target: str) -> Callable[..., Any]:
     """The function that `package.module:function` names, as `python -m` would find the module.
 
     Raises:
         ArgumentError: If there is no such module or function, or the module can't be imported.
     """
-    name, colon, attribute = target.partition(":")
-    if not (colon and name and attribute) or name.endswith(".py") or "/" in name:
-        raise ArgumentError(
-            f"{target!r} names no program: write CONFIG.toml, package.module:function, or the "
-            "REPORT.json of an earlier preflight"
-        )
+    name, _, attribute = target.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

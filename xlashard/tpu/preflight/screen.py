@@ -241,19 +241,21 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
     unasked = [t for t in found if not t.asked_for and t.remedy]
     if not unasked:
         return None
+    alike: dict[tuple[str, str, str], float] = {}
+    for t in unasked:
+        key = (t.collective.kind, t.collective.along, t.remedy)
+        alike[key] = alike.get(key, 0.0) + t.seconds
+    found_rows = sorted(alike.items(), key=lambda item: -item[1])
     rows = [
-        (
-            in_seconds(t.seconds),
-            Text.assemble((t.collective.kind, "cyan"), f" along {t.collective.along}"),
-            t.remedy,
-        )
-        for t in page.rows(unasked)
+        (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), remedy)
+        for (kind, along, remedy), seconds in page.rows(found_rows)
     ]
+    left = len(found_rows) - len(rows)
     return section(
         "Not asked for",
         "what the partitioner put in, and what to write to be rid of it",
         table((">takes", "what", "remedy"), rows),
-        page.rest(unasked, lambda t: t.collective.sent_bytes),
+        f"and {left} more: report.print(all=True)" if left else "",
     )
 
 

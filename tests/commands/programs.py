@@ -1,0 +1,60 @@
+"""Functions that `xlashard preflight` is pointed at by its tests."""
+
+import jax
+import jax.numpy as jnp
+
+from xlashard import NamedSharding, P, pjit
+from xlashard.tpu.preflight import Workload
+
+
+def product(mesh):
+    x = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
+    gram = pjit(lambda x: x @ x.T, out_shardings=NamedSharding(mesh, P("data")))
+    return gram, (x,), Workload(tokens=64, model_flops=1e9, parameters=8, active_parameters=8)
+
+
+def by_name(topology):
+    mesh = topology.mesh({"x": -1})
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    return lambda w: w + 1, {"w": w}
+
+
+def lowered(mesh):
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P()))
+    return pjit(lambda x: x + 1).lower(x)
+
+
+def too_large(mesh):
+    shape = (1 << 20, 1 << 16)
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
+    return lambda x: jnp.sin(x) + 1, (x,)
+
+
+def untraceable(mesh):
+    def step(x):
+        return x @ jnp.ones((3, 3))
+
+    return step, (jax.ShapeDtypeStruct((64, 64), jnp.float32),)
+
+
+def fails():
+    raise LookupError("no such layer\nand more of it")
+
+
+def gives_a_number():
+    return 3
+
+
+def gives_a_name(mesh):
+    return "step", (mesh,)
+
+
+def gives_an_array(mesh):
+    return jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)
+
+
+def takes_more(layers, mesh):
+    return None
+
+
+NOT_CALLABLE = 3

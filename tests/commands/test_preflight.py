@@ -1,0 +1,269 @@
+"""``xlashard preflight``, by its words."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tpu.preflight.examples import FITTING, OUT_OF_MEMORY
+from xlashard import PreflightReport
+from xlashard._jax import topologies
+from xlashard.cli import main
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = "tests.commands.programs:product"
+TINY = ("--set", "model.layers=1", "training.batch=8")
+
+type Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def running(*words: str) -> tuple[int, str, str]:
+        code = main(["preflight", *words])
+        return code, *capsys.readouterr()
+
+    return running
+
+
+def test_a_function(run: Run, tmp_path: Path) -> None:
+    kept, shown = tmp_path / "deep" / "a.json", tmp_path / "a.html"
+    code, out, err = run(
+        *("--topology", "v5e-8", "--mesh", "data=-1", PRODUCT, "--price", "3.6 USD"),
+        *("--json", str(kept), "--html", str(shown), "--budget", "hbm=90%", "dcn_bytes=0"),
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith(f"<lambda>  {PRODUCT} · v5e:2x4 (8 chips) · data=8 · ")
+    assert "USD a step" in out and "tokens/s" in out
+    report = PreflightReport.from_json(kept.read_text(encoding="utf-8"))
+    assert report.fits and report.title == PRODUCT
+    assert shown.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+    # The same report again, from its file.
+    code, out, _ = run(str(kept), "--all", "--budget", "all_gather_bytes=1kB", "mfu=99%")
+    assert code == 1 and out.startswith("<lambda>  ")
+
+
+def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
+    words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--json", "-")
+    code, out, err = run(*words, "--budget", "hbm=90%", "all_gather_bytes=100kB")
+    assert code == 1
+    assert PreflightReport.from_json(out).topology.devices == 8
+    first, *lines = err.splitlines()
+    assert first.startswith("all_gather_bytes=100kB is not kept: what a device sends by all-gather")
+    assert len(lines) == 1
+    assert "all-gather along data" in lines[0] and "programs.py:12" in lines[0]
+
+
+def test_a_program_that_does_not_fit(run: Run) -> None:
+    program = "tests.commands.programs:too_large"
+    code, out, err = run("-t", "v5e-4", "--mesh", "data=4", program)
+    assert (code, err) == (1, "it does not fit\n")
+    assert "too large  needs" in out
+
+
+@pytest.mark.parametrize("name", ["by_name", "lowered"])
+def test_what_a_function_may_give(run: Run, name: str) -> None:
+    mesh = ("--mesh", "data=4") if name == "lowered" else ()
+    code, out, err = run("-t", "v5e-4", *mesh, f"tests.commands.programs:{name}", "--json", "-")
+    assert (code, err) == (0, "")
+    report = PreflightReport.from_json(out)
+    assert [axis.size for axis in report.mesh] == [4]
+
+
+@pytest.mark.slow
+def test_a_training_step(run: Run) -> None:
+    code, out, err = run(*AT, "configs/tiny_dp.toml", *TINY, "--json", "-")
+    assert (code, err) == (0, "")
+    report = PreflightReport.from_json(out)
+    assert (report.name, report.title) == ("train_step", "configs/tiny_dp.toml")
+    assert [(axis.name, axis.size) for axis in report.mesh] == [("data", 4)]
+    assert report.throughput is not None
+    assert report.throughput.workload.tokens == 8 * 128
+    assert any(t.origin == "gradient" for t in report.traffic)
+    assert all(d.is_reused for d in report.donations if d.donated)
+
+
+def test_a_function_on_two_topologies(run: Run, tmp_path: Path) -> None:
+    words = (PRODUCT, "--mesh", "data=-1", "--json", str(tmp_path))
+    code, out, err = run("-t", "v5e-4,v5e-8", *words)
+    assert (code, err) == (0, "")
+    assert "2 reports" in out
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [
+        f"tests.commands.programs.product.v5e-{shape}.json" for shape in ("2x2", "2x4")
+    ]
+    small, large = (
+        PreflightReport.from_json((tmp_path / name).read_text(encoding="utf-8")) for name in files
+    )
+    assert small.time.flops == pytest.approx(2 * large.time.flops, rel=0.1)
+
+    paths = [str(tmp_path / name) for name in files]
+    code, out, err = run("--compare", *paths, "--budget", "hbm=50%")
+    assert (code, err) == (0, "")
+    assert re.search(r"topology +v5e:2x2 \(4 chips\) +→ +v5e:2x4 \(8 chips\)", out)
+    assert re.search(r"time: arithmetic .* → .* -50", out)
+    code, out, _ = run("--compare", *paths, "--json", "-")
+    changed = json.loads(out)
+    assert code == 0
+    assert {fact["name"] for fact in changed["facts"]} >= {"topology", "mesh"}
+
+
+def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, report in zip(paths, (FITTING, OUT_OF_MEMORY), strict=True):
+        path.write_text(report.to_json(), encoding="utf-8")
+    code, out, err = run("--compare", *map(str, paths))
+    assert "grown" in out and "125.2 GiB" in out
+    assert (code, err) == (1, "it does not fit\n")
+    code, out, err = run("--compare", str(paths[1]), str(paths[0]))
+    assert (code, err) == (0, "")
+
+
+def test_the_schema(run: Run) -> None:
+    code, out, _ = run("--schema")
+    published = ROOT / "docs" / "preflight.schema.json"
+    assert code == 0
+    assert json.loads(out) == json.loads(published.read_text(encoding="utf-8"))
+
+
+AT = ("-t", "v5e-4", "--mesh", "data=4")
+OURS = "tests.commands.programs:"
+
+BAD_INPUT = {
+    "no program": ((), "which program? Write a settings file"),
+    "no topology": ((PRODUCT,), "for which chips? Write, for example, --topology v5p-128"),
+    "an unknown topology": (("-t", "v5e-99", PRODUCT), "the nearest are 'v5litepod-64'"),
+    "another unknown topology": (("-t", "v5q-8", PRODUCT), "v5q"),
+    "no slices": (("-t", "v5e-8", "--slices", "0", PRODUCT), "slices is 0"),
+    "a mesh that does not multiply out": (
+        ("-t", "v5e-4", "--mesh", "data=3", PRODUCT),
+        "a mesh of data=3 has 3 devices, and v5e:2x2 has 4",
+    ),
+    "a mesh that is none": (("-t", "v5e-4", "--mesh", "data:4", PRODUCT), "write --mesh data=8"),
+    "a mesh with an axis twice": (("-t", "v5e-4", "--mesh", "a=2,a=2", PRODUCT), "a twice"),
+    "no mesh for one who takes it": (("-t", "v5e-4", PRODUCT), "write --mesh data=4"),
+    "an axis that the mesh lacks": (
+        ("-t", "v5e-4", "--mesh", "x=4", PRODUCT),
+        "the mesh has 'x'=4",
+    ),
+    "no module": ((*AT, "tests.nowhere:f"), "there is no module tests.nowhere for"),
+    "no function": ((*AT, OURS + "produkt"), "has no function produkt; did you mean product?"),
+    "no function at all": ((*AT, OURS + "NOT_CALLABLE"), "is no function, but int"),
+    "no name": ((*AT, "tests.commands.programs"), "'tests.commands.programs' names no program"),
+    "a path": ((*AT, "tests/commands/programs.py:product"), "names no program"),
+    "a function that fails": (
+        (*AT, OURS + "fails"),
+        "fails failed at programs.py:41 in fails: LookupError: no such layer and more of it",
+    ),
+    "a program that can't be traced": (
+        (*AT, OURS + "untraceable"),
+        "untraceable can't be traced at programs.py:35 in step: TypeError: ",
+    ),
+    "a number": ((*AT, OURS + "gives_a_number"), "gave int, not a function and its arguments"),
+    "a name": ((*AT, OURS + "gives_a_name"), "gave a tuple of str, tuple, not a function"),
+    "an array": ((*AT, OURS + "gives_an_array"), "gave its arguments as ShapeDtypeStruct"),
+    "one who takes more": ((*AT, OURS + "takes_more"), "takes layers, which nobody can give"),
+    "a price that is no number": ((*AT, PRODUCT, "--price", "cheap"), "price='cheap' is no number"),
+    "a budget that is none": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
+    "an option without a value": ((*AT, PRODUCT, "--option", "xla_a"), "--option xla_a=true"),
+    "an option that there isn't": ((*AT, PRODUCT, "--option", "xla_no=1"), "xla_no"),
+    "settings of no file": (
+        (*AT, PRODUCT, "--set", "model.layers=1"),
+        "--set changes the settings",
+    ),
+    "no settings file": ((*AT, "configs/none.toml"), "configs/none.toml"),
+    "one report to compare": ((*AT, PRODUCT, "--compare"), "--compare takes two reports"),
+    "no report": (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
+    "foreign JSON": (("docs/preflight.schema.json",), "the text is JSON, but no preflight report"),
+    "a file that can't be written": (
+        (*AT, PRODUCT, "--html", "README.md/x.html"),
+        "README.md/x.html can't be written: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
+    words, said = BAD_INPUT[name]
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in err
+    assert err.startswith("error: ") and "Traceback" not in err
+    assert len([line for line in err.splitlines() if line and not line.startswith(" ")]) == 1
+
+
+def test_an_unknown_setting(run: Run) -> None:
+    code, _, err = run(*AT, "configs/tiny.toml", "--set", "model.layer=1")
+    assert code == 2 and "model.layer is not a setting. Did you mean model.layers?" in err
+
+
+def test_several_reports_are_not_kept_in_one_file(run: Run) -> None:
+    words = ("-t", "v5e-4,v5e-8", OURS + "by_name", "--json", "a.json")
+    code, _, err = run(*words)
+    assert code == 2 and "--json a.json is one file, and here are 2 reports" in err
+
+
+def test_a_report_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    code, _, err = run(str(path))
+    assert (code, err) == (2, f"error: {path} can't be read: it is no text\n")
+
+
+def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken_one.py").write_text("import json\nx = undefined\n", encoding="utf-8")
+    (tmp_path / "broken_two.py").write_text("def f(:\n", encoding="utf-8")
+    (tmp_path / "broken_three.py").write_text("import not_installed_here\n", encoding="utf-8")
+    said = {
+        "broken_one": "broken_one can't be imported at broken_one.py:2 in <module>: NameError: ",
+        "broken_two": "broken_two can't be imported at broken_two.py:1: SyntaxError: ",
+        "broken_three": "broken_three can't be imported: it needs not_installed_here",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        for name, sentence in said.items():
+            code, _, err = run(*AT, f"{name}:f")
+            assert code == 2 and sentence in err
+
+
+def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
+    code, _, err = run("-t", "v6e-4", "--mesh", "data=4", PRODUCT)
+    assert code == 2
+    assert err == (
+        "error: libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'\n"
+    )
+
+
+def test_libtpu_is_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topologies, "libtpu_version", lambda: "0.0.1")
+    code, _, err = run("-t", "v6e-4", "--mesh", "data=4", PRODUCT)
+    assert code == 2
+    assert "libtpu 0.0.1 is installed: pip install 'libtpu==" in err
+
+
+@pytest.mark.slow
+def test_the_real_command_is_quiet_on_a_machine_without_chips(tmp_path: Path) -> None:
+    source = (ROOT / "tests" / "commands" / "programs.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    words = [*("-t", "v5e-8", "--mesh", "data=8"), "mine:product", "--json", "-"]
+    done = subprocess.run(
+        [sys.executable, "-m", "xlashard", "preflight", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert PreflightReport.from_json(done.stdout).fits
