@@ -5,10 +5,11 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-import xlashard._jax.topologies
-from xlashard import SingleDeviceSharding, pjit
+from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, pjit
+from xlashard._jax import topologies
 from xlashard.errors import TopologyError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.generations import BY_NAME
@@ -107,13 +108,26 @@ def test_the_compiler_hears_of_rings_hosts_and_joined_cores(name: str, tmp_path)
 
 def test_a_program_for_the_largest_pod_compiles() -> None:
     pod = topology("v5p:16x20x28")
-    sharding = jax.sharding.NamedSharding(
-        pod.mesh({"data": -1}), jax.sharding.PartitionSpec("data")
-    )
+    sharding = NamedSharding(pod.mesh({"data": -1}), P("data"))
     rows = jax.ShapeDtypeStruct((8960, 128), jnp.float32, sharding=sharding)
     done = compile_for_report(pjit(lambda x: x.sum(0)).lower(rows))
     assert done.compiled is not None
     assert "all-reduce" in done.dump.hlo
+
+
+def test_the_compiler_makes_use_of_rings() -> None:
+    found = topology("v5p:4x4x4")
+    told = {tuple(device.coords): device for device in found.devices}
+    untold = {tuple(d.coords): d for d in topologies.compile_only_devices("v5p:4x4x4", {})}
+    texts = []
+    for devices in (told, untold):
+        order = [devices[place] for place in sorted(devices)]
+        mesh = Mesh(np.array(order), ("all",))
+        rows = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("all")))
+        gather = pjit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+        texts.append(gather.lower(rows).compile().as_text())
+    assert "3DAllGather" in texts[0]
+    assert "3DAllGather" not in texts[1]
 
 
 def test_slices() -> None:
@@ -125,9 +139,7 @@ def test_slices() -> None:
 
 
 def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        xlashard._jax.topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None
-    )
+    monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
     with pytest.raises(TopologyError, match=r"not installed: pip install 'xlashard\[tpu\]'"):
         topology("v5e:2x16")
 
