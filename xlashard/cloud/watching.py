@@ -172,9 +172,15 @@ def watch(session: Session) -> int:
         Backoff(settings.watch.pause, most=600.0),
         settings.watch.keep,
     )
-    return keep_going(
-        Doings(make, run, lambda: _remove(session)), limits, session.clock, session.say
-    )
+    doings = Doings(make, run, lambda: _remove(session))
+    try:
+        return keep_going(doings, limits, session.clock, session.say)
+    except KeyboardInterrupt:
+        # Nobody waits for it any more, and it costs money.
+        if not limits.keep:
+            session.say("stopped; deleting the TPU, or the request for it")
+            _remove(session)
+        raise
 
 
 def _remove(session: Session) -> None:
@@ -202,8 +208,12 @@ def how_to_resume(session: Session) -> Resumption | None:
 
 
 def lost_text(session: Session) -> str:
-    """What Google Cloud says of the TPU if it was taken away; empty if it is there."""
-    found = session.survey()
+    """What is said of the TPU if it was taken away; empty if it is there, or nobody says."""
+    try:
+        found = session.survey()
+    except CloudError as error:
+        session.say(f"looking again later: {error}")
+        return ""
     return "" if found.state is State.READY else found.text
 
 
