@@ -62,3 +62,11 @@ def test_a_ring_goes_from_neighbour_to_neighbour() -> None:
     assert axis_links(found, mesh, ["model"]).ring
     assert axis_links(found, mesh, ["data", "fsdp", "model"]).ring
     assert not axis_links(found, mesh, ["data"]).ring, "they are neighbours of nobody"
+
+
+def test_slices_and_single_devices_are_no_rings() -> None:
+    found = topology("tpu7x:4x4x4", 2)
+    mesh = found.mesh({"replica": 2, "one": 1, "data": 64, "model": 2})
+    rings = {axis: axis_links(found, mesh, [axis]).ring for axis in mesh.axis_names}
+    assert rings == {"replica": False, "one": False, "data": True, "model": True}
+    assert axis_links(found, mesh, ["one"]).bytes_per_second == float("inf")

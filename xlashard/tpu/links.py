@@ -100,7 +100,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     if spans > 1:
         # The devices of a slice bring in together what comes from the others.
         speed = min(speed, generation.device_dcn_bandwidth * (size // spans))
-    ring = all(p.ring and (p.stride == 1) for p in on_torus)
+    ring = spans == 1 and bool(parts) and all(p.ring and p.stride == 1 for p in parts)
     return AxisLinks(axes, size, parts, links, ring, "dcn" if spans > 1 else "ici", speed)
 
 
