@@ -214,7 +214,7 @@ def _keep(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
         else:
             _write_all(arguments.json, reports)
     if arguments.html:
-        write(arguments.html, page(reports))
+        write(arguments.html, page(reports, compare(*reports) if arguments.compare else None))
 
 
 def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:

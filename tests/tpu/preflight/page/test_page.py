@@ -11,6 +11,7 @@ import pytest
 
 from tests.browser import Browser, Tab
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from xlashard.tpu.preflight.comparison import compare
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.page.memory import segments
 from xlashard.tpu.preflight.report import PreflightReport
@@ -82,7 +83,7 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     assert [int(n) for n in column(tab, shardings, 4)] == [v.device_bytes for v in report.inputs]
     slopes = tab.run("[...document.querySelectorAll('[data-slope]')].map(e => e.dataset.slope)")
     points = tab.run("[...document.querySelectorAll('[data-point]')].map(e => e.dataset.point)")
-    assert slopes == points
+    assert sorted(slopes) == sorted(points)
     intensity = numbers(tab, "[data-slope]", "slope")["hbm"]
     multiplied = sum(flops for _, flops in time.flops_by_dtype)
     assert intensity == pytest.approx(multiplied / time.hbm_bytes)
@@ -401,6 +402,24 @@ def test_several_reports_stand_side_by_side(browser: Browser) -> None:
         tab.run("history.back()")
         tab.until("!document.getElementById('report-0').hidden")
         assert tab.text("h2") == "5 reports side by side"
+
+
+def test_what_changed_stands_before_the_reports(browser: Browser) -> None:
+    changes = compare(FITTING, OUT_OF_MEMORY)
+    with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
+        assert tab.complaints() == []
+        assert "What changed from" in tab.text(".changes h2")
+        place = ".changes > div:nth-of-type(1)"
+        differing = [a for a in changes.amounts if a.old != a.new]
+        assert column(tab, place, 0) == [a.name for a in differing]
+        assert [float(n) if n else None for n in column(tab, place, 2)] == [
+            a.new for a in differing
+        ]
+        used = ".changes table:has(caption:nth-child(1)) tr:has(.tag)"
+        assert any("log_softmax" in text and "grown" in text for text in tab.texts(used))
+    same = page([FITTING, FITTING], compare(FITTING, FITTING))
+    assert "Nothing that the reports tell of." in same
+    assert "What changed" not in page([FITTING, FITTING])
 
 
 def test_keys_reach_everything_and_show_where_they_are(browser: Browser) -> None:

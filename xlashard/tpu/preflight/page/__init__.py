@@ -7,6 +7,7 @@
 | `memory`, `timing`, `roofline` | bars of a device's memory and of the step's time; the roofline |
 | `placing`, `torus` | where on the torus each position of the mesh lies, and the drawing of it |
 | `collectives`, `values`, `environment` | the tables that sort and filter, and the small print |
+| `changes` | what changed from one report to another |
 | `document` | the page, its style and its script |
 """
 

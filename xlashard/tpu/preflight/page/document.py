@@ -12,7 +12,9 @@ from functools import cache
 from importlib.resources import files
 
 from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.differences import ComparisonFields
 from xlashard.tpu.preflight.fields import RECORD, PreflightFields
+from xlashard.tpu.preflight.page.changes import changes_section
 from xlashard.tpu.preflight.page.collectives import collectives_section
 from xlashard.tpu.preflight.page.environment import environment_section
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
@@ -31,7 +33,10 @@ from xlashard.tpu.preflight.page.verdict import (
 _THEMES = ("auto", "light", "dark")
 
 
-def page(reports: PreflightFields | Sequence[PreflightFields]) -> str:
+def page(
+    reports: PreflightFields | Sequence[PreflightFields],
+    changes: ComparisonFields | None = None,
+) -> str:
     """A preflight report as one HTML page, or several as one with a tab for each.
 
     The page needs nothing from elsewhere and asks for nothing: it can be mailed, and kept beside
@@ -40,6 +45,7 @@ def page(reports: PreflightFields | Sequence[PreflightFields]) -> str:
 
     Args:
         reports: A report, or several to stand side by side.
+        changes: What changed from one of them to another, to stand before them.
 
     Raises:
         ArgumentError: There is no report among them.
@@ -57,7 +63,7 @@ def page(reports: PreflightFields | Sequence[PreflightFields]) -> str:
     title = titles[0] if len(given) == 1 else f"{len(given)} preflight reports"
     return join(
         Html("<!DOCTYPE html>\n"),
-        tag("html", _head(title), tag("body", _body(given, names)), lang="en", dir="ltr"),
+        tag("html", _head(title), tag("body", _body(given, names, changes)), lang="en", dir="ltr"),
         Html("\n"),
     )
 
@@ -102,12 +108,16 @@ def _head(title: str) -> Html:
     )
 
 
-def _body(reports: Sequence[PreflightFields], names: Sequence[str]) -> Html:
+def _body(
+    reports: Sequence[PreflightFields], names: Sequence[str], changes: ComparisonFields | None
+) -> Html:
     panels = [_panel(report, number) for number, report in enumerate(reports)]
     tabs = None
     if len(reports) > 1:
         tabs = _tabs(names)
-        overview = tag("div", overview_section(reports, names), id="report-0", class_="panel")
+        changed = None if changes is None else changes_section(changes)
+        beside = join(overview_section(reports, names), changed)
+        overview = tag("div", beside, id="report-0", class_="panel")
         panels = [overview, *panels]
     data = [
         _data(report, name, n) for n, (report, name) in enumerate(zip(reports, names, strict=True))

@@ -20,6 +20,7 @@ from xlashard.tpu.preflight.parts import TimeEstimate, TopologyReport
 _WIDTH, _HEIGHT = 640, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 18, 18, 50
 _LETTER = 6.6
+_BESIDE = 90
 _SHAPES = {
     "hbm": "M-7 0A7 7 0 1 0 7 0A7 7 0 1 0 -7 0Z",
     "ici": "M0-8.5L8.5 0L0 8.5L-8.5 0Z",
@@ -226,25 +227,33 @@ class _Plot:
         places = sorted(found, key=lambda place: place[0])
         for (one, _), (other, _) in pairwise(places):
             yield tag("path", d=f"M{one:.1f} {y:.1f}H{other:.1f}", class_="joins")
+        drawn: list[tuple[bool, Html]] = []
         before, is_low = -math.inf, False
         for x, slope in places:
-            is_low = not is_low if x - before < 90 else False
+            is_low = not is_low if x - before < _BESIDE else False
             before = x
             is_bound = slope.name == self.bound
-            words = f"{SHORT[slope.name]} {in_thousands(roofline.intensity(slope))}"
-            tip = (
-                f"{three_digits(roofline.intensity(slope))} FLOP per byte of "
-                f"{SHORT[slope.name]}, {in_thousands(roofline.reached)}FLOP/s"
-            )
-            drop = y + (38 if is_low else 24)
-            yield tag(
-                "g",
-                tag("title", tip),
-                tag("path", d=_SHAPES[slope.name], transform=f"translate({x:.1f} {y:.1f})"),
-                _text(x, drop, words, text_anchor="middle", class_="label"),
-                class_=f"point {slope.name}{' bound' if is_bound else ''}",
-                data_point=slope.name,
-            )
+            drawn.append((is_bound, self._point(x, y, slope, is_low=is_low)))
+        # What holds the program down lies on top.
+        for _, point in sorted(drawn, key=lambda one: one[0]):
+            yield point
+
+    def _point(self, x: float, y: float, slope: Slope, *, is_low: bool) -> Html:
+        intensity = self.roofline.intensity(slope)
+        name = SHORT[slope.name]
+        tip = (
+            f"{three_digits(intensity)} FLOP per byte of {name}, "
+            f"{in_thousands(self.roofline.reached)}FLOP/s"
+        )
+        label = f"{name} {in_thousands(intensity)}"
+        return tag(
+            "g",
+            tag("title", tip),
+            tag("path", d=_SHAPES[slope.name], transform=f"translate({x:.1f} {y:.1f})"),
+            _text(x, y + (38 if is_low else 24), label, text_anchor="middle", class_="label"),
+            class_=f"point {slope.name}{' bound' if slope.name == self.bound else ''}",
+            data_point=slope.name,
+        )
 
 
 def _decades(low: float, high: float, least: int = 2) -> tuple[int, int]:

@@ -240,6 +240,13 @@ def colour(place: int, size: int) -> str:
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
+def _lies(axis: AxisReport, number: int) -> str:
+    """`y (4)`; `y (2, each 4 apart)` where another axis has the places between."""
+    name, count = axis.along[number]
+    stride = axis.strides[number] if axis.strides else 1
+    return f"{name} ({count}{f', each {stride} apart' if stride > 1 else ''})"
+
+
 def _strip(size: int) -> Html | None:
     """The colours along an axis, from the first position to the last."""
     if size < 2:
@@ -263,7 +270,7 @@ def _axes(mesh: tuple[AxisReport, ...], time: TimeEstimate) -> Html | None:
     for axis in mesh:
         found = [t for t in time.traffic if axis.name in t.along.split(", ")]
         sent, seconds = sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
-        places = " × ".join(f"{name} ({count})" for name, count in axis.along)
+        places = " × ".join(_lies(axis, n) for n in range(len(axis.along)))
         spread = places or ("" if axis.size == 1 else "no dimension: it is scattered")
         cells = (spread, "closed" if axis.ring else "open" if axis.size > 1 else "")
         rows.append(

@@ -70,7 +70,7 @@ def _value(value: ValueReport) -> Row:
     return Row(
         (
             Cell(user(value.path, "code"), value.path),
-            Cell(user(short_type(value), "code"), value.type),
+            Cell(user(short_type(value), "code", whole=True), value.type),
             Cell(join(user(spec, "code"), kind), spec),
             Cell(f"{value.copies:,}", value.copies),
             Cell(in_bytes(value.device_bytes), value.device_bytes),
