@@ -29,7 +29,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def running(*words: str) -> tuple[int, str, str]:
         code = main(["preflight", *words])
-        return code, *capsys.readouterr()
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return running
 

@@ -1,0 +1,40 @@
+"""The guide about preflight shows what its program prints."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.documents import program, read_blocks
+from xlashard.tpu.preflight import PreflightReport
+from xlashard.tpu.preflight.budget import KEYS
+
+GUIDE = Path(__file__).parents[3] / "docs" / "preflight.md"
+
+
+def stable(text: str, partitioner: str) -> list[str]:
+    """What does not differ from one libtpu to the next: the head, the headings, the values."""
+    first, *lines = text.replace(partitioner, "PARTITIONER").splitlines()
+    headings = [line.partition("  ")[0] for line in lines if line[:1].isupper() and "  " in line]
+    values = lines[[line[:9] for line in lines].index("Arguments") :]
+    return [first, *headings, *values[: values.index("") if "" in values else None]]
+
+
+@pytest.mark.slow
+def test_the_report_in_the_guide_is_what_its_program_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = GUIDE.read_text(encoding="utf-8")
+    shown = next("\n".join(b.code) for b in read_blocks(text) if b.info == "text")
+    names: dict[str, object] = {"__name__": "__main__"}
+    first = program(text).partition("print(report)")[0]
+    exec(compile(first, "docs/preflight.md", "exec"), names)
+    report = names["report"]
+    assert isinstance(report, PreflightReport)
+    assert stable(str(report), report.partitioner) == stable(shown, "shardy")
+
+
+def test_every_key_of_a_budget_is_in_the_guide() -> None:
+    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    shown = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert shown == list(KEYS)
