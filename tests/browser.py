@@ -298,18 +298,21 @@ class Tab:
             if event["method"] in names
         ]
 
-    def picture(self, path: Path | None = None, *, whole: bool = True) -> bytes:
+    def picture(self, *, whole: bool = True, scale: float = 1.0) -> bytes:
         """The page as PNG.
 
         Args:
-            path: Where to write it.
             whole: All of the page, not only what is in the window.
+            scale: Pixels of the picture for one of the page.
         """
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        data = base64.b64decode(shot["data"])
-        if path is not None:
-            path.write_bytes(data)
-        return data
+        width, height = self.run(
+            f"[innerWidth, {'document.documentElement.scrollHeight' if whole else 'innerHeight'}]"
+        )
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        shot = self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, clip=clip
+        )
+        return base64.b64decode(shot["data"])
 
 
 @contextmanager
