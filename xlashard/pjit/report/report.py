@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.pjit.report.parts import CollectiveReport, ReportFields
 from xlashard.pjit.report.records import Record
 from xlashard.pjit.report.text import ReportText
@@ -92,7 +93,8 @@ class ProgramReport(ReportFields):
         Raises:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
-        return _RECORD.read(cls, text)
+        with short_tracebacks:
+            return _RECORD.read(cls, text)
 
 
 def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) -> CollectiveTotal:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.words import line_text, operation_text
 from xlashard.program.collectives import KINDS
@@ -223,7 +224,8 @@ def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
         >>> [(limit.key, limit.value) for limit in read_budget(["hbm=90%", "time=250ms"])]
         [('hbm', 0.9), ('time', 0.25)]
     """
-    return tuple(_limit(word) for word in words)
+    with short_tracebacks:
+        return tuple(_limit(word) for word in words)
 
 
 def _limit(word: str) -> Limit:

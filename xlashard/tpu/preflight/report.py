@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.tpu.preflight.fields import RECORD, PreflightFields
 from xlashard.tpu.preflight.page import fragment, page
 from xlashard.tpu.preflight.screen import PreflightText
@@ -99,4 +100,5 @@ class PreflightReport(PreflightFields):
         Raises:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
-        return RECORD.read(cls, text)
+        with short_tracebacks:
+            return RECORD.read(cls, text)
