@@ -4,7 +4,7 @@
 
 It runs in the folder that setup.py made. What an earlier run has left on the workers is ended
 before. The first worker that fails ends the others; Ctrl-C ends all of them. A connection that
-breaks is made again, and nothing is lost.
+breaks is made again, and nothing is lost; --attach follows a job that this machine has left.
 """
 
 from xlashard.cloud.running import run

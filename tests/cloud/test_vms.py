@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cloud.conftest import Cloud
+from xlashard.cloud.jobs import new_job, start_job
 from xlashard.cloud.preparing import ready_workers, setup
 from xlashard.cloud.provisioning import create, delete, wait
-from xlashard.cloud.running import new_job, run, ssh, start_job
+from xlashard.cloud.running import run, ssh
 from xlashard.errors import CloudError
 
 
@@ -170,6 +171,18 @@ def test_what_an_earlier_run_left_is_ended(cloud: Cloud) -> None:
 def _never_followed(session) -> None:
     """Starts a job as `run` does, and leaves it, as when a laptop is closed."""
     start_job(session, ready_workers(session), new_job(session.settings.run.command, {}))
+
+
+def test_a_job_is_followed_again(cloud: Cloud) -> None:
+    make(cloud)
+    with pytest.raises(CloudError, match="(?s)no job was started on one.*run.py --name=one"):
+        run(cloud.session(run__attach=True))
+    _never_followed(cloud.session(run__command="echo started; sleep 0.3; echo done; exit 4"))
+    assert run(cloud.session(run__attach=True)) == 4
+    assert cloud.log("0") == "started\ndone\n"
+    assert cloud.log("1") == "started\ndone\n"
+    assert run(cloud.session(run__attach=True)) == 4  # It is over by now.
+    assert cloud.log("0") == "started\ndone\n"
 
 
 def test_ctrl_c_ends_the_job_on_all_workers(cloud: Cloud) -> None:

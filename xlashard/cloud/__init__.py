@@ -7,7 +7,7 @@
 | `gcloud`, `slices` | TPU VMs: commands that make and reach them, and what they are said to be |
 | `provisioning` | making a TPU, waiting for it, deleting it |
 | `reaching`, `preparing`, `bundle` | the same on all workers at once; code and packages for them |
-| `running`, `following`, `logs` | a job on all workers: start, follow and end it |
+| `jobs`, `running`, `following`, `logs` | a job on all workers: start, follow and end it |
 | `watching`, `resuming` | the same on a TPU that may be taken away |
 | `jobset`, `kubectl`, `gke` | a job as a JobSet of GKE |
 | `doctoring`, `findings` | looking at a TPU, and saying what is wrong |

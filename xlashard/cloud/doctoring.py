@@ -22,9 +22,10 @@ from xlashard.cloud.findings import (
     judge_reach,
 )
 from xlashard.cloud.following import end_connection
+from xlashard.cloud.jobs import new_job
 from xlashard.cloud.preparing import give_tools, ready_workers
 from xlashard.cloud.reaching import End, on_all
-from xlashard.cloud.running import new_job, run_job
+from xlashard.cloud.running import run_job
 from xlashard.cloud.session import Session
 from xlashard.cloud.slices import Worker
 from xlashard.errors import counted

@@ -22,6 +22,7 @@ from xlashard.testing.supervision import signal_name
 
 _TICK = 0.2
 _LAST_LINES = 20
+_KILLED = (137, 143)
 _RESTARTS = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -35,6 +36,7 @@ class PodState:
         attempt: Of the JobSet, for which it was made.
         phase: `Pending`, `Running`, `Succeeded` or `Failed`.
         code: The exit code of its container, where it is over.
+        ended: When that was, as text that sorts.
         waits_for: Why it is pending, where that is known.
     """
 
@@ -43,6 +45,7 @@ class PodState:
     attempt: int
     phase: str
     code: int | None
+    ended: str
     waits_for: str
 
 
@@ -163,6 +166,7 @@ def _pod(item: Mapping[str, Any]) -> PodState:
         int(labels.get(_RESTARTS, "0")),
         status.get("phase", "Pending"),
         ended.get("exitCode"),
+        ended.get("finishedAt", ""),
         waiting.get("reason", "") or next(filter(None, conditions), ""),
     )
 
@@ -316,10 +320,11 @@ class _Watch:
 
     def _tell_failure(self, book: LogBook) -> int:
         last = [pod for pod in self._failed.values() if pod.attempt == self._attempt]
-        coded = [pod for pod in last if pod.code] or last
-        if not coded:
+        # Those that were killed then were so because of the first.
+        last.sort(key=lambda pod: (pod.ended, pod.code in _KILLED))
+        if not last:
             return 1
-        first = coded[0]
+        first = last[0]
         lines = book.last_lines(first.label, _LAST_LINES) or "[it wrote nothing]"
         self._session.say(
             f"pod {first.name} failed: exit code {first.code}\n"

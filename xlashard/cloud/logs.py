@@ -15,7 +15,7 @@ class LogBook:
     """Keeps and shows the output of several workers; for several threads at once.
 
     Args:
-        folder: Where the files `worker-LABEL.log` go; what is there goes on.
+        folder: Where the files `worker-LABEL.log` go, in place of what is there.
         labels: Of the workers.
         out: Where their lines are shown.
     """
@@ -24,7 +24,7 @@ class LogBook:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._numbers = {label: number for number, label in enumerate(labels)}
-        self._files = {label: self.path(label).open("ab") for label in labels}
+        self._files = {label: self.path(label).open("wb") for label in labels}
         shown = out or sys.stdout
         self._printer = PrefixPrinter(shown, shown, len(labels), names=labels)
         self._lock = threading.Lock()

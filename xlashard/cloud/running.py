@@ -1,20 +1,19 @@
-"""A job on all workers of all slices: start it, follow it, end it."""
+"""A job on all workers of all slices, from its start to its end."""
 
-import json
 import queue
 import shlex
 import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xlashard.cloud.following import AgentStream, Follower, Over
+from xlashard.cloud.jobs import Job, new_job, newest_job, start_job, stop_job
 from xlashard.cloud.logs import LogBook
 from xlashard.cloud.preparing import ready_workers
-from xlashard.cloud.reaching import agent_call, check_all, on_all
+from xlashard.cloud.reaching import agent_call
 from xlashard.cloud.retrying import Backoff
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import read_pairs
@@ -27,21 +26,6 @@ _LAST_LINES = 20
 # How long the last words of workers may take to come, when they have ended, in seconds.
 _LAST_WORDS = 10.0
 _TICK = 0.2
-
-
-@dataclass(frozen=True)
-class Job:
-    """What runs on the workers.
-
-    Attributes:
-        name: Of this start of it; no other one has the same.
-        command: For a shell.
-        environment: For the command.
-    """
-
-    name: str
-    command: str
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,22 +64,6 @@ class Outcome:
         return bool(self.lost) or (bool(self.failed) and self.failed[0].code is None)
 
 
-def new_job(command: str, environment: Mapping[str, str]) -> Job:
-    """A job under a name that no other has.
-
-    Raises:
-        CloudError: There is no command.
-    """
-    if not command.strip():
-        raise CloudError(
-            "which command? Write, for example:\n"
-            "  --command='xlashard train --config configs/tiny.toml'",
-            code=2,
-        )
-    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    return Job(name, command, dict(environment))
-
-
 def run(session: Session) -> int:
     """Runs the command on all workers, which are set up, and follows it to its end.
 
@@ -106,9 +74,11 @@ def run(session: Session) -> int:
         CloudError: It could not be started.
     """
     chosen = session.settings.run
+    if chosen.attach:
+        workers = ready_workers(session)
+        return follow_job(session, workers, newest_job(session, workers)).exit_code
     job = new_job(chosen.command, read_pairs("environment", chosen.environment))
-    outcome = run_job(session, ready_workers(session), job)
-    return outcome.exit_code
+    return run_job(session, ready_workers(session), job).exit_code
 
 
 def run_job(
@@ -131,12 +101,23 @@ def run_job(
         CloudError: It could not be started.
     """
     start_job(session, workers, job)
+    session.say(f"{job.command!r} runs on {counted(len(workers), 'worker')}")
+    return follow_job(session, workers, job, look)
+
+
+def follow_job(
+    session: Session,
+    workers: Sequence[Worker],
+    job: Job,
+    look: Callable[[], str] = lambda: "",
+) -> Outcome:
+    """Shows what a job that was started has written and writes; otherwise as `run_job`."""
     folder = Path(session.settings.run.logs) / session.settings.tpu.name / job.name
     if session.runner.dry:
         for worker in workers:
             session.runner.start(_stream(session, worker, job).command())
         return Outcome((), None, "", folder)
-    session.say(f"{job.command!r} runs on {counted(len(workers), 'worker')}; logs in {folder}")
+    session.say(f"following {counted(len(workers), 'worker')}; logs in {folder}")
     book = LogBook(folder, [worker.label for worker in workers])
     try:
         outcome = _Watch(session, workers, job, book, look).to_end()
@@ -144,73 +125,6 @@ def run_job(
         book.close()
     session.say(summary(outcome, book))
     return outcome
-
-
-def start_job(session: Session, workers: Sequence[Worker], job: Job) -> None:
-    """Starts a job on all workers, and ends what is left there of earlier ones.
-
-    Raises:
-        CloudError: A worker was not reached or is not set up, or another process has its TPU; then
-            the job runs nowhere.
-    """
-    chosen = session.settings.run
-    ends = on_all(
-        session, workers, lambda worker: agent_call("start", _request(session, job)), "start on"
-    )
-    if session.runner.dry:
-        return
-    try:
-        check_all(ends)
-        for end in ends:
-            _check_started(json.loads(end.finished.stdout.splitlines()[-1]), end.worker, session)
-    except BaseException:
-        stop_job(session, workers, job, chosen.grace)
-        raise
-
-
-def _request(session: Session, job: Job) -> str:
-    request = {
-        "job": job.name,
-        "command": job.command,
-        "environment": dict(job.environment),
-        "folder": session.settings.setup.folder,
-        "grace": session.settings.run.grace,
-        "take": session.settings.run.take,
-    }
-    return json.dumps(request)
-
-
-def _check_started(told: Mapping[str, Any], worker: Worker, session: Session) -> None:
-    name = session.settings.tpu.name
-    if told["ended"]:
-        session.say(f"worker {worker.label}: ended what was left there ({_pids(told['ended'])})")
-    if "no_folder" in told:
-        raise CloudError(
-            f"worker {worker.label} has no folder {told['no_folder']}: it is not set up. Write:\n"
-            f"  python tpu_scripts/setup.py --name={name}"
-        )
-    if "held" in told:
-        holders = "\n".join(
-            f"  process {each['pid']}: {each['command']} ({', '.join(each['devices'])})"
-            for each in told["held"]
-        )
-        raise CloudError(
-            f"the TPU of worker {worker.label} is held by another process:\n{holders}\n"
-            "If it is yours and not needed any more, let it be ended: --take"
-        )
-
-
-def _pids(pids: Sequence[int]) -> str:
-    return f"{'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"
-
-
-def stop_job(session: Session, workers: Sequence[Worker], job: Job, grace: float) -> None:
-    """Ends a job everywhere; says which workers were not reached."""
-    script = agent_call("stop", job.name, f"{grace:g}")
-    for end in on_all(session, workers, script, "end the job on"):
-        if end.finished.code:
-            last = (end.finished.stderr.strip().splitlines() or ["nothing"])[-1]
-            session.say(f"worker {end.worker.label} was not reached to end the job ({last})")
 
 
 def _stream(session: Session, worker: Worker, job: Job) -> AgentStream:

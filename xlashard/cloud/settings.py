@@ -75,6 +75,7 @@ class RunSettings:
     others: float = setting(
         5.0, "seconds that the others run on when one has failed", Bounds(at_least=0)
     )
+    attach: bool = setting(False, "start nothing: follow what was started last")
     take: bool = setting(False, "end other processes of this user that hold the TPU")
 
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from xlashard.cloud.jobs import new_job
 from xlashard.cloud.preparing import prepare
 from xlashard.cloud.provisioning import create, delete, wait_until_ready
 from xlashard.cloud.resuming import Resumption, resumption_of, start_or_resume
 from xlashard.cloud.retrying import Backoff, Clock
-from xlashard.cloud.running import Outcome, new_job, run_job
+from xlashard.cloud.running import Outcome, run_job
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import read_pairs
 from xlashard.cloud.slices import State

@@ -170,6 +170,12 @@ def stop(job: str, grace: float) -> dict[str, Any]:
     return {"ended": ended}
 
 
+def newest() -> dict[str, Any]:
+    """The job that was started last; None if there is none."""
+    jobs = [path.parent.name for path in JOBS.glob("*/log")]
+    return {"job": max(jobs, default=None)}
+
+
 def stop_others(folder: Path, grace: float) -> list[int]:
     """Ends the jobs that are left of before."""
     ended: list[int] = []
@@ -279,6 +285,8 @@ def main(words: list[str]) -> None:
         return
     if verb == "start":
         print(json.dumps(start(json.loads(request[0]))))
+    elif verb == "newest":
+        print(json.dumps(newest()))
     elif verb == "stop":
         print(json.dumps(stop(request[0], float(request[1]))))
     else:
