@@ -232,7 +232,7 @@ def report_of(
         replications=values.replications,
         replicated=_replicated((*values.inputs, *values.outputs), chips, extras.replicated_above),
         replicated_above=extras.replicated_above,
-        throughput=None if workload is None else _throughput(workload, time, chips),
+        throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
@@ -249,8 +249,11 @@ def _replicated(
 
 
 def _throughput(
-    workload: Workload, time: TimeEstimate, topology: TopologyReport
-) -> ThroughputReport:
+    workload: Workload | None, time: TimeEstimate, topology: TopologyReport
+) -> ThroughputReport | None:
+    """How fast a step is; None where none was described, or the program does nothing."""
+    if workload is None or not time.seconds:
+        return None
     peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
     return ThroughputReport(
         workload=workload,
