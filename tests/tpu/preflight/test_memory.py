@@ -147,3 +147,47 @@ def test_other_memories_that_are_too_small_are_no_report() -> None:
         compile_for_report(lowered, {"xla_tpu_scoped_vmem_limit_kib": "1"})
     assert str(raised.value).startswith("<lambda> needs more memory than a TPU v5 lite has: ")
     assert "\n" not in str(raised.value)
+
+
+def test_what_lies_in_the_hosts_memory_takes_none_of_the_chips() -> None:
+    place, mesh = on("v5e:2x2", data=2, model=2)
+    rows = NamedSharding(mesh, P("data"))
+    in_host = NamedSharding(mesh, P("data"), memory_kind="pinned_host")
+    shape = 128 * 1024, 64 * 1024
+
+    def added(x: jax.Array, kept: jax.Array) -> jax.Array:
+        return x + jax.device_put(kept, rows)
+
+    lowered = pjit(added).lower(
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=rows),
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=in_host),
+    )
+    memory = describe_memory(compile_for_report(lowered), place)
+    held = {h.path: (h.device_bytes, h.spec) for h in memory.arguments}
+    assert held == {"x": (16 * GIB, "P('data')"), "kept": (0, "P('data') in pinned_host")}
+    assert memory.argument_bytes == memory.host_bytes == 16 * GIB
+
+
+@pytest.mark.slow
+def test_arguments_that_travel_as_one_tuple() -> None:
+    place, mesh = on("v5e:2x2", all=4)
+    whole = NamedSharding(mesh, P())
+    many = [jax.ShapeDtypeStruct((2048, 1024 + 128 * (i % 3)), jnp.float32) for i in range(2001)]
+
+    def f(state: jax.Array, many: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return state * 2, many[4] + 1
+
+    state = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
+    made = pjit(f, in_shardings=whole, out_shardings=whole, donate_argnums=0, keep_unused=True)
+    compilation = compile_for_report(made.lower(state, many))
+    memory = describe_memory(compilation, place)
+    assert "ShapeIndex {2001}" in compilation.dump.buffers
+    assert not memory.fits
+    held = {h.path: h for h in (*memory.arguments, *memory.results)}
+    assert held["state"].aliased == "result[0]" and held["state"].donated
+    assert held["result[0]"].aliased == "state"
+    assert held["many[4]"].device_bytes == held["result[1]"].device_bytes == 2048 * 1152 * 4
+    assert held["many[2000]"].device_bytes == 2048 * 1280 * 4
+    assert len(memory.arguments) == 2002
+    table = memory.argument_bytes - sum(h.device_bytes for h in memory.arguments)
+    assert 0 < table < MIB

@@ -136,9 +136,11 @@ class MemoryBreakdown:
         argument_bytes: Its arguments.
         result_bytes: Its results, without those that take over an argument's memory.
         alias_bytes: Memory of arguments that results take over; part of `argument_bytes`.
-        temporary_bytes: The heap of what it needs besides.
+        temporary_bytes: The heap of what it needs besides, with the gaps between its values;
+            `memory_analysis()` of a compiled TPU program counts those gaps twice.
         constant_bytes: Constants.
-        code_bytes: The program itself; 0 where the compiler gave up before it made any.
+        code_bytes: The program itself; 0 where the compiler gave up before it made any, and the
+            least that it can be where it was too much.
         arguments: By leaf, the largest first.
         results: By leaf, the largest first.
         temporaries: Those alive at the peak of the heap, the largest first; empty where the
