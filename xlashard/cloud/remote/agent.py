@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-HOME = Path(os.environ.get("HOME", "/root")) / ".xlashard"
+HOME = Path.home() / ".xlashard"
 JOBS = HOME / "jobs"
 MARK = "LAUNCHER_JOB_FOLDER"
 # Where /dev, /proc and /sys are; tests have their own.
@@ -48,7 +48,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         held = holders()
     if held:
         return {"started": False, "ended": ended, "held": held}
-    if not (Path(os.environ.get("HOME", "/root")) / request["folder"]).is_dir():
+    if not (Path.home() / request["folder"]).is_dir():
         return {"started": False, "ended": ended, "no_folder": request["folder"]}
     folder.mkdir(parents=True, exist_ok=True)
     # Written beside and renamed: who sees it sees all of it.
@@ -75,7 +75,7 @@ def supervise(job: str) -> None:
             child = subprocess.Popen(
                 # A shell that is told to end waits for what it runs, and does nothing after it.
                 ["bash", "-c", "trap 'exit 143' TERM\n" + request["command"]],
-                cwd=str(Path(os.environ["HOME"]) / request["folder"]),
+                cwd=str(Path.home() / request["folder"]),
                 env=environment(request, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

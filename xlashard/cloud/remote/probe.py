@@ -120,7 +120,7 @@ def memory() -> dict[str, Any]:
         "available": sizes.get("MemAvailable"),
         "locked": -1 if limit == "unlimited" else int(limit) if limit else None,
         "hugepages": chosen.group(1) if chosen else None,
-        "disk": shutil.disk_usage(os.environ.get("HOME", "/")).free,
+        "disk": shutil.disk_usage(os.path.expanduser("~")).free,
     }
 
 
