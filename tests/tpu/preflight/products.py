@@ -81,4 +81,4 @@ PRODUCTS = (
     ),
     _convolution("conv1d", (64, 64, 128), (7, 128, 256), (1,)),
 )
-"""All of them large enough for the matrix unit; smaller ones become sums of element-wise products."""
+"""All large enough for the matrix unit; smaller ones become sums of element-wise products."""

@@ -16,6 +16,7 @@ _MOVES = frozenset(
         *("opt-barrier", "pad", "reshape", "slice", "transpose", "async-update"),
     )
 )
+_JOINS = 'custom_call_target="ConcatBitcast"'
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,9 @@ class Flow:
         if base in _MOVES and names:
             # A start gives the result, the operand and a context.
             return computation, names[0], () if opcode.endswith("-start") else path
+        if opcode == "custom-call" and _JOINS in instruction.attributes and names:
+            # Slices that were fetched one by one.
+            return computation, names[0], ()
         if opcode in ("async-start", "async-done"):
             return self._asynchronous(computation, instruction, path)
         if opcode == "fusion":
@@ -137,7 +141,7 @@ class Flow:
             return self._sent(computation, names[0])
         if opcode == "parameter":
             return self._outside(computation, instruction, path)
-        if opcode == "while" and path and self._passes_on(instruction, path[0]):
+        if opcode == "while" and path and self._carried(instruction, path[0]) == path[0]:
             return computation, names[0], path
         return None
 
@@ -187,33 +191,41 @@ class Flow:
             return None
         site, caller = self.module.computations[run.site], run.caller
         if caller.opcode == "while":
-            kept = path and self._passes_on(caller, path[0])
-            return (site, caller.operand_names[0], path) if kept else None
+            before = self._carried(caller, path[0]) if path else None
+            # What is fetched one run ahead is a slice of what all runs have alike.
+            if before is None or self._carried(caller, before) != before:
+                return None
+            return site, caller.operand_names[0], (before, *path[1:])
         number = int(parameter.operands) if parameter.operands.isdecimal() else 0
         names = caller.operand_names
         return (site, names[number], path) if number < len(names) else None
 
-    def _passes_on(self, loop: Instruction, index: int) -> bool:
-        """Whether a loop leaves an element of its state as it is, or sends it round devices."""
+    def _carried(self, loop: Instruction, index: int) -> int | None:
+        """The element of a loop's state that an element becomes in each run, or a slice of it.
+
+        An element that only goes round the devices becomes itself. None for one that is computed.
+        """
         body = self.module.computations.get(dict(loop.called()).get("body", ""))
         if body is None or body.root is None or body.root.opcode != "tuple":
-            return False
+            return None
         names = body.root.operand_names
-        seen = set[str]()
-        waiting = [names[index]] if index < len(names) else []
-        while waiting:
-            name = waiting.pop()
-            found = body.instructions.get(name)
-            if found is None or name in seen:
+        if index >= len(names):
+            return None
+        home, name, path = body, names[index], ()
+        for _ in range(200):
+            found = home.instructions.get(name)
+            if found is None:
+                return None
+            if found.opcode == "parameter" and home is body:
+                return path[0] if path else None
+            if found.opcode.startswith("collective-permute"):
+                name, path = found.operand_names[0], ()
                 continue
-            seen.add(name)
-            if found.opcode == "get-tuple-element" and _index(found) == index:
-                source = body.instructions.get(found.operand_names[0])
-                return source is not None and source.opcode == "parameter"
-            base = found.opcode.removesuffix("-start").removesuffix("-done")
-            if base in _MOVES or found.opcode.startswith("collective-permute"):
-                waiting += found.operand_names[:1]
-        return False
+            step = self._step(home, found, path)
+            if step is None:
+                return None
+            home, name, path = step
+        return None
 
     def windowed(self, computation: Computation) -> str:
         """`gather` or `scatter` where a computation is a loop that does one beside a product.
@@ -232,8 +244,3 @@ class Flow:
             run = self.runs.get(current.name)
             outside = None if run is None or run.caller is None else run.site
             current = None if outside is None else self.module.computations.get(outside)
-
-
-def _index(instruction: Instruction) -> int:
-    found = re.match(r"\d+", instruction.attribute("index") or "")
-    return int(found[0]) if found else -1
