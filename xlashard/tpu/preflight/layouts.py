@@ -150,6 +150,9 @@ class Layouts:
                 path, sharding, line = "", self._said(origin.eqn), source_line(origin.eqn)
             if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
                 shape = tuple(origin.variable.aval.shape)
+                if origin.dim >= len(shape):
+                    # A slice of what a loop stacks up is not always followed to its dimension.
+                    continue
                 yield Source(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _said(self, eqn: Any) -> NamedSharding | None:
