@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from xlashard._jax.dataflow import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.collectives import Collective
-from xlashard.program.hlo import Computation, Frame, Instruction
+from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding
+from xlashard.tpu.preflight.cases import Case, fits
 from xlashard.tpu.preflight.flow import Flow
 from xlashard.tpu.preflight.layouts import Axes, Layouts, Source, axes_of, local_shape, spec_of
 from xlashard.tpu.preflight.parts import Origin
@@ -80,7 +80,7 @@ class Judge:
             return Judgement("result")
         return Judgement("resharding", False, Remedies(self, case).text())
 
-    def _case(self, collective: Collective) -> "Case":
+    def _case(self, collective: Collective) -> Case:
         home = self.flow.module.computations[collective.computation]
         instruction = home.instructions[collective.name]
         axes = frozenset(part.name for part in collective.axes(self.grid) or ())
@@ -106,7 +106,7 @@ class Judge:
             or (moves and windowed == "gather"),
         )
 
-    def _reduction_before(self, case: "Case") -> Collective | None:
+    def _reduction_before(self, case: Case) -> Collective | None:
         """The sum of which a collective is a part: one over slices, or a sum that is put together.
 
         A sum over several slices is first scattered inside each, then added up between them, then
@@ -123,7 +123,7 @@ class Judge:
     def _by_name(self) -> dict[str, Collective]:
         return {collective.name: collective for collective in self.collectives}
 
-    def _is_gradient(self, case: "Case") -> bool:
+    def _is_gradient(self, case: Case) -> bool:
         """Whether it adds up an argument's gradient over devices that have parts of a batch."""
         collective = case.collective
         op_name = collective.op_name
@@ -139,9 +139,7 @@ class Judge:
         else:
             without = case.axes
         shapes = {array.dims for array in arrays}
-        return any(
-            _fits(dims, local) for local in self._argument_shapes(without) for dims in shapes
-        )
+        return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
 
     def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
         """The shapes of arguments on a device, and of the layers that lie in them in a stack."""
@@ -160,7 +158,7 @@ class Judge:
             if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
         )
 
-    def _is_constrained(self, case: "Case") -> bool:
+    def _is_constrained(self, case: Case) -> bool:
         """Whether a constraint wants it."""
         collective = case.collective
         lines = {*self._lines(collective.frames), *self._lines(collective.needed_by_frames)}
@@ -185,7 +183,7 @@ class Judge:
             )
         )
 
-    def _could_add_up(self, case: "Case") -> bool:
+    def _could_add_up(self, case: Case) -> bool:
         """Whether a product sums over a dimension that both operands have cut alike.
 
         Then nothing but the sums has to be sent, and no constraint asks for more.
@@ -202,7 +200,7 @@ class Judge:
                 return True
         return False
 
-    def _constraints_of(self, case: "Case") -> Iterator[tuple[Scope, Any, NamedSharding]]:
+    def _constraints_of(self, case: Case) -> Iterator[tuple[Scope, Any, NamedSharding]]:
         """The constraints from which the value of a collective comes."""
         lines = {s.line for each in self._values(case) for dim in each for s in dim if s.line}
         for scope, eqn, said in self.layouts.constraints:
@@ -220,14 +218,14 @@ class Judge:
                 found.setdefault(id(eqn), []).append((line, eqn))
         return found
 
-    def _values(self, case: "Case") -> Iterator[list[list[Source]]]:
+    def _values(self, case: Case) -> Iterator[list[list[Source]]]:
         """What says how the value is dealt out that a collective deals with."""
         for scope, eqn in self.equations(case):
             for value in (*eqn.invars, *eqn.outvars):
                 if is_variable(value):
                     yield self.layouts.sources(scope, value)
 
-    def equations(self, case: "Case") -> list[tuple[Scope, Any]]:
+    def equations(self, case: Case) -> list[tuple[Scope, Any]]:
         """The equations of the operation that a collective belongs to, else that needs it."""
         collective = case.collective
         told = [
@@ -256,29 +254,6 @@ class Judge:
         """The user's line of a stack: `model.py:57`."""
         line = self.sources.line(frames)
         return "" if line is None else f"{Path(line.file).name}:{line.line}"
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """A collective, and what is found out about it.
-
-    Attributes:
-        collective: The collective.
-        home: The computation that it stands in.
-        instruction: Its instruction.
-        axes: The mesh axes along which it runs.
-        argument: The path of the argument that it deals with as it came, or of a slice of it.
-        reduces: Whether it adds up what devices have.
-        gathers: Whether every device gets what all have.
-    """
-
-    collective: Collective
-    home: Computation
-    instruction: Instruction
-    axes: frozenset[str]
-    argument: str
-    reduces: bool
-    gathers: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,29 +396,3 @@ def _operation(op_name: str) -> str:
 def _cut(sources: Sequence[Source]) -> Axes:
     """The axes that cut a dimension, by the first of its sources that is cut."""
     return next((s.axes for s in sources if s.axes), ())
-
-
-def _fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array has a shape, turned in any way, with neighbours merged or not."""
-    given = sorted(d for d in dims if d > 1)
-    wanted = [d for d in shape if d > 1]
-    if given == sorted(wanted):
-        return bool(given) or math.prod(shape) == math.prod(dims) == 1
-    if len(given) >= len(wanted) or len(wanted) > 5 or not given:
-        return False
-    return any(_merges(turned, tuple(given)) for turned in set(permutations(wanted)))
-
-
-def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Whether neighbours of a shape multiply to the given sizes, in some order."""
-    if not shape:
-        return not given
-    product = 1
-    for count, size in enumerate(shape, 1):
-        product *= size
-        if product in given:
-            left = list(given)
-            left.remove(product)
-            if _merges(shape[count:], tuple(left)):
-                return True
-    return False
