@@ -1,0 +1,111 @@
+"""Digests of all that a result depends on: what is found by one is not found again."""
+
+import ast
+import hashlib
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlashard._jax import analysis
+from xlashard._jax.topologies import libtpu_version
+from xlashard.program.flags import flags_here
+
+_PACKAGE = Path(__file__).parents[3]
+_LENGTH = 24
+
+
+def key_of(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
+    """The digest of a request, of the user's own sources, and of what compiles it.
+
+    Args:
+        request: What is to be found out, as JSON can say it.
+        sources: The files that it depends on besides.
+    """
+    said = {
+        "request": request,
+        "sources": _digest_of_files(sources),
+        "xlashard": _package_digest(),
+        "jax": jax.__version__,
+        "jaxlib": analysis.jaxlib_version(),
+        "libtpu": libtpu_version(),
+        "flags": flags_here(),
+        "config": _config(),
+    }
+    text = json.dumps(said, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+def _config() -> list[tuple[str, str]]:
+    """What JAX was told by its environment variables, which a process of a sweep has as well."""
+    return sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_"))
+
+
+@cache
+def _package_digest() -> str:
+    return _digest_of_files(sorted(_PACKAGE.rglob("*.py")))
+
+
+def sources_of(module: str) -> list[Path]:
+    """The files of a module and of all that it imports, but for Python's own and installed ones.
+
+    Args:
+        module: The name of one that is imported.
+    """
+    brought = [Path(p).resolve() for p in _installed()]
+    found: dict[str, Path | None] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name in found or not file or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        found[name] = None
+        if not any(path.is_relative_to(folder) for folder in brought):
+            found[name] = path
+            waiting += _imports(path, name)
+    return sorted(path for path in found.values() if path is not None)
+
+
+def _imports(file: Path, module: str) -> Iterator[str]:
+    """The names of modules that a file imports, its packages among them."""
+    package = sys.modules[module].__package__ or ""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            name = f"{'.' * node.level}{node.module or ''}"
+            base = resolve_name(name, package) if node.level else name
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _installed() -> Iterator[str]:
+    paths = sysconfig.get_paths()
+    yield from (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    yield from site.getsitepackages()
+    yield str(_PACKAGE)
+    yield sys.prefix
+    yield sys.base_prefix
+
+
+def _digest_of_files(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue
+        # By content and name: the same sources in another folder are the same.
+        digest.update(f"{file.name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

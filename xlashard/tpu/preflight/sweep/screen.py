@@ -1,0 +1,117 @@
+"""A sweep as a person reads it: the ranking, and why the other meshes are not in it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from xlashard.errors import counted
+from xlashard.pjit.report.tables import Page, head, section, table
+from xlashard.tpu.preflight.parts import PriceReport
+from xlashard.tpu.preflight.words import BOUNDS, money_text
+from xlashard.wording import in_amount, in_bytes, in_seconds
+
+if TYPE_CHECKING:
+    from xlashard.tpu.preflight.sweep.results import SweepReport, SweepResult
+
+_SHOWN = 12
+_REASON = 160
+_TITLES = {
+    "out of memory": "Out of memory",
+    "impossible": "Impossible",
+    "failed": "Failed",
+}
+
+
+class SweepText:
+    """A sweep for rich to print.
+
+    Args:
+        report: What it found.
+        full: Show every mesh and whole reasons.
+    """
+
+    def __init__(self, report: "SweepReport", *, full: bool) -> None:
+        self._report = report
+        self._full = full
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, page = self._report, Page(options.max_width, self._full)
+        yield _head(report)
+        fitting = [r for r in report.results if r.outcome == "fits"]
+        if fitting:
+            yield _ranking(report, fitting, self._full)
+        for outcome, title in _TITLES.items():
+            found = [r for r in report.results if r.outcome == outcome]
+            if found:
+                yield _left_out(title, found, page)
+
+
+def _head(report: "SweepReport") -> RenderableType:
+    counts = Counter(r.outcome for r in report.results)
+    said = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+    topologies = list(dict.fromkeys(r.where for r in report.results))
+    best = report.best
+    facts: list[tuple[str, str | Text]] = [
+        ("meshes", f"{len(report.results)}: {', '.join(said).replace('fits', 'fit')}")
+    ]
+    if best is not None and best.facts is not None:
+        step = in_seconds(best.facts.seconds)
+        facts.insert(0, ("best", f"{best.axes} on {best.where}, {step}"))
+    if report.taken_over:
+        facts.append(("known", f"{counted(report.taken_over, 'result')} from an earlier run"))
+    facts.append(("reports", report.folder))
+    return head(report.title, topologies, facts)
+
+
+def _ranking(report: "SweepReport", found: Sequence["SweepResult"], full: bool) -> RenderableType:
+    shown = found if full else found[:_SHOWN]
+    trains = any(r.facts is not None and r.facts.tokens_per_second is not None for r in shown)
+    prices = [report.step_price(r) for r in shown]
+    priced = any(price is not None for price in prices)
+    columns = ["", "topology", "mesh", ">step"]
+    columns += [">tokens/s", ">MFU"] if trains else []
+    columns += [">HBM", "waits for"] + ([">price"] if priced else [])
+    rows = [_row(i, r, trains) for i, r in enumerate(shown, 1)]
+    if priced:
+        rows = [[*row, _price(price)] for row, price in zip(rows, prices, strict=True)]
+    left = len(found) - len(shown)
+    rest = f"and {left} more that fit: report.print(all=True)" if left else ""
+    return section("Fastest first", "by the estimated time of a step", table(columns, rows), rest)
+
+
+def _row(number: int, result: "SweepResult", trains: bool) -> list[RenderableType]:
+    facts = result.facts
+    assert facts is not None
+    row: list[RenderableType] = [
+        Text(f"{number}.", style="dim"),
+        result.where,
+        Text(result.axes, style="bold" if number == 1 else ""),
+        in_seconds(facts.seconds),
+    ]
+    if trains:
+        speed, share = facts.tokens_per_second, facts.utilisation
+        row.append("" if speed is None else in_amount(speed))
+        row.append("" if share is None else f"{share:.1%}")
+    return [*row, f"{facts.total_bytes / facts.available_bytes:.0%}", BOUNDS[facts.bound]]
+
+
+def _price(found: PriceReport | None) -> str:
+    return "" if found is None else f"{money_text(found.step)} {found.currency}".strip()
+
+
+def _left_out(title: str, found: Sequence["SweepResult"], page: Page) -> RenderableType:
+    rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(found)]
+    left = len(found) - len(rows)
+    rest = f"and {left} more: report.print(all=True)" if left else ""
+    return section(title, "", table(["topology", "mesh", "why"], rows), rest)
+
+
+def _reason(result: "SweepResult", page: Page) -> str:
+    facts = result.facts
+    if result.outcome == "out of memory" and facts is not None:
+        return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"
+    line = " ".join(result.reason.split())
+    return line if page.is_full or len(line) <= _REASON else f"{line[: _REASON - 1]}…"

@@ -1,0 +1,76 @@
+"""A process of a sweep: reads jobs from its standard input, one JSON line each, and answers.
+
+    python -m xlashard.tpu.preflight.sweep.worker PARENT
+
+It ends when its input does, and the kernel ends it with its parent, whatever that was doing.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+import jax
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(parent: int) -> None:
+    """Works until there is no more to do.
+
+    Args:
+        parent: The process that started this one.
+    """
+    _end_with(parent)
+    jobs, answers = _own_streams()
+    for line in jobs:
+        job = json.loads(line)
+        answer = {"key": job["key"], "found": _found(job)}
+        answers.write(f"{json.dumps(answer)}\n")
+        answers.flush()
+        # A long sweep would keep every program that it has compiled.
+        jax.clear_caches()
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit("the sweep is over")
+    # Only the sweep itself decides what a Ctrl-C ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _own_streams() -> tuple[IO[str], IO[str]]:
+    """Where jobs come from and answers go; what the jobs print goes to the standard error."""
+    jobs = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return jobs, answers
+
+
+def _found(job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return named(job["runner"])(job["request"])
+    except Exception as error:
+        return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+
+def named(name: str) -> Callable[..., Any]:
+    """What a `module:function` names."""
+    module, _, member = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in member.split("."):
+        found = getattr(found, part)
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
