@@ -1,4 +1,4 @@
-"""Every mesh of every topology in question, compiled, and ranked by the estimated time of a step."""
+"""Every mesh of every topology in question, compiled and ranked by the estimated time of a step."""
 
 from xlashard.tpu.preflight.sweep.api import preflight_sweep
 from xlashard.tpu.preflight.sweep.factorisations import AxisRange, factorisations

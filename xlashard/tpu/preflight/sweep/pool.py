@@ -1,8 +1,8 @@
 """Processes that work off the jobs of a sweep side by side, and what becomes of those that don't.
 
 Each job runs in a process that was started for the sweep and takes one after the other. A process
-that dies, grows too large or takes too long costs its own job only: another one is started. When the
-sweep ends in any way, so do they.
+that dies, grows too large or takes too long costs its own job only: another one is started. When
+the sweep ends in any way, so do they.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from xlashard.wording import in_bytes
 
-_WORKER = "xlashard.tpu.preflight.sweep.worker"
+_WORKER = Path(__file__).with_name("worker.py")
 # How often the processes are looked at, in seconds.
 _TICK = 0.5
 # What a process takes before it compiles anything large, and what is left to it.
@@ -122,7 +123,8 @@ class _Worker:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _WORKER, str(os.getpid())],
+                # By its path, without what stands beside it: it is there before JAX is.
+                [sys.executable, "-P", str(_WORKER), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -185,8 +185,8 @@ class SweepReport:
             found = PreflightReport.from_json(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ArgumentError(
-                f"the report of {result.axes} on {result.where} can't be read: {error}; the same sweep "
-                "with again=True writes it anew"
+                f"the report of {result.axes} on {result.where} can't be read: {error}; the same "
+                "sweep with again=True writes it anew"
             ) from None
         price = self.price(result)
         if price is None:

@@ -1,8 +1,9 @@
 """A process of a sweep: reads jobs from its standard input, one JSON line each, and answers.
 
-    python -m xlashard.tpu.preflight.sweep.worker PARENT
+    python -P worker.py PARENT
 
-It ends when its input does, and the kernel ends it with its parent, whatever that was doing.
+It ends when its input does, and the kernel ends it with its parent, whatever that was doing. It
+imports what comes with Python alone: what a job needs is imported by the job.
 """
 
 import ctypes
@@ -13,8 +14,6 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import IO, Any
-
-import jax
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,8 +31,9 @@ def main(parent: int) -> None:
         answer = {"key": job["key"], "found": _found(job)}
         answers.write(f"{json.dumps(answer)}\n")
         answers.flush()
-        # A long sweep would keep every program that it has compiled.
-        jax.clear_caches()
+        if "jax" in sys.modules:
+            # A long sweep would keep every program that it has compiled.
+            sys.modules["jax"].clear_caches()
 
 
 def _end_with(parent: int) -> None:

@@ -1,0 +1,15 @@
+"""A sweep that is stopped in the middle.
+
+    python -m tests.tpu.preflight.sweep.stopped FOLDER
+
+Its two processes leave a file named by their number in the folder, and wait.
+"""
+
+import sys
+
+from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all
+
+if __name__ == "__main__":
+    request = {"how": "wait", "mark": sys.argv[1]}
+    runner = "tests.tpu.preflight.sweep.runners:behave"
+    list(run_all([Job(key, runner, request) for key in "abc"], Limits(workers=2)))
