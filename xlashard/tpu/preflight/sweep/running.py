@@ -171,8 +171,15 @@ def _compiled(request: Request, program: Program, place: Topology, mesh: Mesh) -
         "outcome": report.outcome,
         "reason": reason,
         "facts": asdict(SweepFacts.of(report)),
-        "report": Store(Path(request.folder)).keep_report(request.key, report),
+        "report": Store(Path(request.folder)).keep_report(_report_name(request), report),
     }
+
+
+def _report_name(request: Request) -> str:
+    """A name that a person finds, and that no other result has."""
+    slices = f"{request.slices}x" if request.slices > 1 else ""
+    sizes = "-".join(f"{name}{size}" for name, size in request.mesh)
+    return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
 
 
 def _too_much(program: Program, place: Topology, mesh: Mesh) -> str:

@@ -55,9 +55,9 @@ class Store:
     def _is_whole(self, result: SweepResult) -> bool:
         return not result.report or (self.folder / result.report).exists()
 
-    def keep_report(self, key: str, report: PreflightReport) -> str:
+    def keep_report(self, name: str, report: PreflightReport) -> str:
         """Writes a whole report, and gives its place in the folder."""
-        place = f"{_REPORTS}/{key}.json"
+        place = f"{_REPORTS}/{name}.json"
         file = self.folder / place
         unfinished = file.with_suffix(f".{os.getpid()}")
         unfinished.write_text(report.to_json(), encoding="utf-8")

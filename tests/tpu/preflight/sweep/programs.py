@@ -1,0 +1,24 @@
+"""Programs of the tests' sweeps, as a person writes them: what a mesh gets."""
+
+import jax
+import jax.numpy as jnp
+
+from xlashard import NamedSharding, P, pjit
+
+
+def gram(mesh):
+    """Needs 4 rows and columns in each part: it can't be cut into 8."""
+    cut = NamedSharding(mesh, P("data", "model"))
+    x = jax.ShapeDtypeStruct((2048, 1028), jnp.bfloat16, sharding=cut)
+    return pjit(lambda x: x @ x.T, out_shardings=NamedSharding(mesh, P("data", "model"))), (x,)
+
+
+def huge(mesh):
+    """256 GiB, cut along `model` only."""
+    rows = NamedSharding(mesh, P("model"))
+    x = jax.ShapeDtypeStruct((2**18, 2**19), jnp.bfloat16, sharding=rows)
+    return pjit(lambda x: x + 1, donate_argnums=0), (x,)
+
+
+def nothing(mesh):
+    return "no program"
