@@ -277,7 +277,7 @@ def _too_large(slice_name: SliceName) -> str:
 
 
 def _unknown(name: str, text: str) -> str:
-    parted = re.fullmatch(r"(.*?[a-z0-9]*?[a-z])?[:-]?([0-9]+(?:x[0-9]+)*)?(_\w+)?", text)
+    parted = re.fullmatch(r"(.*?)[:-]?([0-9]+(?:x[0-9]+)*)?(_\w+)?", text)
     kind, size = (parted[1] or "", parted[2] or "") if parted else (text, "")
     if text in _ALIASES:
         usual = ", ".join(f"'{offer}'" for offer in _usual(BY_NAME[_ALIASES[text]]))
@@ -303,6 +303,8 @@ def _usual(generation: Generation) -> tuple[str, str]:
 
 def _offer(generation: Generation, size: str) -> str:
     """A generation with the size that was asked for, or else with one that it has."""
+    if not size:
+        return _usual(generation)[0]
     separator = ":" if "x" in size else "-"
     offer = f"{generation.name}{separator}{size}"
     try:

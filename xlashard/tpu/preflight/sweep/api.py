@@ -20,7 +20,13 @@ from xlashard.tpu.preflight.sweep.factorisations import (
 from xlashard.tpu.preflight.sweep.keys import key_of, sources_of
 from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all, usual_limits
 from xlashard.tpu.preflight.sweep.progress import Progress
-from xlashard.tpu.preflight.sweep.results import ChipPrice, SweepFacts, SweepReport, SweepResult
+from xlashard.tpu.preflight.sweep.results import (
+    ChipPrice,
+    SweepFacts,
+    SweepReport,
+    SweepResult,
+    ranked,
+)
 from xlashard.tpu.preflight.sweep.running import Request, find_target
 from xlashard.tpu.preflight.sweep.store import Store
 from xlashard.tpu.topologies import Topology, topology
@@ -194,8 +200,7 @@ def run_sweep(
             store.keep(result)
             found[job.key] = result
             progress.tell(result)
-    ranked = sorted(found.values(), key=lambda r: (r.rank, r.topology, r.slices, r.mesh))
-    return SweepReport(sweep.title, str(folder), tuple(ranked), len(known), prices)
+    return SweepReport(sweep.title, str(folder), ranked(found.values()), len(known), prices)
 
 
 def plan_sweep(sweep: Sweep) -> dict[str, Request]:

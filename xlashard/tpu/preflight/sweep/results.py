@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -112,6 +113,11 @@ class SweepResult:
         if self.outcome == "fits":
             return 0, facts.seconds
         return _ORDER.index(self.outcome), facts.total_bytes / facts.available_bytes
+
+
+def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:
+    """Results in their order, the best first."""
+    return tuple(sorted(results, key=lambda r: (r.rank, r.topology, r.slices, r.mesh)))
 
 
 @dataclass(frozen=True)

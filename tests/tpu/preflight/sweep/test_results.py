@@ -1,0 +1,123 @@
+"""What a sweep has found: ranked, kept, printed, and read again."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.tpu.preflight.examples import FITTING, SMALL
+from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.sweep.api import ranked
+from xlashard.tpu.preflight.sweep.results import ChipPrice, SweepFacts, SweepReport, SweepResult
+from xlashard.tpu.preflight.sweep.store import Store
+
+FACTS = SweepFacts.of(FITTING)
+
+
+def result(key, outcome="fits", seconds=None, **other):
+    facts = None if seconds is None else replace(FACTS, seconds=seconds)
+    mesh = (("data", 8), ("tensor", 2), ("expert", 1))
+    return SweepResult(key, "v5e:4x4", 1, mesh, outcome, facts=facts, **other)
+
+
+FOUND = (
+    result("lost", "failed", reason="its process ended with SIGKILL"),
+    result("slow", seconds=0.5),
+    result("never", "impossible", reason="8 heads don't divide\ninto 16"),
+    result("large", "out of memory", reason="its arguments alone take 99.0 GiB"),
+    replace(
+        result("larger", "out of memory", seconds=0.1), facts=replace(FACTS, total_bytes=10**13)
+    ),
+    result("fast", seconds=0.1),
+)
+
+
+def test_those_that_fit_come_first_the_fastest_of_all_first():
+    report = SweepReport("steps:make", "sweeps", ranked(FOUND))
+    keys = [r.key for r in report.results]
+    assert keys == ["fast", "slow", "larger", "large", "never", "lost"]
+    assert report.best is report.results[0]
+    assert SweepReport("steps:make", "sweeps", ranked(FOUND[:1])).best is None
+
+
+def test_facts_are_those_of_the_report():
+    assert FACTS.seconds == FITTING.time.seconds and FACTS.bound == FITTING.time.bound
+    assert FACTS.total_bytes == FITTING.memory.total_bytes
+    assert FACTS.tokens_per_second == FITTING.throughput.tokens_per_second
+    assert SweepFacts.of(SMALL).tokens_per_second is None
+
+
+def test_it_shows_the_ranking_and_why_the_others_are_out():
+    prices = (ChipPrice("v5e", 1.2, "USD"), ChipPrice("", 9.0))
+    report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, prices)
+    text = str(report)
+    for part in (
+        *("steps:make", "data=8 tensor=2 on v5e:4x4, 100.0 ms", "2 fit, 2 out of memory"),
+        *("2 results from an earlier run", "Fastest first", "tokens/s", "MFU", "price", "USD"),
+        *("Out of memory", "its arguments alone", "Impossible", "8 heads don't divide into 16"),
+        *("Failed", "SIGKILL"),
+    ):
+        assert part in text, part
+    assert "price" not in str(replace(report, prices=()))
+    assert "tokens/s" not in str(
+        replace(report, results=(replace(result("a"), facts=SweepFacts.of(SMALL)),))
+    )
+    assert repr(report) == "<SweepReport of steps:make: 2 of 6 fit; print it>"
+
+
+def test_many_results_are_shown_in_part():
+    many = tuple(result(str(i), seconds=1.0 + i) for i in range(40))
+    report = SweepReport("steps:make", "sweeps", many)
+    assert "and 28 more that fit: report.print(all=True)" in str(report)
+
+
+def test_it_travels_as_json():
+    report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, (ChipPrice("v5e", 1.2, "USD"),))
+    assert SweepReport.from_json(report.to_json()) == report
+    assert json.loads(report.to_json(indent=None))["results"][0]["outcome"] == "fits"
+    with pytest.raises(ArgumentError, match="no sweep report"):
+        SweepReport.from_json("[]")
+
+
+def test_a_price_counts_for_its_generation():
+    report = SweepReport("steps:make", "x", FOUND, prices=(ChipPrice("v5p", 4.2), ChipPrice("", 2)))
+    fast = FOUND[-1]
+    assert report.step_price(fast).step == pytest.approx(2 * FACTS.chips * 0.1 / 3600)
+    on_v5p = replace(fast, topology="v5p:4x4x4")
+    assert report.price(on_v5p).chip_hour == 4.2
+    assert replace(report, prices=()).step_price(fast) is None
+    assert report.step_price(FOUND[0]) is None
+
+
+def test_whole_reports_are_kept_and_get_the_price(tmp_path):
+    place = Store(tmp_path).keep_report("v5e-4x4.data8", FITTING)
+    found = result("a", seconds=1.0, report=place)
+    report = SweepReport("x", str(tmp_path), (found,))
+    assert report.report(found) == FITTING
+    priced = replace(report, prices=(ChipPrice("", 7.0, "EUR"),)).report(found)
+    assert (priced.price.chip_hour, priced.price.currency) == (7.0, "EUR")
+    (tmp_path / place).unlink()
+    with pytest.raises(ArgumentError, match=r"can't be read.*again=True"):
+        report.report(found)
+    with pytest.raises(ArgumentError, match="was not compiled: 8 heads"):
+        report.report(FOUND[2])
+
+
+def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
+    store = Store(tmp_path / "deep" / "sweep")
+    assert store.known() == {}
+    place = store.keep_report("whole", FITTING)
+    kept = (result("a", seconds=1.0, report=place), result("b", "impossible", reason="no"))
+    for each in kept:
+        store.keep(each)
+    store.keep(result("gone", seconds=1.0, report="reports/gone.json"))
+    file = store.folder / "results.jsonl"
+    with file.open("a") as lines:
+        lines.write('{"format": 1, "key": "cut off", "topo')
+    store.keep(result("c", seconds=3.0))
+    store.keep(result("c", seconds=2.0))
+    known = Store(store.folder).known()
+    assert set(known) == {"a", "b", "c"} and known["c"].facts.seconds == 2.0
+    assert (known["a"], known["b"]) == kept
+    with pytest.raises(ArgumentError, match="can't be made: .*name another one"):
+        Store(file / "below")

@@ -1,0 +1,187 @@
+"""Sweeps as people run them: every mesh, in other processes, once."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.tpu.preflight.sweep import programs
+from xlashard.errors import ArgumentError, TopologyError
+from xlashard.tpu import topology
+from xlashard.tpu.preflight.sweep import api, keys, preflight_sweep
+from xlashard.tpu.preflight.sweep.progress import Progress
+
+GRAM = "tests.tpu.preflight.sweep.programs:gram"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sweep")
+
+
+@pytest.fixture(scope="module")
+def swept(folder):
+    """Three meshes of four chips, and one that can't be."""
+    return preflight_sweep(
+        programs.gram,
+        topologies=["v5e-4", "v5litepod-4", topology("v5e-8")],
+        mesh={"data": "..4", "model": "auto"},
+        folder=folder,
+        workers=1,
+    )
+
+
+@pytest.mark.slow
+def test_every_mesh_is_found_out_once(swept):
+    outcomes = {(r.topology, dict(r.mesh)["data"]): r.outcome for r in swept.results}
+    assert outcomes == {
+        **{("v5e:2x2", data): "fits" for data in (1, 2, 4)},
+        **{("v5e:2x4", data): "fits" for data in (2, 4)},
+        ("v5e:2x4", 1): "impossible",
+    }
+    assert swept.title == GRAM and swept.taken_over == 0
+    (impossible,) = [r for r in swept.results if r.outcome == "impossible"]
+    assert "does not divide into 8 tiles ('model'=8)" in impossible.reason
+    times = [r.facts.seconds for r in swept.results if r.outcome == "fits"]
+    assert times == sorted(times) and times[0] > 0
+
+
+@pytest.mark.slow
+def test_the_whole_reports_are_there(swept):
+    report = swept.report(swept.best)
+    assert report.title == GRAM and report.fits
+    assert report.topology.name == swept.best.topology
+    assert {a.name: a.size for a in report.mesh} == dict(swept.best.mesh)
+    assert report.time.seconds == swept.best.facts.seconds
+    assert swept.best.report.startswith(f"reports/{swept.best.topology.replace(':', '-')}.data")
+
+
+@pytest.mark.slow
+def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
+    asked = []
+
+    def ask_only(jobs, _):
+        asked.extend(jobs)
+        yield from ()
+
+    monkeypatch.setattr(api, "run_all", ask_only)
+
+    def again(target=GRAM, **other):
+        asked.clear()
+        words = {"topologies": ["v5e-8", "v5e-4"], "mesh": {"data": "..4", "model": "auto"}}
+        return preflight_sweep(target, folder=folder, workers=1, **(words | other))
+
+    known = again()
+    assert asked == [] and known.taken_over == 6 and known.results == swept.results
+    again(again=True)
+    assert len(asked) == 6
+    again(compiler_options={"xla_tpu_scoped_vmem_limit_kib": "1024"})
+    assert len(asked) == 6
+    again(mesh={"data": "auto", "model": "auto"})
+    assert [dict(job.request["mesh"]) for job in asked] == [{"data": 8, "model": 1}]
+    again(topologies="v5e-4", slices=2)
+    assert len(asked) == 3
+    again("tests.tpu.preflight.sweep.programs:huge")
+    assert len(asked) == 6
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_a=1")
+    again()
+    assert len(asked) == 6
+
+
+@pytest.mark.slow
+def test_what_was_lost_is_tried_again(folder, monkeypatch):
+    answers = iter(
+        [{"outcome": "failed", "reason": "lost"}, {"outcome": "impossible", "reason": ""}]
+    )
+    monkeypatch.setattr(api, "run_all", lambda jobs, _: ((job, next(answers)) for job in jobs))
+
+    def sweep():
+        return preflight_sweep(
+            GRAM, topologies="v5e-4", mesh={"data": 4}, folder=folder / "lost", workers=1
+        )
+
+    assert [r.outcome for r in sweep().results] == ["failed"]
+    assert [r.outcome for r in sweep().results] == ["impossible"]
+    assert sweep().taken_over == 1
+
+
+@pytest.mark.slow
+def test_arguments_that_do_not_fit_are_not_compiled(folder):
+    found = preflight_sweep(
+        "tests.tpu.preflight.sweep.programs:huge",
+        topologies="v5e-16",
+        mesh={"data": 4, "model": 4},
+        folder=folder / "huge",
+        workers=1,
+    )
+    (result,) = found.results
+    assert (result.outcome, result.facts, found.best) == ("out of memory", None, None)
+    assert "its arguments alone take 64.0 GiB of the 15.7" in result.reason
+
+
+def test_a_result_is_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
+    (tmp_path / "swept_helper.py").write_text("SIZE = 1\n")
+    (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("swept_target")
+    sources = keys.sources_of("swept_target")
+    assert [file.name for file in sources] == ["swept_helper.py", "swept_target.py"]
+    key = keys.key_of({"mesh": [["data", 4]]}, sources)
+    assert key == keys.key_of({"mesh": [["data", 4]]}, sources)
+    assert key != keys.key_of({"mesh": [["data", 2]]}, sources)
+    (tmp_path / "swept_helper.py").write_text("SIZE = 2\n")
+    assert key != keys.key_of({"mesh": [["data", 4]]}, sources)
+    for name in ("swept_target", "swept_helper"):
+        del sys.modules[name]
+    assert programs.__file__ in map(str, keys.sources_of(programs.__name__))
+
+
+WRONG = {
+    "no function": ({"target": "nowhere:f"}, ArgumentError, "nowhere"),
+    "a lambda": ({"target": lambda mesh: None}, ArgumentError, "module of its own"),
+    "no topology": ({"topologies": []}, ArgumentError, "needs a topology"),
+    "unknown topology": ({"topologies": "v9-4"}, TopologyError, "v9-4"),
+    "no axes": ({"mesh": {}}, ArgumentError, "axes of a sweep"),
+    "never": ({"mesh": {"data": 3}}, ArgumentError, "no mesh of data=3 has 4 devices"),
+    "price": ({"price": "cheap"}, ArgumentError, "price='cheap' is no number"),
+}
+
+
+@pytest.mark.parametrize(("words", "error", "text"), WRONG.values(), ids=WRONG)
+def test_what_can_not_be_swept_is_told_before_anything_is_compiled(words, error, text, tmp_path):
+    right = {"target": GRAM, "topologies": "v5e-4", "mesh": {"data": "auto"}, "folder": tmp_path}
+    words = right | words
+    with pytest.raises(error, match=text):
+        preflight_sweep(words.pop("target"), **words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["a bar", "lines"])
+def test_progress_is_shown(swept, terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    with Progress(console=console) as bar:
+        bar.start(3, swept.results[:2])
+        bar.tell(swept.results[-1])
+    text = console.file.getvalue()
+    assert "3/3" in text
+    if terminal:
+        assert f"best {swept.best.facts.seconds * 1e6:.1f} µs" in text
+    else:
+        assert "3/3 v5e:2x4 model=8: impossible: dimension 1" in text
+
+
+def test_nothing_is_shown_where_nobody_wants_it(swept):
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Progress(shown=False, console=console) as bar:
+        bar.start(1, ())
+        bar.tell(swept.results[0])
+    assert console.file.getvalue() == ""
+
+
+def test_results_are_lines_of_json(swept):
+    lines = Path(swept.folder, "results.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    assert {json.loads(line)["outcome"] for line in lines} == {"fits", "impossible"}
