@@ -1,0 +1,86 @@
+"""``xlashard compile``: a program compiled for TPU chips here, in a file for where they are."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from xlashard.commands.preflight import quiet_start, read_mesh, read_options, saying
+from xlashard.commands.targets import blamed, find_program
+from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
+from xlashard.pjit import Compiled
+from xlashard.tpu import topology
+from xlashard.tpu.preflight.api import lower_for
+from xlashard.wording import in_bytes
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compiles a program and writes it to a file.
+
+    Args:
+        arguments: The words, parsed.
+
+    Returns:
+        The exit code: 0 if the file is there, 1 if the program does not fit, 2 for wrong use.
+    """
+    quiet_start()
+    try:
+        return _run(arguments)
+    except ProgramTooLargeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        print(
+            f"What takes so much: xlashard preflight --topology {arguments.topology} "
+            f"{arguments.target}",
+            file=sys.stderr,
+        )
+        return 1
+    except XlashardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target = arguments.target
+    if not arguments.topology:
+        raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
+    file = Path(arguments.output or _usual_file(target))
+    place = topology(arguments.topology, arguments.slices)
+    axes = read_mesh(arguments.mesh) if arguments.mesh else None
+    options = read_options(arguments.option)
+    with saying(f"compiling {target} for {place}"):
+        program = find_program(target, place, axes, arguments.set)
+        with blamed(f"{target} can't be traced"):
+            mesh, lowered = lower_for(
+                program.function, program.args, dict(program.kwargs), place, program.mesh
+            )
+            compiled = lowered.compile(options or None)
+    _write(file, compiled.serialize())
+    axes_text = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
+    print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
+    return 0
+
+
+def _usual_file(target: str) -> str:
+    return f"{Path(target.replace(':', '.')).name.removesuffix('.toml')}.xlashard"
+
+
+def _described(compiled: Compiled, file: Path) -> str:
+    memory = compiled.memory_analysis()
+    peak = in_bytes(memory.peak_memory_in_bytes)
+    return f"{in_bytes(file.stat().st_size)}, {compiled.fun_name} takes {peak} of each device"
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Writes a file, whole or not at all."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(data)
+        unfinished.replace(file)
+    except OSError as error:
+        raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+

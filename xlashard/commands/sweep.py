@@ -1,0 +1,179 @@
+"""``xlashard preflight --mesh auto``: every mesh of every topology, ranked."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from xlashard.commands.preflight import judge, read_options, write
+from xlashard.commands.targets import find_program, load_function
+from xlashard.errors import ArgumentError
+from xlashard.sharding import Mesh
+from xlashard.tpu.preflight.budget import read_budget
+from xlashard.tpu.preflight.comparison import compare
+from xlashard.tpu.preflight.page import page
+from xlashard.tpu.preflight.sweep.api import (
+    Prices,
+    Sweep,
+    find_topologies,
+    read_prices,
+    run_sweep,
+)
+from xlashard.tpu.preflight.sweep.factorisations import AxisRange, parse_axes, read_axes
+from xlashard.tpu.preflight.sweep.keys import sources_of
+from xlashard.tpu.preflight.sweep.pool import usual_limits
+from xlashard.tpu.preflight.sweep.progress import Progress
+from xlashard.tpu.preflight.sweep.results import SweepReport
+from xlashard.tpu.preflight.sweep.running import Program, Request, look_at
+
+_RUNNER = "xlashard.commands.sweep:run_target"
+# How many of the best meshes a page shows.
+_ON_A_PAGE = 3
+
+
+def is_asked_for(arguments: argparse.Namespace) -> bool:
+    """Whether the words of `xlashard preflight` name meshes to choose from."""
+    sizes = [word.rpartition("=")[2].strip() for word in arguments.mesh.split(",")]
+    return any(size == "auto" or ".." in size for size in sizes)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tries meshes as the command line asks.
+
+    Args:
+        arguments: The words of `xlashard preflight`, parsed.
+
+    Returns:
+        The exit code: 0 if the program fits on a mesh, whose report keeps the budget; 1 if not.
+
+    Raises:
+        XlashardError: If the words are wrong.
+    """
+    limits = read_budget(arguments.budget)
+    prices = read_prices(_prices(arguments.price))
+    sweep = _sweep(arguments)
+    folder = Path(arguments.folder or _usual_folder(sweep.title))
+    try:
+        with Progress() as bar:
+            report = run_sweep(
+                sweep,
+                folder,
+                usual_limits(arguments.workers, arguments.timeout),
+                bar,
+                again=arguments.again,
+                prices=prices,
+            )
+    except KeyboardInterrupt:
+        print(f"what was found is kept in {folder}: the same command goes on", file=sys.stderr)
+        raise
+    _show(arguments, report)
+    _keep(arguments, report)
+    if report.best is None:
+        print("it fits on none of these meshes", file=sys.stderr)
+        return 1
+    return 0 if judge(report.report(report.best), limits, named=True) else 1
+
+
+def _sweep(arguments: argparse.Namespace) -> Sweep:
+    if len(arguments.targets) != 1 or arguments.targets[0].endswith(".json"):
+        raise ArgumentError(
+            "a sweep takes one program: write xlashard preflight --mesh auto --topology "
+            "v5e-16,v5p-16 CONFIG.toml"
+        )
+    names = [name.strip() for name in arguments.topology.split(",") if name.strip()]
+    if not names:
+        raise ArgumentError("for which chips? Write, for example, --topology v5e-16,v5p-16")
+    (title,) = arguments.targets
+    target: dict[str, Any] = {"name": title, "set": list(arguments.set)}
+    sources: tuple[Path, ...] = ()
+    own_axes: tuple[str, ...] = ()
+    if title.endswith(".toml"):
+        own_axes, target["settings"] = _settings(title, arguments.set)
+    else:
+        load_function(title)
+        sources = tuple(sources_of(title.partition(":")[0]))
+    return Sweep(
+        title=title,
+        target=target,
+        topologies=find_topologies(names, arguments.slices),
+        axes=_axes(arguments.mesh, own_axes),
+        runner=_RUNNER,
+        options=tuple(read_options(arguments.option).items()),
+        sources=sources,
+    )
+
+
+def _settings(path: str, words: list[str]) -> tuple[tuple[str, ...], str]:
+    """The mesh axes of a settings file, and all that it says, as one text."""
+    # Needs the packages of the extra `train`, which a function of one's own does without.
+    from xlashard.train.settings import load_settings
+    from xlashard.train.toml import to_toml
+
+    settings = load_settings(path, words)
+    return tuple(settings.mesh), to_toml(settings)
+
+
+def _axes(said: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
+    """The axes to choose sizes for: those of the words, or of the settings."""
+    if said.strip() != "auto":
+        return parse_axes(said)
+    if not own:
+        raise ArgumentError(
+            "--mesh auto takes the axes of a settings file; of a function write them, --mesh "
+            "data=auto,model=..8"
+        )
+    return read_axes(dict.fromkeys(own, "auto"))
+
+
+def _prices(said: str | None) -> Prices | None:
+    """`4.2`, or `v5e=1.2,v5p=4.2` by generation."""
+    if said is None or "=" not in said:
+        return said
+    pairs = (word.partition("=") for word in said.split(","))
+    return {name.strip(): price.strip() for name, _, price in pairs}
+
+
+def _usual_folder(title: str) -> str:
+    name = Path(title.replace(":", ".")).name.removesuffix(".toml")
+    return str(Path("sweeps") / name)
+
+
+def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.json == "-":
+        return
+    console = Console()
+    report.print(all=arguments.all, console=console)
+    if arguments.compare:
+        best = _best(report, 2)
+        if len(best) < 2:
+            raise ArgumentError("--compare shows what differs between the best two meshes that fit")
+        console.rule(style="dim")
+        compare(best[1], best[0]).print(all=arguments.all, console=console)
+
+
+def _keep(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.json:
+        write(arguments.json, report.to_json())
+    if arguments.html and report.best is not None:
+        write(arguments.html, page(_best(report, _ON_A_PAGE)))
+
+
+def _best(report: SweepReport, count: int) -> list[Any]:
+    fitting = [result for result in report.results if result.outcome == "fits"]
+    return [report.report(result) for result in fitting[:count]]
+
+
+def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Looks at a program on one mesh, in a process of a sweep."""
+    return look_at(Request.from_json(said), _program)
+
+
+def _program(request: Request, mesh: Mesh) -> Program:
+    raise NotImplementedError
+
+
+_ = asdict, find_program
