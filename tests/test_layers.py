@@ -45,6 +45,7 @@ XLASHARD = Layers(
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.targets", "xlashard.train.preflight"),
             ("xlashard.commands.targets", "xlashard.train.settings"),
+            ("xlashard.commands.targets", "xlashard.train.toml"),
         }
     ),
 )

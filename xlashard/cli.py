@@ -9,12 +9,13 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from xlashard.commands.words import add_preflight
+from xlashard.commands.words import add_compile, add_preflight, count, seconds
 
 _COMMANDS = {
     "train": "xlashard.train.command",
     "pod": "xlashard.testing.command",
     "preflight": "xlashard.commands.preflight",
+    "compile": "xlashard.commands.compile",
 }
 _EXTRAS = {"matplotlib": "train", "optax": "train", "orbax": "train"}
 
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_preflight(
         commands.add_parser("preflight", help="say what a program would take and cost on TPU chips")
     )
+    add_compile(commands.add_parser("compile", help="compile a program for TPU chips into a file"))
     return parser
 
 
@@ -118,27 +120,27 @@ def _add_pod(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         *("-n", "--processes"),
-        type=_count,
+        type=count,
         default=2,
         metavar="N",
         help="how many processes (default: 2)",
     )
     parser.add_argument(
         *("-d", "--devices"),
-        type=_count,
+        type=count,
         default=1,
         metavar="D",
         help="how many emulated devices each has (default: 1)",
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="seconds after which all show the stacks of their threads and are ended",
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=seconds,
         default=5.0,
         metavar="S",
         help="seconds that the others have when one has failed (default: 5)",
@@ -154,24 +156,8 @@ def _add_pod(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-
-
 def _numbers(text: str) -> list[int]:
     words = text.split(",")
     if all(word.isascii() and word.isdecimal() for word in words):
         return sorted({int(word) for word in words})
     raise argparse.ArgumentTypeError(f"{text!r} is not a list of processes such as 0,2")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if 0 < seconds < float("inf"):
-        return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")

@@ -5,12 +5,13 @@ import os
 import sys
 from pathlib import Path
 
-from xlashard.commands.preflight import quiet_start, read_mesh, read_options, saying
-from xlashard.commands.targets import blamed, find_program
+from xlashard.commands.common import quiet_start, read_mesh, read_options, saying
+from xlashard.commands.targets import find_program
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.api import lower_for
+from xlashard.tpu.preflight.targets import blamed
 from xlashard.wording import in_bytes
 
 
@@ -62,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _usual_file(target: str) -> str:
-    return f"{Path(target.replace(':', '.')).name.removesuffix('.toml')}.xlashard"
+    return f"{Path(target.rpartition(':')[2]).name.removesuffix('.toml')}.xlashard"
 
 
 def _described(compiled: Compiled, file: Path) -> str:
@@ -82,5 +83,3 @@ def _write(file: Path, data: bytes) -> None:
         raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None
     finally:
         unfinished.unlink(missing_ok=True)
-
-

@@ -4,24 +4,32 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import jax
 from rich.console import Console
 
-from xlashard.commands.targets import blamed, check_target, find_program
+from xlashard.commands import sweep
+from xlashard.commands.common import (
+    judge,
+    quiet_start,
+    read_mesh,
+    read_options,
+    reason_of,
+    saying,
+    write,
+)
+from xlashard.commands.targets import find_program
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.preflight.api import preflight
-from xlashard.tpu.preflight.budget import Limit, broken_limits, read_budget
+from xlashard.tpu.preflight.budget import read_budget
 from xlashard.tpu.preflight.comparison import compare
 from xlashard.tpu.preflight.money import read_price
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.tpu.preflight.schema import make_schema
 from xlashard.tpu.preflight.summary import SummaryText
+from xlashard.tpu.preflight.targets import blamed, check_target
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,16 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     quiet_start()
     try:
-        return _run(arguments)
+        return sweep.run(arguments) if sweep.is_asked_for(arguments) else _run(arguments)
     except XlashardError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def quiet_start() -> None:
-    """Keeps JAX from looking for chips: a preflight needs none, and must not lock those there."""
-    with suppress(RuntimeError):  # JAX runs already, in a program that calls this function.
-        jax.config.update("jax_platforms", "cpu")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -65,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _show(arguments, reports)
     _keep(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
-    kept = [_judge(report, limits, named=len(judged) > 1) for report in judged]
+    kept = [judge(report, limits, named=len(judged) > 1) for report in judged]
     return 0 if all(kept) else 1
 
 
@@ -104,7 +106,7 @@ def look(
         place: The topology.
         axes: Of the mesh, if they were given.
     """
-    with _saying(f"compiling {target} for {place}"):
+    with saying(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with blamed(f"{target} can't be traced"):
             return preflight(
@@ -120,53 +122,6 @@ def look(
             )
 
 
-def read_mesh(text: str) -> dict[str, int]:
-    """Mesh axes as they are written on the command line.
-
-    Raises:
-        ArgumentError: If that is none.
-
-    Example:
-        >>> read_mesh("data=8,model=4")
-        {'data': 8, 'model': 4}
-    """
-    axes: dict[str, int] = {}
-    for word in text.split(","):
-        name, _, size = (part.strip() for part in word.partition("="))
-        number = size.removeprefix("-")
-        if not name.isidentifier() or not (number.isascii() and number.isdecimal()):
-            raise ArgumentError(
-                f"--mesh {text} is no list of axes and sizes ({word.strip()!r}): write --mesh "
-                "data=8,model=4"
-            )
-        if name in axes:
-            raise ArgumentError(f"--mesh {text} names the axis {name} twice")
-        axes[name] = int(size)
-    return axes
-
-
-def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Options of the compiler as they are written on the command line.
-
-    Raises:
-        ArgumentError: If one has no value.
-
-    Example:
-        >>> read_options(["xla_a=true", "xla_b=3", "xla_c=fast"])
-        {'xla_a': True, 'xla_b': 3, 'xla_c': 'fast'}
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, said = word.removeprefix("--").partition("=")
-        if not (name and equals):
-            raise ArgumentError(f"--option {word} has no value: write --option {name}=true")
-        try:
-            found[name] = json.loads(said)
-        except ValueError:
-            found[name] = said
-    return found
-
-
 def read_report(path: str) -> PreflightReport:
     """A report that was kept.
 
@@ -176,15 +131,11 @@ def read_report(path: str) -> PreflightReport:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} can't be read: {_reason(error)}") from None
+        raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
         return PreflightReport.from_json(text)
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
 
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
@@ -227,42 +178,3 @@ def _write_all(folder: str, reports: Sequence[PreflightReport]) -> None:
         name = Path(report.title.replace(":", ".")).name.removesuffix(".toml")
         chips = report.topology.name.replace(":", "-")
         write(str(Path(folder) / f"{name}.{slices}{chips}.json"), report.to_json())
-
-
-def write(path: str, text: str) -> None:
-    """Writes a file, or to standard output for `-`.
-
-    Raises:
-        ArgumentError: If it can't be written.
-    """
-    if path == "-":
-        print(text)
-        return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"{path} can't be written: {_reason(error)}") from None
-
-
-def _judge(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:
-    """Says on standard error what is wrong with a program; whether nothing is."""
-    broken = broken_limits(report, limits)
-    found = [str(breach) for breach in broken]
-    if not report.fits:
-        found.insert(0, "it does not fit")
-    about = f"{report.title} on {report.topology.name}: " if named else ""
-    for text in found:
-        print(f"{about}{text}", file=sys.stderr)
-    return not found
-
-
-@contextmanager
-def _saying(what: str) -> Iterator[None]:
-    """Says on a terminal what takes so long."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
-        yield

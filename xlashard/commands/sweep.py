@@ -3,16 +3,15 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from xlashard.commands.preflight import judge, read_options, write
-from xlashard.commands.targets import find_program, load_function
+from xlashard.commands.common import judge, read_options, write
+from xlashard.commands.targets import find_program, settings_of
 from xlashard.errors import ArgumentError
-from xlashard.sharding import Mesh
+from xlashard.tpu import Topology
 from xlashard.tpu.preflight.budget import read_budget
 from xlashard.tpu.preflight.comparison import compare
 from xlashard.tpu.preflight.page import page
@@ -28,7 +27,8 @@ from xlashard.tpu.preflight.sweep.keys import sources_of
 from xlashard.tpu.preflight.sweep.pool import usual_limits
 from xlashard.tpu.preflight.sweep.progress import Progress
 from xlashard.tpu.preflight.sweep.results import SweepReport
-from xlashard.tpu.preflight.sweep.running import Program, Request, look_at
+from xlashard.tpu.preflight.sweep.running import Request, look_at
+from xlashard.tpu.preflight.targets import Program, load_function
 
 _RUNNER = "xlashard.commands.sweep:run_target"
 # How many of the best meshes a page shows.
@@ -92,7 +92,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
     sources: tuple[Path, ...] = ()
     own_axes: tuple[str, ...] = ()
     if title.endswith(".toml"):
-        own_axes, target["settings"] = _settings(title, arguments.set)
+        own_axes, target["settings"] = settings_of(title, arguments.set)
     else:
         load_function(title)
         sources = tuple(sources_of(title.partition(":")[0]))
@@ -105,16 +105,6 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         options=tuple(read_options(arguments.option).items()),
         sources=sources,
     )
-
-
-def _settings(path: str, words: list[str]) -> tuple[tuple[str, ...], str]:
-    """The mesh axes of a settings file, and all that it says, as one text."""
-    # Needs the packages of the extra `train`, which a function of one's own does without.
-    from xlashard.train.settings import load_settings
-    from xlashard.train.toml import to_toml
-
-    settings = load_settings(path, words)
-    return tuple(settings.mesh), to_toml(settings)
 
 
 def _axes(said: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
@@ -172,8 +162,8 @@ def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
     return look_at(Request.from_json(said), _program)
 
 
-def _program(request: Request, mesh: Mesh) -> Program:
-    raise NotImplementedError
-
-
-_ = asdict, find_program
+def _program(request: Request, topology: Topology) -> Program:
+    target = request.target
+    if "settings" in target and settings_of(target["name"], target["set"])[1] != target["settings"]:
+        raise ArgumentError(f"{target['name']} has changed since the sweep began: start it again")
+    return find_program(target["name"], topology, request.axes, target["set"])

@@ -28,14 +28,27 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="the chips: v5p-128, v5litepod-16, v6e:8x8; several to look at each",
     )
     parser.add_argument(
-        "--slices", type=int, default=1, metavar="N", help="how many slices of it (default: 1)"
-    )
-    parser.add_argument(
         "--mesh",
         metavar="AXIS=N[,AXIS=N]",
         default="",
         help="the mesh axes and their sizes, one of which may be -1 for what is left; by default "
-        "those of the settings",
+        "those of the settings. To try every mesh: auto, or data=auto,tensor=..8",
+    )
+    parser.add_argument(
+        "--price",
+        metavar="AMOUNT",
+        help="what one chip costs for an hour: 4.2 or '4.20 USD'; where meshes of several "
+        "generations are tried, v5e=1.2,v5p=4.2",
+    )
+    _add_program(parser)
+    _add_results(parser)
+    _add_sweep(parser.add_argument_group("where every mesh is tried"))
+
+
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    """What changes a program, or how it is compiled."""
+    parser.add_argument(
+        "--slices", type=int, default=1, metavar="N", help="how many slices of it (default: 1)"
     )
     parser.add_argument(
         "--set",
@@ -46,11 +59,6 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="settings that win over the file's, such as model.layers=4",
     )
     parser.add_argument(
-        "--price",
-        metavar="AMOUNT",
-        help="what one chip costs for an hour: 4.2 or '4.20 USD'",
-    )
-    parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
         nargs="+",
@@ -58,7 +66,6 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="options of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536",
     )
-    _add_results(parser)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -88,3 +95,81 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of a report, and end"
     )
+
+
+def _add_sweep(group: argparse._ArgumentGroup) -> None:
+    """What only sweeps ask for."""
+    group.add_argument(
+        "--folder", metavar="FOLDER", help="where the results are kept (default: sweeps/NAME)"
+    )
+    group.add_argument(
+        "--workers",
+        type=count,
+        metavar="N",
+        help="how many processes there are side by side; by default as many as this machine has "
+        "processors and memory for",
+    )
+    group.add_argument(
+        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds that a mesh may take"
+    )
+    group.add_argument("--again", action="store_true", help="compile what is known, too")
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """The words of ``xlashard compile``."""
+    parser.set_defaults(parser=parser)
+    parser.description = (
+        "Compiles a program for TPU chips, on a machine without one, into a file that "
+        "Compiled.deserialize loads where the chips are."
+    )
+    parser.epilog = (
+        "Exit code: 0 if the file is there, 1 if the program does not fit, 2 for wrong use."
+    )
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="settings of a training run (CONFIG.toml), or a function that gives (function, "
+        "arguments) (package.module:function)",
+    )
+    parser.add_argument(
+        *("-o", "--output"), metavar="FILE", help="the file (default: NAME.xlashard)"
+    )
+    parser.add_argument(
+        *("-t", "--topology"),
+        metavar="NAME",
+        default="",
+        help="the chips: v5p-128, v5litepod-16, v6e:8x8",
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=N[,AXIS=N]",
+        default="",
+        help="the mesh axes and their sizes; by default those of the settings",
+    )
+    _add_program(parser)
+
+
+def count(text: str) -> int:
+    """A whole number of things.
+
+    Args:
+        text: As it was typed.
+    """
+    if text.isascii() and text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+
+
+def seconds(text: str) -> float:
+    """A time.
+
+    Args:
+        text: As it was typed.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if 0 < found < float("inf"):
+        return found
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")

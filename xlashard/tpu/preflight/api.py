@@ -114,15 +114,23 @@ def preflight(
     extras = Extras(title, workload, None if price is None else read_price(price), replicated_above)
     with short_tracebacks:
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
-        on, lowered = _lowered(fun, args, kwargs, place, mesh)
+        on, lowered = lower_for(fun, args, kwargs, place, mesh)
         compilation = compile_for_report(lowered, compiler_options)
         return report_of(compilation, place, on, extras)
 
 
-def _lowered(
+def lower_for(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: Topology, mesh: Any
 ) -> tuple[Mesh, Lowered]:
-    """The mesh on the topology's devices, and the module for them."""
+    """The mesh on the topology's devices, and the module for them.
+
+    Args:
+        fun: A function or a stage, as `preflight` takes it.
+        args: Arguments of a call.
+        kwargs: Those that go by name.
+        topology: The devices.
+        mesh: As `preflight` takes it.
+    """
     if isinstance(fun, Traced | Lowered):
         if args or kwargs:
             raise ArgumentError(

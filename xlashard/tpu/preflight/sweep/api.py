@@ -27,8 +27,9 @@ from xlashard.tpu.preflight.sweep.results import (
     SweepResult,
     ranked,
 )
-from xlashard.tpu.preflight.sweep.running import Request, find_target
+from xlashard.tpu.preflight.sweep.running import Request
 from xlashard.tpu.preflight.sweep.store import Store
+from xlashard.tpu.preflight.targets import load_function
 from xlashard.tpu.topologies import Topology, topology
 
 type Prices = float | str | Mapping[str, float | str]
@@ -84,7 +85,7 @@ def preflight_sweep(
     one was stopped, and compiles what has changed.
 
     Args:
-        target: A function in a module, or `"package.module:function"`: it takes a mesh and returns
+        target: A function in a module, or `"package.module:function"`: it takes `mesh` and returns
             a function and its arguments, as shapes with shardings on that mesh.
         topologies: The chips: `"v5e-16"`, `["v5e-16", "v5p-16"]`.
         mesh: By name the sizes that each mesh axis may have: `"auto"` for any, `"2..8"`, `4`.
@@ -108,7 +109,7 @@ def preflight_sweep(
         TopologyError: If there is no such topology, or libtpu is missing.
     """
     name = _name_of(target)
-    find_target(name)
+    load_function(name)
     sweep = Sweep(
         title=name,
         target=name,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -83,7 +83,7 @@ def _free_bytes() -> int:
     return 0
 
 
-def run_all(jobs: Sequence[Job], limits: Limits) -> Iterator[tuple[Job, dict[str, Any]]]:
+def run_all(jobs: Sequence[Job], limits: Limits) -> Generator[tuple[Job, dict[str, Any]]]:
     """Runs jobs, and gives what each has found as soon as it is known.
 
     What could not be found is `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the

@@ -1,7 +1,5 @@
 """What a process of a sweep does for one mesh: a preflight, and the facts of it."""
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +8,8 @@ from typing import Any
 
 import jax
 
-from xlashard.errors import ArgumentError, XlashardError
+from xlashard._jax.tracing import is_extended
+from xlashard.errors import XlashardError
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.machine import describe_topology
@@ -18,25 +17,9 @@ from xlashard.tpu.preflight.parts import Workload
 from xlashard.tpu.preflight.placing import placer
 from xlashard.tpu.preflight.sweep.results import SweepFacts
 from xlashard.tpu.preflight.sweep.store import Store
+from xlashard.tpu.preflight.targets import Program, blamed, program_of
 from xlashard.tpu.topologies import Topology, topology
 from xlashard.wording import in_bytes
-
-
-@dataclass(frozen=True)
-class Program:
-    """What is to be looked at on a mesh.
-
-    Attributes:
-        function: As `xlashard.preflight` takes it.
-        args: Its arguments, as shapes with shardings on the mesh.
-        kwargs: Its keyword arguments.
-        workload: What one call of it does, for a step of training.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    workload: Workload | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +54,11 @@ class Request:
         axes = tuple((str(name), int(size)) for name, size in said["mesh"])
         return cls(**{**said, "mesh": axes})
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh, as a topology lays it."""
+        return dict(self.mesh)
+
     def to_json(self) -> dict[str, Any]:
         """It as JSON says it."""
         return asdict(self)
@@ -78,69 +66,23 @@ class Request:
 
 def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
     """Looks at a `module:function` on one mesh: the runner of Python's sweeps."""
-    return look_at(Request.from_json(said), _of_target)
+    return look_at(Request.from_json(said), lambda r, place: program_of(r.target, place, r.axes))
 
 
-def _of_target(request: Request, mesh: Mesh) -> Program:
-    return read_program(find_target(request.target), mesh)
-
-
-def find_target(name: str) -> Callable[..., Any]:
-    """The function that a target names.
-
-    Raises:
-        ArgumentError: If there is none.
-    """
-    module, colon, member = name.partition(":")
-    if not colon or not module or not member:
-        raise ArgumentError(f"{name!r} names no function: write package.module:function")
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ArgumentError(f"{name}: {error}") from None
-    for part in member.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ArgumentError(f"{name}: the module {module} has no function {member}")
-    return found
-
-
-def read_program(maker: Callable[..., Any], mesh: Mesh) -> Program:
-    """What a function gives that makes the program of a mesh.
-
-    Args:
-        maker: Takes the mesh, or nothing; gives a function and its arguments.
-        mesh: Of the topology's devices.
-
-    Raises:
-        ArgumentError: If it gives something else.
-    """
-    found = maker(mesh) if inspect.signature(maker).parameters else maker()
-    function, *rest = found if isinstance(found, tuple) and found else (None,)
-    args, kwargs = (*rest, *((), {})[len(rest) :])[:2] if len(rest) <= 2 else (None, None)
-    if not callable(function) or not isinstance(args, tuple) or not isinstance(kwargs, Mapping):
-        raise ArgumentError(
-            f"{maker.__name__} gave {type(found).__name__}: it must give a function and its "
-            "arguments, return f, (x, y), as shapes with shardings on the mesh that it is called "
-            "with"
-        )
-    return Program(function, args, kwargs)
-
-
-def look_at(request: Request, make: Callable[[Request, Mesh], Program]) -> dict[str, Any]:
+def look_at(request: Request, make: Callable[[Request, Topology], Program]) -> dict[str, Any]:
     """Makes a program for one mesh, and says what becomes of it there.
 
     Args:
         request: Which mesh.
-        make: Makes the program.
+        make: Makes the program, whose arguments lie on that mesh of the topology.
 
     Returns:
         Outcome, reason, facts and the place of the report, as a `SweepResult` has them.
     """
     try:
         place = topology(request.topology, request.slices)
-        mesh = place.mesh(dict(request.mesh))
-        program = make(request, mesh)
+        program = make(request, place)
+        mesh = program.mesh or place.mesh(request.axes)
         too_much = _too_much(program, place, mesh)
         if too_much:
             return {"outcome": "out of memory", "reason": too_much}
@@ -153,16 +95,17 @@ def _compiled(request: Request, program: Program, place: Topology, mesh: Mesh) -
     workload = program.workload
     if request.workload is not None:
         workload = Workload(**request.workload)
-    report = preflight(
-        program.function,
-        *program.args,
-        topology=place,
-        mesh=mesh,
-        workload=workload,
-        compiler_options=dict(request.options),
-        title=request.title,
-        **program.kwargs,
-    )
+    with blamed(f"{request.title} can't be traced"):
+        report = preflight(
+            program.function,
+            *program.args,
+            topology=place,
+            mesh=mesh,
+            workload=workload,
+            compiler_options=dict(request.options) or None,
+            title=request.title,
+            **program.kwargs,
+        )
     reason = ""
     if not report.fits:
         memory = report.memory
@@ -198,7 +141,7 @@ def _too_much(program: Program, place: Topology, mesh: Mesh) -> str:
 def _device_bytes(leaf: Any) -> int:
     if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
         return 0
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if is_extended(leaf):
         return 0
     shape = leaf.sharding.shard_shape(leaf.shape)
     return math.prod(shape) * leaf.dtype.itemsize
