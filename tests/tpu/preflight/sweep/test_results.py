@@ -7,8 +7,8 @@ import pytest
 
 from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.sweep.api import ranked
-from xlashard.tpu.preflight.sweep.results import ChipPrice, SweepFacts, SweepReport, SweepResult
+from xlashard.tpu.preflight.sweep.fields import ChipPrice, SweepFacts, SweepResult, ranked
+from xlashard.tpu.preflight.sweep.results import SweepReport
 from xlashard.tpu.preflight.sweep.store import Store
 
 FACTS = SweepFacts.of(FITTING)

@@ -2,6 +2,7 @@
 
 from xlashard.tpu.preflight.sweep.api import preflight_sweep
 from xlashard.tpu.preflight.sweep.factorisations import AxisRange, factorisations
-from xlashard.tpu.preflight.sweep.results import SweepReport, SweepResult
+from xlashard.tpu.preflight.sweep.fields import SweepResult
+from xlashard.tpu.preflight.sweep.results import SweepReport
 
 __all__ = ["AxisRange", "SweepReport", "SweepResult", "factorisations", "preflight_sweep"]

@@ -17,16 +17,11 @@ from xlashard.tpu.preflight.sweep.factorisations import (
     factorisations,
     read_axes,
 )
+from xlashard.tpu.preflight.sweep.fields import ChipPrice, SweepFacts, SweepResult, ranked
 from xlashard.tpu.preflight.sweep.keys import key_of, sources_of
 from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all, usual_limits
 from xlashard.tpu.preflight.sweep.progress import Progress
-from xlashard.tpu.preflight.sweep.results import (
-    ChipPrice,
-    SweepFacts,
-    SweepReport,
-    SweepResult,
-    ranked,
-)
+from xlashard.tpu.preflight.sweep.results import SweepReport
 from xlashard.tpu.preflight.sweep.running import Request
 from xlashard.tpu.preflight.sweep.store import Store
 from xlashard.tpu.preflight.targets import load_function

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from xlashard.tpu.preflight.sweep.results import SweepResult
+from xlashard.tpu.preflight.sweep.fields import SweepResult
 from xlashard.wording import in_seconds
 
 

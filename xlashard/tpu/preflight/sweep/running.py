@@ -15,7 +15,7 @@ from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.machine import describe_topology
 from xlashard.tpu.preflight.parts import Workload
 from xlashard.tpu.preflight.placing import placer
-from xlashard.tpu.preflight.sweep.results import SweepFacts
+from xlashard.tpu.preflight.sweep.fields import SweepFacts
 from xlashard.tpu.preflight.sweep.store import Store
 from xlashard.tpu.preflight.targets import Program, blamed, program_of
 from xlashard.tpu.topologies import Topology, topology

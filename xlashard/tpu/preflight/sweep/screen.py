@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -10,11 +9,9 @@ from rich.text import Text
 from xlashard.errors import counted
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.tpu.preflight.parts import PriceReport
+from xlashard.tpu.preflight.sweep.fields import SweepFields, SweepResult
 from xlashard.tpu.preflight.words import BOUNDS, money_text
 from xlashard.wording import in_amount, in_bytes, in_seconds
-
-if TYPE_CHECKING:
-    from xlashard.tpu.preflight.sweep.results import SweepReport, SweepResult
 
 _SHOWN = 12
 _REASON = 160
@@ -33,7 +30,7 @@ class SweepText:
         full: Show every mesh and whole reasons.
     """
 
-    def __init__(self, report: "SweepReport", *, full: bool) -> None:
+    def __init__(self, report: SweepFields, *, full: bool) -> None:
         self._report = report
         self._full = full
 
@@ -49,7 +46,7 @@ class SweepText:
                 yield _left_out(title, found, page)
 
 
-def _head(report: "SweepReport") -> RenderableType:
+def _head(report: SweepFields) -> RenderableType:
     counts = Counter(r.outcome for r in report.results)
     said = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
     topologies = list(dict.fromkeys(r.where for r in report.results))
@@ -66,7 +63,7 @@ def _head(report: "SweepReport") -> RenderableType:
     return head(report.title, topologies, facts)
 
 
-def _ranking(report: "SweepReport", found: Sequence["SweepResult"], full: bool) -> RenderableType:
+def _ranking(report: SweepFields, found: Sequence[SweepResult], full: bool) -> RenderableType:
     shown = found if full else found[:_SHOWN]
     trains = any(r.facts is not None and r.facts.tokens_per_second is not None for r in shown)
     prices = [report.step_price(r) for r in shown]
@@ -82,7 +79,7 @@ def _ranking(report: "SweepReport", found: Sequence["SweepResult"], full: bool) 
     return section("Fastest first", "by the estimated time of a step", table(columns, rows), rest)
 
 
-def _row(number: int, result: "SweepResult", trains: bool) -> list[RenderableType]:
+def _row(number: int, result: SweepResult, trains: bool) -> list[RenderableType]:
     facts = result.facts
     assert facts is not None
     row: list[RenderableType] = [
@@ -102,14 +99,14 @@ def _price(found: PriceReport | None) -> str:
     return "" if found is None else f"{money_text(found.step)} {found.currency}".strip()
 
 
-def _left_out(title: str, found: Sequence["SweepResult"], page: Page) -> RenderableType:
+def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
     rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(found)]
     left = len(found) - len(rows)
     rest = f"and {left} more: report.print(all=True)" if left else ""
     return section(title, "", table(["topology", "mesh", "why"], rows), rest)
 
 
-def _reason(result: "SweepResult", page: Page) -> str:
+def _reason(result: SweepResult, page: Page) -> str:
     facts = result.facts
     if result.outcome == "out of memory" and facts is not None:
         return f"{in_bytes(facts.total_bytes)} of {in_bytes(facts.available_bytes)}"

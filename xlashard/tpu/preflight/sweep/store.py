@@ -8,7 +8,7 @@ from pathlib import Path
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.records import Record
 from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.tpu.preflight.sweep.results import FORMAT, SweepResult
+from xlashard.tpu.preflight.sweep.fields import FORMAT, SweepResult
 
 _RECORD = Record("result of a sweep", FORMAT, "the same sweep")
 _LINES = "results.jsonl"
