@@ -92,6 +92,7 @@ if _typing.TYPE_CHECKING:
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
     from xlashard.pjit import ProgramReport, StableHLOProgram, compile_stablehlo, explain
     from xlashard.tpu.preflight import PreflightReport, preflight
+    from xlashard.tpu.preflight.sweep import SweepReport, preflight_sweep
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -105,6 +106,7 @@ else:
             ),
             "xlashard.tpu": ("tpu",),
             "xlashard.tpu.preflight": ("PreflightReport", "preflight"),
+            "xlashard.tpu.preflight.sweep": ("SweepReport", "preflight_sweep"),
         },
     )
 
@@ -149,6 +151,7 @@ __all__ = [
     "ShardingSpec",
     "SingleDeviceSharding",
     "StableHLOProgram",
+    "SweepReport",
     "Traced",
     "TreePicture",
     "Unstacked",
@@ -172,6 +175,7 @@ __all__ = [
     "make_sharded_device_array",
     "pjit",
     "preflight",
+    "preflight_sweep",
     "reshard_plan",
     "unstacked_shards",
     "visualize",

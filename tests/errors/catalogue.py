@@ -156,6 +156,7 @@ TOPICS = (
     "modules",
     "tpu",
     "cloud",
+    "sweep",
     "testing",
     "environment",
 )

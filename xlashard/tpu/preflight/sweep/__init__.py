@@ -1,8 +1,23 @@
 """Every mesh of every topology in question, compiled and ranked by the estimated time of a step."""
 
-from xlashard.tpu.preflight.sweep.api import preflight_sweep
-from xlashard.tpu.preflight.sweep.factorisations import AxisRange, factorisations
-from xlashard.tpu.preflight.sweep.fields import SweepResult
+from xlashard.tpu.preflight.sweep.api import find_topologies, preflight_sweep
+from xlashard.tpu.preflight.sweep.factorisations import (
+    AxisRange,
+    factorisations,
+    parse_axes,
+    read_axes,
+)
+from xlashard.tpu.preflight.sweep.fields import SweepFacts, SweepResult
 from xlashard.tpu.preflight.sweep.results import SweepReport
 
-__all__ = ["AxisRange", "SweepReport", "SweepResult", "factorisations", "preflight_sweep"]
+__all__ = [
+    "AxisRange",
+    "SweepFacts",
+    "SweepReport",
+    "SweepResult",
+    "factorisations",
+    "find_topologies",
+    "parse_axes",
+    "preflight_sweep",
+    "read_axes",
+]

@@ -103,7 +103,7 @@ def preflight_sweep(
         ArgumentError: If the target names no function of a module, or no mesh is possible.
         TopologyError: If there is no such topology, or libtpu is missing.
     """
-    name = _name_of(target)
+    name = name_of(target)
     load_function(name)
     sweep = Sweep(
         title=name,
@@ -120,7 +120,8 @@ def preflight_sweep(
         return run_sweep(sweep, _folder(folder), limits, bar, again=again, prices=prices)
 
 
-def _name_of(target: str | Callable[..., Any]) -> str:
+def name_of(target: str | Callable[..., Any]) -> str:
+    """The `module:function` by which other processes find a target."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")

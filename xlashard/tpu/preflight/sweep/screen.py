@@ -10,7 +10,7 @@ from xlashard.errors import counted
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.tpu.preflight.parts import PriceReport
 from xlashard.tpu.preflight.sweep.fields import SweepFields, SweepResult
-from xlashard.tpu.preflight.words import BOUNDS, money_text
+from xlashard.tpu.preflight.words import BOUNDS, NETWORKS, money_text
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
@@ -92,7 +92,11 @@ def _row(number: int, result: SweepResult, trains: bool) -> list[RenderableType]
         speed, share = facts.tokens_per_second, facts.utilisation
         row.append("" if speed is None else in_amount(speed))
         row.append("" if share is None else f"{share:.1%}")
-    return [*row, f"{facts.total_bytes / facts.available_bytes:.0%}", BOUNDS[facts.bound]]
+    return [
+        *row,
+        f"{facts.total_bytes / facts.available_bytes:.0%}",
+        NETWORKS.get(facts.bound) or BOUNDS[facts.bound],
+    ]
 
 
 def _price(found: PriceReport | None) -> str:
