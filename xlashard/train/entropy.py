@@ -88,8 +88,9 @@ def _gradients(
         change = (jnp.exp(scores - logs[..., None]) - hits) * weight
         change = place(change.astype(x.dtype), _SCORES)
         dx = dx + _product("blv,wv->blw", change, own)
-        down = _product("blw,blv->wv", x, change).astype(head.dtype)
-        return place(dx, _STREAM), place(down, ("embed", None))
+        # Of the head's type, in which its sum over the devices is taken.
+        down = place(jnp.einsum("blw,blv->wv", x, change), ("embed", None))
+        return place(dx, _STREAM), down.astype(head.dtype)
 
     dx, down = jax.lax.scan(add, jnp.zeros(x.shape, jnp.float32), _cut(head, parts, place))
     down = place(down.transpose(1, 0, 2).reshape(head.shape), ("embed", "vocab"))

@@ -279,14 +279,19 @@ def _whole(weight: jax.Array, axes: Axes, place: Place) -> jax.Array:
     ever has the gathered weights of two layers. Without remat the pass would keep those of all
     layers, so there the partitioner chooses.
     """
-    inside = tuple(None if axis == "embed" else axis for axis in axes)
-    return placed(weight, place, inside, axes) if "embed" in axes else weight
+    if "embed" not in axes:
+        return weight
+    # First of all sides, for TPUs scatter sums over that one alone.
+    side = axes.index("embed")
+    others = tuple(axis for axis in axes if axis != "embed")
+    turned = placed(jnp.moveaxis(weight, side, 0), place, (None, *others), ("embed", *others))
+    return jnp.moveaxis(turned, 0, side)
 
 
 def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Place) -> jax.Array:
     # Each device looks all tokens up in its part of the width, and hands them to where they belong:
     # that moves features of some tokens, and never the table.
-    spread = ("batch", None, "embed")
+    spread = ("batch", "length", "embed")
     table = parameters["embedding"].astype(dtype)
     x = place(jnp.take(table, tokens, axis=0, mode="clip"), spread)
     return placed(x, place, _STREAM, spread)
