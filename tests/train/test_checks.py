@@ -68,7 +68,39 @@ def test_the_examples_fit(name: str) -> None:
                 "model.kv_heads=512",
                 "model.mlp=512",
             ],
-            ["byte values, 256, does not divide over tensor=512", "vocab = []"],
+            ["model.vocab = 256 does not divide over tensor=512", "vocab = []"],
+        ),
+        (
+            ["model.attention_block=12"],
+            ["model.length = 32 does not divide by model.attention_block = 12", "block = 4"],
+        ),
+        (
+            ["model.vocab=500", "model.vocab_parts=3", "generation.bytes=0"],
+            ["model.vocab = 500 does not divide by model.vocab_parts = 3", "vocab = 501"],
+        ),
+        (["model.vocab=100"], ["fewer tokens than there are bytes", "vocab = 256"]),
+        (["model.vocab=512"], ["only a model of bytes", "bytes = 0"]),
+        (["data.tokens=uint16"], ["only a model of bytes", "bytes = 0"]),
+        (
+            ["model.remat=true", "model.kept=['query', 'gats']"],
+            ["model.kept names 'gats'", "stream, gate, up", 'kept = ["query"]'],
+        ),
+        (["model.kept=['query']"], ["computes nothing again", "remat = true"]),
+        (
+            ["model.experts=2", "model.active_experts=3"],
+            ["model.active_experts = 3 of model.experts = 2", "active_experts = 2"],
+        ),
+        (
+            ["model.experts=3", "sharding.rules.experts=data", "sharding.rules.batch=fsdp"],
+            ["model.experts = 3 does not divide over data=2", "experts = 4"],
+        ),
+        (
+            ["model.length=33", "sharding.rules.length=tensor", "sharding.rules.vocab=[]"],
+            ["model.length = 33 does not divide over tensor=2", "length = 32"],
+        ),
+        (
+            ["sharding.rules.length=data"],
+            ["sharding.rules.batch and sharding.rules.length both use the mesh axis 'data'"],
         ),
     ],
 )

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train.examples import MESHES, devices, settings
+from tests.train.examples import MESHES, devices, over, settings
 from xlashard.train.data import plan_batch, read_corpus, training_starts
 from xlashard.train.layout import Layout, build_mesh
 from xlashard.train.programs import Programs, build_programs, initial_state
@@ -87,6 +87,33 @@ def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["training.accumulate=2"], ["model.remat=true"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.accumulate=2"],
+        ["model.remat=true"],
+        [
+            "model.remat=true",
+            "model.kept=['query', 'attention', 'stream', 'up']",
+            "model.attention_block=8",
+            "model.vocab_parts=4",
+            "sharding.rules.length=tensor",
+            "sharding.rules.vocab=[]",
+        ],
+    ],
+)
 def test_losses_do_not_depend_on_how_memory_is_saved(words: list[str], plain: np.ndarray) -> None:
     np.testing.assert_allclose(spread_losses(settings(RUN, *words)), plain, rtol=CLOSE)
+
+
+@pytest.mark.slow
+def test_experts_learn_the_same_on_every_mesh() -> None:
+    words = ["training.steps=12", "model.experts=4", "model.mlp=32"]
+    spread = over(
+        {"fsdp": 2, "expert": 4}, batch=("fsdp", "expert"), embed="fsdp", experts="expert"
+    )
+    found = spread_losses(settings(*words, "model.remat=true", **spread))
+    np.testing.assert_allclose(
+        found, spread_losses(settings(*words, **MESHES["one device"])), rtol=CLOSE
+    )
+    assert found[-1] < found[0] - 1

@@ -1,12 +1,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xlashard.train.data import Corpus, read_corpus
+from xlashard.train.errors import DataError
 from xlashard.train.settings import DataSettings
-from xlashard.train.text import Text, in_file, in_memory
+from xlashard.train.text import Text, in_file, in_memory, tokens_in_file
 
 PIECES = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6)
 
@@ -50,3 +52,44 @@ def test_another_text_has_another_mark() -> None:
     one = mark(b"x" * 500, b"y" * 100)
     assert one == mark(b"x" * 500, b"y" * 100)
     assert len({one, mark(b"x" * 499, b"y" * 101), mark(b"x" * 499 + b"z", b"y" * 100)}) == 3
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".npy"])
+def test_tokens_are_mapped_and_keep_their_type(tmp_path: Path, suffix: str) -> None:
+    numbers = np.arange(1000, 2000, dtype=np.uint32)
+    write = numbers.tofile if suffix == ".bin" else lambda path: np.save(path, numbers)
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}{suffix}")
+    data = DataSettings((str(tmp_path),), 0.5, "uint32")
+    corpus = read_corpus(data, 8, vocab=2000)
+    assert (len(corpus.train), len(corpus.held_out), corpus.unit) == (1000, 1000, "tokens")
+    window = corpus.train.windows(np.array([3, 990]), 9)
+    assert window.dtype == np.uint32
+    np.testing.assert_array_equal(window[0], np.arange(1003, 1012))
+    assert "tokens, " in corpus.mark
+
+
+def test_a_token_that_the_vocabulary_lacks_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    np.arange(500, dtype=np.uint16).tofile(path)
+    text = Text.joined([tokens_in_file(path, "uint16")], below=300)
+    assert text.windows(np.array([0]), 300).max() == 299
+    with pytest.raises(DataError, match=r"token 300 in the data, and model.vocab = 300") as caught:
+        text.windows(np.array([0]), 301)
+    assert "vocab = 301" in str(caught.value)
+
+
+def test_files_that_hold_other_things_than_tokens_are_told(tmp_path: Path) -> None:
+    def refusal(path: Path) -> str:
+        with pytest.raises(DataError) as caught:
+            tokens_in_file(path, "uint32")
+        return str(caught.value)
+
+    (tmp_path / "odd.bin").write_bytes(b"12345")
+    assert "holds 5 bytes, and tokens of type uint32 take 4 each" in refusal(tmp_path / "odd.bin")
+    np.save(tmp_path / "wide.npy", np.zeros((2, 3), np.int64))
+    assert "holds int64[2, 3]" in refusal(tmp_path / "wide.npy")
+    (tmp_path / "text.npy").write_text("no numbers")
+    assert "is no .npy file of numbers" in refusal(tmp_path / "text.npy")
+    with pytest.raises(DataError, match="data.paths names no files of tokens"):
+        read_corpus(DataSettings(tokens="uint16"), 8)

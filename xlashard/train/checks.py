@@ -10,7 +10,7 @@ import jax
 from xlashard.train.errors import SettingsError
 from xlashard.train.layout import Declaration, check_mesh, path_name
 from xlashard.train.model import declare
-from xlashard.train.settings import Rules, Settings
+from xlashard.train.settings import KEEPABLE, Rules, Settings
 
 _KEYS = {
     "embed": "model.width",
@@ -18,11 +18,14 @@ _KEYS = {
     "kv_heads": "model.kv_heads",
     "mlp": "model.mlp",
     "layers": "model.layers",
+    "experts": "model.experts",
+    "vocab": "model.vocab",
 }
-"""The setting behind each logical axis; the byte values have none, their number is fixed."""
+"""The setting behind each logical axis of a parameter."""
 
-_ACTIVATIONS = (("batch", "heads"), ("batch", "mlp"), ("batch", "vocab"))
-"""Logical axes that stand together in an activation."""
+_ACTIVATIONS = (("batch", "heads"), ("batch", "mlp"), ("batch", "vocab"), ("batch", "length"))
+"""Logical axes that stand together in an activation, and can't share a mesh axis. The experts can
+take theirs from the batch, and the vocabulary from the length."""
 
 
 def check_settings(settings: Settings) -> None:
@@ -35,9 +38,9 @@ def check_settings(settings: Settings) -> None:
         SettingsError: With every misfit, each with the keys of the settings and sizes that fit.
     """
     check_mesh(settings)
-    problems = [*_model(settings), *_rules(settings)]
+    problems = [*_model(settings), *_pieces(settings), *_rules(settings)]
     if not problems:
-        problems = [*_parameters(settings), *_batch(settings)]
+        problems = [*_parameters(settings), *_length(settings), *_batch(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -61,6 +64,53 @@ def _model(settings: Settings) -> Iterator[str]:
             settings.training.batch,
             "training.accumulate",
             settings.training.accumulate,
+        )
+
+
+def _pieces(settings: Settings) -> Iterator[str]:
+    """What is cut into pieces, or chosen from some."""
+    model = settings.model
+    if model.attention_block and model.length % model.attention_block:
+        near = math.gcd(model.length, model.attention_block)
+        yield (
+            _misfit("model.length", model.length, "model.attention_block", model.attention_block)
+            + f"\nor:\n  attention_block = {near}"
+        )
+    if model.vocab % model.vocab_parts:
+        yield _misfit("model.vocab", model.vocab, "model.vocab_parts", model.vocab_parts)
+    if 0 < model.experts < model.active_experts:
+        yield (
+            f"model.active_experts = {model.active_experts} of model.experts = {model.experts} "
+            f"are more than there are. Write:\n  [model]\n  active_experts = {model.experts}"
+        )
+    unknown = [name for name in model.kept if name not in KEEPABLE]
+    if unknown:
+        yield (
+            f"model.kept names {', '.join(map(repr, unknown))}, and a layer has: "
+            f"{', '.join(KEEPABLE)}. Write, for example:\n"
+            f"  [model]\n  kept = {_list(tuple(x for x in model.kept if x in KEEPABLE))}"
+        )
+    elif model.kept and not model.remat:
+        yield (
+            "model.kept says what is not computed again, and model.remat = false computes nothing "
+            "again. Write:\n  [model]\n  remat = true"
+        )
+    yield from _tokens(settings)
+
+
+def _tokens(settings: Settings) -> Iterator[str]:
+    """Whether text as bytes, and bytes of text, are what the model knows."""
+    vocab = settings.model.vocab
+    if settings.data.tokens == "bytes" and vocab < 256:
+        yield (
+            f"model.vocab = {vocab} has fewer tokens than there are bytes, which "
+            f'data.tokens = "bytes" reads. Write:\n  [model]\n  vocab = 256'
+        )
+    if settings.generation.bytes and (settings.data.tokens != "bytes" or vocab != 256):
+        yield (
+            f"generation.bytes = {settings.generation.bytes} asks for text, and only a model of "
+            f'bytes (model.vocab = 256, data.tokens = "bytes") writes text. Write:\n'
+            f"  [generation]\n  bytes = 0"
         )
 
 
@@ -127,15 +177,25 @@ def _parameters(settings: Settings) -> Iterator[str]:
             if size % ways == 0 or name in reported:
                 continue
             reported.add(name)
-            key = _KEYS.get(name or "")
-            shown = f"{key} = {size}" if key else f"the number of byte values, {size},"
-            table, _, field = (key or "").partition(".")
-            change = f"  [{table}]\n  {field} = {_near(size, ways)}\nor:\n" if key else ""
+            key = _KEYS[str(name)]
+            table, _, field = key.partition(".")
+            change = f"  [{table}]\n  {field} = {_near(size, ways)}\nor:\n"
             yield (
-                f"{shown} does not divide over {_product(axes, settings)} devices, as "
+                f"{key} = {size} does not divide over {_product(axes, settings)} devices, as "
                 f"sharding.rules.{name} = {_list(axes)} asks (parameter {path}, shape "
                 f"{declared.shape}). Write:\n{change}{_rule(str(name), ())}"
             )
+
+
+def _length(settings: Settings) -> Iterator[str]:
+    length, axes = settings.model.length, settings.sharding.rules.length
+    ways = math.prod(settings.mesh[axis] for axis in axes)
+    if length % ways:
+        yield (
+            f"model.length = {length} does not divide over {_product(axes, settings)} devices, as "
+            f"sharding.rules.length = {_list(axes)} asks. Write:\n"
+            f"  [model]\n  length = {_near(length, ways)}"
+        )
 
 
 def _batch(settings: Settings) -> Iterator[str]:

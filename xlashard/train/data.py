@@ -1,4 +1,4 @@
-"""Text as bytes, windows of it by step number, and their way onto the mesh."""
+"""Text as bytes or tokens, windows of it by step number, and their way onto the mesh."""
 
 import difflib
 import importlib
@@ -15,9 +15,10 @@ import numpy as np
 import xlashard
 from xlashard.train.errors import DataError
 from xlashard.train.settings import DataSettings, Settings
-from xlashard.train.text import Bytes, Text, in_file, in_memory
+from xlashard.train.text import Bytes, Text, Tokens, in_file, in_memory, tokens_in_file
 
 _SUFFIXES = (".txt", ".md", ".rst")
+_TOKEN_SUFFIXES = (".bin", ".npy")
 _ADVICE = "Write --data PATH [PATH ...] with text files or folders of them."
 _BETWEEN = b"\n\n"
 _LOOKED_AT = 1 << 16
@@ -46,7 +47,12 @@ class Corpus:
         for text in (self.train, self.held_out):
             starts = np.linspace(0, len(text) - size, 16).astype(np.int64)
             sum_ = zlib.crc32(text.windows(starts, size).tobytes(), sum_)
-        return f"{len(self.train)}+{len(self.held_out)} bytes, {sum_:08x}"
+        return f"{len(self.train)}+{len(self.held_out)} {self.unit}, {sum_:08x}"
+
+    @property
+    def unit(self) -> str:
+        """What the text consists of: `bytes` or `tokens`."""
+        return "bytes" if self.train.pieces[0].dtype == np.uint8 else "tokens"
 
 
 def token_type(settings: Settings) -> Any:
@@ -54,41 +60,53 @@ def token_type(settings: Settings) -> Any:
     return np.dtype("uint8" if settings.data.tokens == "bytes" else settings.data.tokens)
 
 
-def read_corpus(data: DataSettings, length: int) -> Corpus:
+def read_corpus(data: DataSettings, length: int, vocab: int = 256) -> Corpus:
     """Finds the text and keeps its end for evaluation. Files are read later, where they are needed.
 
     Args:
         data: Paths and the part for evaluation.
-        length: Bytes of context; both parts must hold one window more than that.
+        length: Tokens of context; both parts must hold one window more than that.
+        vocab: Tokens that there are.
 
     Returns:
         The two parts.
 
     Raises:
-        DataError: A path is missing, empty, unreadable or no text, or all texts together are too
-            short.
+        DataError: A path is missing, empty, unreadable or holds something else, or all texts
+            together are too short.
     """
-    if data.paths:
-        files = [file for path in data.paths for file in _files(Path(path))]
-        pieces = [piece for file in files for piece in (in_memory(_BETWEEN), _text(file))][1:]
-        source = str(files[0]) if len(files) == 1 else f"{len(files)} files"
-    else:
-        pieces, source = (
-            [in_memory(_python_prose())],
-            "the language reference that ships with Python",
-        )
-    text = Text.joined(pieces)
+    pieces, source = _pieces(data)
+    text = Text.joined(pieces, vocab)
     cut = len(text) - int(len(text) * data.eval_fraction)
     window = length + 1
     if min(cut, len(text) - cut) < window:
         # The smaller part decides how much text is needed.
+        unit = "bytes" if data.tokens == "bytes" else "tokens"
         needed = int(window / min(data.eval_fraction, 1 - data.eval_fraction)) + 2
         raise DataError(
-            f"{source}: {len(text):,} bytes of text are too few. Split with data.eval_fraction = "
-            f"{data.eval_fraction:g}, each part must hold model.length + 1 = {window} bytes, which "
-            f"takes about {needed:,} in all. Give more text, or a smaller model.length."
+            f"{source}: {len(text):,} {unit} of text are too few. Split with data.eval_fraction = "
+            f"{data.eval_fraction:g}, each part must hold model.length + 1 = {window} {unit}, "
+            f"which takes about {needed:,} in all. Give more text, or a smaller model.length."
         )
     return Corpus(train=text.part(0, cut), held_out=text.part(cut, len(text)), source=source)
+
+
+def _pieces(data: DataSettings) -> tuple[Sequence[Tokens], str]:
+    """The text as it lies, and where it comes from."""
+    if not data.paths and data.tokens == "bytes":
+        return [in_memory(_python_prose())], "the language reference that ships with Python"
+    if not data.paths:
+        raise DataError(
+            f"data.tokens = {data.tokens!r}, and data.paths names no files of tokens. Write:\n"
+            f"  --data PATH [PATH ...]"
+        )
+    if data.tokens == "bytes":
+        files = [file for path in data.paths for file in _files(Path(path), _SUFFIXES)]
+        pieces = [piece for file in files for piece in (in_memory(_BETWEEN), _text(file))][1:]
+    else:
+        files = [file for path in data.paths for file in _files(Path(path), _TOKEN_SUFFIXES)]
+        pieces = [_tokens(file, data.tokens) for file in files]
+    return pieces, str(files[0]) if len(files) == 1 else f"{len(files)} files"
 
 
 def training_starts(size: int, step: int, count: int, length: int, seed: int) -> np.ndarray:
@@ -151,7 +169,7 @@ class BatchPlan:
             starts: Where the windows of the whole batch begin [parts · sequences].
 
         Returns:
-            An Array [parts, sequences, window], uint8.
+            An Array [parts, sequences, window] of the text's type.
         """
         parts, _, window = self.shape
         own = starts.reshape(self.shape[:2])[:, self.rows]
@@ -187,14 +205,14 @@ def _python_prose() -> bytes:
     return "\n\n".join(topics[key].strip() for key in sorted(topics)).encode()
 
 
-def _files(path: Path) -> Sequence[Path]:
+def _files(path: Path, suffixes: Sequence[str]) -> Sequence[Path]:
     if not path.exists():
         raise DataError(f"there is no file or folder {path}{_similar(path)}. {_ADVICE}")
     if not path.is_dir():
         return [path]
-    found = sorted(x for x in path.rglob("*") if x.suffix in _SUFFIXES and x.is_file())
+    found = sorted(x for x in path.rglob("*") if x.suffix in suffixes and x.is_file())
     if not found:
-        raise DataError(f"the folder {path} holds no {', '.join(_SUFFIXES)} file. {_ADVICE}")
+        raise DataError(f"the folder {path} holds no {', '.join(suffixes)} file. {_ADVICE}")
     return found
 
 
@@ -204,6 +222,13 @@ def _similar(path: Path) -> str:
         return f" (nor a folder {path.parent})"
     close = difflib.get_close_matches(path.name, os.listdir(path.parent), n=2)
     return f" (did you mean {' or '.join(str(path.parent / x) for x in close)}?)" if close else ""
+
+
+def _tokens(path: Path, dtype: str) -> Tokens:
+    try:
+        return tokens_in_file(path, dtype)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
 
 
 def _text(path: Path) -> Bytes:

@@ -123,7 +123,7 @@ class _Place:
 def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
     """A run, once its processes are together."""
     group, stop, resumed = place.group, place.stop, place.resumed
-    corpus = read_corpus(settings.data, settings.model.length)
+    corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
     check_same_text(group, stop, corpus.mark)
     recipe = make_recipe(settings)
     path = resumed.folder if resumed else _new_folder(settings, place)
@@ -281,8 +281,8 @@ def _introduce(run: Run, group: Group) -> None:
         show(f"Processes   {group.count}, {_part(run)}")
     text = run.corpus
     show(
-        f"Text        {len(text.train):,} bytes to learn from, {len(text.held_out):,} held out: "
-        f"{text.source}"
+        f"Text        {len(text.train):,} {text.unit} to learn from, {len(text.held_out):,} held "
+        f"out: {text.source}"
     )
     shapes = jax.eval_shape(run.recipe.initial_state, 0)
     shardings = state_shardings(run.recipe, run.layout)

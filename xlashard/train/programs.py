@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import xlashard
+from xlashard.train.data import token_type
 from xlashard.train.generate import generate
 from xlashard.train.layout import Layout
 from xlashard.train.settings import Settings
@@ -64,7 +65,7 @@ def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Progra
     shape = (training.accumulate, rows, settings.model.length + 1)
     began = time.perf_counter()
     lowered = pjit_step(recipe, layout).lower(
-        jax.eval_shape(recipe.initial_state, 0), jax.ShapeDtypeStruct(shape, np.uint8)
+        jax.eval_shape(recipe.initial_state, 0), jax.ShapeDtypeStruct(shape, token_type(settings))
     )
     step = lowered.compile()
     return Programs(

@@ -1,4 +1,4 @@
-"""Bytes that lie in several pieces, in memory or in files, and are read only where they are asked.
+"""Bytes or tokens in several pieces, in memory or in files, read only where they are asked for.
 
 A file is mapped, not read: what a process never takes stays on the disk, however long the text is.
 """
@@ -6,11 +6,14 @@ A file is mapped, not read: what a process never takes stays on the disk, howeve
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from xlashard.train.errors import DataError
+
 type Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+type Tokens = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,22 +21,24 @@ class Text:
     """A text, or a part of one.
 
     Attributes:
-        pieces: The pieces that are joined.
+        pieces: The pieces that are joined, all of one type: bytes, or numbers of tokens.
         starts: Where each piece begins in the joined text, and at the end where the last one ends.
         begin: Where this part of the joined text begins.
         end: Where it ends.
+        below: Every number in it is to be less than this; checked where it is read.
     """
 
-    pieces: tuple[Bytes, ...]
+    pieces: tuple[Tokens, ...]
     starts: np.ndarray
     begin: int
     end: int
+    below: int = 256
 
     @classmethod
-    def joined(cls, pieces: Sequence[Bytes]) -> Self:
-        """The text of all pieces, one after the other."""
+    def joined(cls, pieces: Sequence[Tokens], below: int = 256) -> Self:
+        """The text of all pieces, one after the other; `below` is the size of the vocabulary."""
         starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-        return cls(tuple(pieces), starts, 0, int(starts[-1]))
+        return cls(tuple(pieces), starts, 0, int(starts[-1]), below)
 
     def part(self, begin: int, end: int) -> Self:
         """The bytes from one place to another, without reading them."""
@@ -47,12 +52,15 @@ class Text:
 
         Args:
             starts: Where each begins [count], from 0.
-            size: Bytes of each.
+            size: Bytes or tokens of each.
 
         Returns:
-            Bytes [count, size], uint8.
+            Bytes or tokens [count, size], of the type of the pieces.
+
+        Raises:
+            DataError: There is a token in them that the vocabulary has not.
         """
-        found = np.empty((len(starts), size), np.uint8)
+        found = np.empty((len(starts), size), self.pieces[0].dtype)
         places = np.asarray(starts, np.int64) + self.begin
         first = np.searchsorted(self.starts, places, side="right") - 1
         last = np.searchsorted(self.starts, places + size - 1, side="right") - 1
@@ -62,6 +70,12 @@ class Text:
             found[rows] = self.pieces[number][inside[:, None] + np.arange(size)]
         for row in np.flatnonzero(first != last):
             found[row] = self._across(int(places[row]), size, int(first[row]), int(last[row]))
+        if found.dtype.itemsize > 1 and found.size and found.max() >= self.below:
+            raise DataError(
+                f"there is a token {found.max()} in the data, and model.vocab = {self.below} has "
+                f"those from 0 to {self.below - 1}. Write the vocabulary of the tokeniser:\n"
+                f"  [model]\n  vocab = {int(found.max()) + 1}"
+            )
         return found
 
     def tobytes(self) -> bytes:
@@ -81,6 +95,41 @@ class Text:
 def in_memory(text: bytes) -> Bytes:
     """A piece from bytes that are in memory."""
     return np.frombuffer(text, np.uint8)
+
+
+def tokens_in_file(path: Path, dtype: str) -> Tokens:
+    """A piece from a file of tokens; only what is asked of it is read.
+
+    Args:
+        path: A `.npy` file of one dimension, or the numbers alone, little end first.
+        dtype: The type of its numbers, `uint16` or `uint32`.
+
+    Raises:
+        DataError: It is empty, or holds something else.
+    """
+    if path.suffix == ".npy":
+        return _npy(path, dtype)
+    wanted, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
+    if not size or size % wanted.itemsize:
+        raise DataError(
+            f"{path} holds {size:,} bytes, and tokens of type {dtype} take {wanted.itemsize} each. "
+            f"Write such a file by: np.asarray(tokens, {dtype!r}).tofile(path)"
+        )
+    return np.memmap(path, wanted, mode="r")
+
+
+def _npy(path: Path, dtype: str) -> Tokens:
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise DataError(f"{path} is no .npy file of numbers: {error}") from None
+    if found.dtype == np.dtype(dtype) and found.ndim == 1 and found.size:
+        return found
+    raise DataError(
+        f"{path} holds {found.dtype}{list(found.shape)}, and data.tokens = {dtype!r} takes tokens "
+        f"of that type, in one dimension. Write such a file by: "
+        f"np.save(path, np.asarray(tokens, {dtype!r}).ravel())"
+    )
 
 
 def in_file(path: Path) -> Bytes:
