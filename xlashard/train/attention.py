@@ -52,8 +52,9 @@ def _forward(
         (sums, total, most), mixed, logs = carry
         i, j = numbers
         fresh = j == 0
+        numbers, most = jax.lax.optimization_barrier((numbers, most))
         most = jnp.where(fresh, _HIDDEN, most)
-        scores = _scores(_at(blocks[0], i), _at(blocks[1], j), i, j)
+        scores = _scores(_at(blocks[0], i), _at(blocks[1], j), numbers)
         higher = jnp.maximum(most, scores.max(-1))
         shares = jnp.exp(scores - higher[..., None])
         shrink = jnp.where(fresh, 0.0, jnp.exp(most - higher))
@@ -88,7 +89,8 @@ def _backward(
         dq_block, dq, dk, dv = carry
         i, j = numbers
         q_i, k_j, dout = _at(queries, i), _at(keys, j), _at(gradients, i)
-        shares = jnp.exp(_scores(q_i, k_j, i, j) - _at(logs, i)[..., None])
+        numbers, logs_i = jax.lax.optimization_barrier((numbers, _at(logs, i)))
+        shares = jnp.exp(_scores(q_i, k_j, numbers) - logs_i[..., None])
         towards = _product("bkrd,bkcd->bkrc", dout, _at(values, j))
         change = shares * (towards - _at(overlap, i)[..., None]) * q.shape[-1] ** -0.5
         change, shares = change.astype(q.dtype), shares.astype(q.dtype)
@@ -113,8 +115,14 @@ def _pairs(count: int) -> jax.Array:
     return jnp.asarray(np.stack(np.tril_indices(count), 1).astype(np.int32))
 
 
-def _scores(q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-    """Scores [B, K, R, b] of one block of queries with one of keys."""
+def _scores(q: jax.Array, k: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Scores [B, K, R, b] of one block of queries with one of keys, given their numbers.
+
+    These must come through a barrier with a value that depends on the input. Else JAX, which takes
+    out of a loop over layers what is the same in all of them, makes the masks of all pairs
+    beforehand: length² values, which the blocks are there to avoid.
+    """
+    i, j = numbers
     rows, block = q.shape[-2], k.shape[-2]
     scores = _product("bkrd,bkcd->bkrc", q, k) * q.shape[-1] ** -0.5
     own = i * block + jnp.arange(rows)[:, None] % block

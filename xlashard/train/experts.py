@@ -51,17 +51,18 @@ def mix_experts(
     count, room = model.experts, places(model, tokens)
     shares, chosen, probabilities = _route(x, weights["router"], model.active_experts)
     slots, sources = _assign(chosen, count, room)
-    slots_of_tokens = slots.reshape(batch, -1)
-    inside = _dispatch(x, sources, slots_of_tokens)
-    inside = place(inside.reshape(batch, count, room, width), _OUTSIDE)
+    inside = place(_dispatch(x, sources, slots).reshape(batch, count, room, width), _OUTSIDE)
     inside = placed(inside, place, _INSIDE, _OUTSIDE)
     gate = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["gate"]), "gate")
     up = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["up"]), "up")
-    hidden = place(jax.nn.silu(gate) * up, ("batch", "experts", None, "mlp"))
+    # The shares stand before the last product, so that their gradient doesn't ask for its result.
+    flat, slots_of_choices = shares.reshape(batch, -1, 1), slots.reshape(batch, -1)
+    share = _permute(flat, sources, slots_of_choices).reshape(batch, count, room, 1)
+    hidden = jax.nn.silu(gate) * up * placed(share, place, _INSIDE, _OUTSIDE).astype(x.dtype)
+    hidden = place(hidden, ("batch", "experts", None, "mlp"))
     done = place(jnp.einsum("becm,emw->becw", hidden, weights["down"]), _INSIDE)
     done = placed(done, place, _OUTSIDE, _INSIDE).reshape(batch, count * room, width)
-    taken = _collect(done, slots_of_tokens, sources).reshape(batch, -1, tokens, width)
-    mixed = jnp.einsum("bksw,bks->bsw", taken, shares.astype(x.dtype))
+    mixed = _collect(done, sources, slots)
     busy = jax.nn.one_hot(chosen, count, dtype=jnp.float32).mean((0, 1, 2))
     return mixed, {
         "balance": count * jnp.sum(busy * probabilities.mean((0, 1))),
@@ -102,40 +103,49 @@ def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
     return take(x, numbers)
 
 
-@jax.custom_vjp
-def _dispatch(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
-    """The tokens [B, S, W] in their places [B, E · C, W]."""
-    tokens, choices = x.shape[1], slots.shape[1]
+def _from_tokens(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
+    """Rows of tokens [B, S, W] in their places [B, E · C, W]."""
+    choices, tokens = slots.shape[1] * slots.shape[2], x.shape[1]
     return _rows(x, jnp.where(sources == choices, tokens, sources % tokens))
 
 
-def _dispatch_forward(x: jax.Array, sources: jax.Array, slots: jax.Array) -> tuple[jax.Array, Any]:
-    return _dispatch(x, sources, slots), (slots, x.shape)
+def _to_tokens(x: jax.Array, slots: jax.Array) -> jax.Array:
+    """The sum [B, S, W] of what lies in the places [B, E · C, W] of each token."""
+    batch, choices, tokens = slots.shape
+    found = _rows(x, slots.reshape(batch, -1)).reshape(batch, choices, tokens, x.shape[-1])
+    return found.astype(jnp.float32).sum(1).astype(x.dtype)
 
 
-def _dispatch_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    # By index again: the transpose of a lookup, as JAX has it, adds row by row.
-    slots, (batch, tokens, width) = kept
-    found = _rows(gradient, slots).reshape(batch, -1, tokens, width)
-    return found.astype(jnp.float32).sum(1).astype(gradient.dtype), None, None
-
-
-_dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+# Each is the other's transpose. As JAX has it, the transpose of a lookup adds row by row.
 
 
 @jax.custom_vjp
-def _collect(x: jax.Array, slots: jax.Array, sources: jax.Array) -> jax.Array:
-    """What lies in the places [B, E · C, W], for each choice [B, k · S, W]."""
+def _dispatch(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
+    return _from_tokens(x, sources, slots)
+
+
+@jax.custom_vjp
+def _collect(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
     del sources
-    return _rows(x, slots)
+    return _to_tokens(x, slots)
 
 
-def _collect_forward(x: jax.Array, slots: jax.Array, sources: jax.Array) -> tuple[jax.Array, Any]:
-    return _rows(x, slots), sources
+@jax.custom_vjp
+def _permute(x: jax.Array, numbers: jax.Array, back: jax.Array) -> jax.Array:
+    """Rows by number; `back` has for each row of x the place that it goes to."""
+    del back
+    return _rows(x, numbers)
 
 
-def _collect_backward(sources: Any, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    return _rows(gradient, sources), None, None
-
-
-_collect.defvjp(_collect_forward, _collect_backward)
+_dispatch.defvjp(
+    lambda x, sources, slots: (_from_tokens(x, sources, slots), slots),
+    lambda slots, gradient: (_to_tokens(gradient, slots), None, None),
+)
+_collect.defvjp(
+    lambda x, sources, slots: (_to_tokens(x, slots), (sources, slots)),
+    lambda kept, gradient: (_from_tokens(gradient, *kept), None, None),
+)
+_permute.defvjp(
+    lambda x, numbers, back: (_rows(x, numbers), back),
+    lambda back, gradient: (_rows(gradient, back), None, None),
+)

@@ -167,6 +167,57 @@ def model_flops(settings: Settings) -> float:
     return 6 * weights * sequences * model.length + attention
 
 
+def gather_bytes(settings: Settings) -> float:
+    """Bytes that a device sends in one step to gather what is spread by the `embed` rule.
+
+    Under remat each matrix is gathered in the forward pass, and again in the backward pass: over n
+    devices a device sends (n - 1) / n of it both times, in the type of the arithmetic. A part of
+    the batch does so each time.
+    """
+    count = ways(settings, ("embed",))
+    return 2 * (count - 1) / count * _spread_bytes(settings) * settings.training.accumulate
+
+
+def scatter_bytes(settings: Settings, looped: bool = False) -> float:
+    """Bytes that a device sends in one step to sum the gradients of what is spread by `embed`.
+
+    Args:
+        settings: A whole run, with remat.
+        looped: Whether the compiler does it in steps beside the product that makes the gradient
+            (Wang et al. 2023, doi:10.1145/3567955.3567959). A device then sends a piece to both
+            sides in each step, and two more to align them: (n + 1) / n of each matrix, not
+            (n - 1) / n.
+    """
+    count = ways(settings, ("embed",))
+    part = (count + 1) / count if looped and count > 1 else (count - 1) / count
+    return part * _spread_bytes(settings) * settings.training.accumulate
+
+
+def lookup_bytes(settings: Settings) -> float:
+    """Bytes that a device sends in one step for the embedding: features in both directions.
+
+    Each device looks the tokens of all n up in its part of the width, for which they are gathered
+    (int32, once more for the gradient), and (n - 1) / n of what it found goes to the others.
+    """
+    count = ways(settings, ("embed",))
+    model = settings.model
+    own = settings.training.batch * model.length / ways(settings, ("batch", "length"))
+    features = own * model.width * _BYTES[model.compute]
+    return 2 * (features * (count - 1) / count + 4 * own * (count - 1))
+
+
+def _spread_bytes(settings: Settings) -> float:
+    """Bytes of the gathered matrices on one device, each once, in the type of the arithmetic."""
+    one = _BYTES[settings.model.compute]
+    total = 0.0
+    for matrix in matrices(settings.model):
+        if "embed" not in matrix.axes or matrix.name == "embedding":
+            continue
+        others = [axis for axis in matrix.axes if axis != "embed"]
+        total += matrix.elements / ways(settings, others) * one
+    return total
+
+
 def workload(settings: Settings) -> Workload:
     """What one step does, for a preflight's report."""
     return Workload(
