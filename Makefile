@@ -90,6 +90,10 @@ docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
 	$(python) -m pytest -q tests/legacy/test_page.py --update-goldens
 	git diff --stat -- docs/legacy.md
 
+.PHONY: preflights
+preflights: $(developing) ## Write docs/preflight/ and its table from configs/ (10 minutes; NAMES=...)
+	$(python) -m benchmarks._preflights $(NAMES)
+
 .PHONY: docs-preflight
 docs-preflight: $(developing) ## Write docs/preflight.schema.json from what reports are made of
 	$(python) -m pytest -q tests/tpu/preflight/test_schema.py --update-goldens
