@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from xlashard.commands.common import quiet_start, read_mesh, read_options, saying
@@ -82,4 +83,5 @@ def _write(file: Path, data: bytes) -> None:
     except OSError as error:
         raise ArgumentError(f"{file} can't be written: {error.strerror or error}") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()

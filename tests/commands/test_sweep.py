@@ -1,0 +1,88 @@
+"""``xlashard preflight --mesh auto`` and ``xlashard compile``, by their words."""
+
+import json
+
+import pytest
+
+from xlashard import Compiled, PreflightReport
+from xlashard.cli import main
+from xlashard.tpu import topology
+from xlashard.tpu.preflight.sweep import SweepReport, api
+from xlashard.tpu.preflight.sweep.worker import named
+
+PRODUCT = "tests.commands.programs:product"
+AT = ("--topology", "v5e-4")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """The command line, with the meshes tried in this process."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+
+    def here(jobs, _):
+        for job in jobs:
+            yield job, named(job.runner)(json.loads(json.dumps(job.request)))
+
+    monkeypatch.setattr(api, "run_all", here)
+
+    def running(*words):
+        code = main([*words])
+        return code, *capsys.readouterr()
+
+    return running
+
+
+@pytest.mark.slow
+def test_meshes_are_tried_and_kept(run, tmp_path):
+    words = ("preflight", *AT, "--mesh", "data=auto,model=..2", PRODUCT, "--price", "v5e=1.2 USD")
+    code, out, _ = run(*words, "--html", "best.html", "--compare", "--budget", "hbm=90%")
+    assert code == 0
+    assert "2 fit" in out and "Fastest first" in out and "USD" in out and "→" in out
+    assert (tmp_path / "best.html").read_text().startswith("<!DOCTYPE html>")
+    code, out, err = run(*words, "--json", "-", "--budget", "hbm=0%")
+    report = SweepReport.from_json(out)
+    assert code == 1 and "hbm=0%" in err
+    assert [dict(r.mesh) for r in report.results if r.outcome == "fits"]
+    assert report.folder == "sweeps/tests.commands.programs.product"
+    kept = sorted((tmp_path / report.folder / "reports").iterdir())
+    assert [PreflightReport.from_json(f.read_text()).title for f in kept] == [PRODUCT] * 2
+    code, out, _ = run(*words, "--all")
+    assert code == 0 and "2 results from an earlier run" in out
+
+
+WRONG = {
+    "two programs": ((*AT, "--mesh", "auto", PRODUCT, PRODUCT), "takes one program"),
+    "no chips": (("--mesh", "auto", PRODUCT), "for which chips"),
+    "no axes": ((*AT, "--mesh", "auto", PRODUCT), "of a function write them"),
+    "no size": ((*AT, "--mesh", "data=auto,model", PRODUCT), "is no axis with a size"),
+    "never": ((*AT, "--mesh", "data=3,model=..2", PRODUCT), "no mesh of data=3"),
+    "no function": ((*AT, "--mesh", "data=auto", "tests.commands.programs:f"), "has no function"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_sweep_is_told(run, name):
+    words, said = WRONG[name]
+    code, _, err = run("preflight", *words)
+    assert code == 2 and err.startswith("error: ") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_program_in_a_file(run, tmp_path):
+    code, out, err = run("compile", *AT, "--mesh", "data=-1", PRODUCT)
+    assert (code, err) == (0, "")
+    assert out.startswith("product.xlashard: ") and "for v5e:2x2 as data=4" in out
+    mesh = topology("v5e-4").mesh({"data": 4})
+    loaded = Compiled.deserialize((tmp_path / "product.xlashard").read_bytes(), devices=mesh)
+    assert "dot" in loaded.as_text() or "convolution" in loaded.as_text()
+    code, _, err = run("compile", *AT, "--mesh", "data=4", "tests.commands.programs:too_large")
+    assert code == 1 and "xlashard preflight --topology v5e-4" in err
+    code, _, err = run("compile", PRODUCT)
+    assert code == 2 and "for which chips" in err
+    code, _, err = run("compile", *AT, "--mesh", "data=4", PRODUCT, "-o", f"{tmp_path}/a.json/b")
+    assert code == 0
+    code, _, err = run(
+        "compile", *AT, "--mesh", "data=4", PRODUCT, "-o", f"{tmp_path}/product.xlashard/b"
+    )
+    assert code == 2 and "can't be written" in err
