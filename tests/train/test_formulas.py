@@ -1,0 +1,108 @@
+"""The closed formulas against what the model declares, and against the compiled programs."""
+
+import math
+
+import jax
+import pytest
+
+from benchmarks._preflights import kept, real
+from tests.train.examples import MESHES, settings
+from xlashard.tpu.preflight.report import PreflightReport
+from xlashard.train import formulas
+from xlashard.train.model import declare
+from xlashard.train.settings import ModelSettings, Settings
+
+REAL = real()
+EXPERTS = ["model.experts=4", "model.mlp=48"]
+
+
+def declared(model: ModelSettings) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(declare(model)))
+
+
+@pytest.mark.parametrize("words", [[], EXPERTS, ["model.kv_heads=8", "model.vocab=512"]])
+def test_parameters_are_those_that_the_model_declares(words: list[str]) -> None:
+    model = settings(*words).model
+    assert formulas.parameters(model) == declared(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "active"),
+    [
+        ("1b_v5e_16", 1.14e9, 1.14e9),
+        # The published sizes of Llama 3 8B, 70B, Llama 3.1 405B and Mixtral 8x7B.
+        ("8b_v5p_64", 8.03e9, 8.03e9),
+        ("70b_v5p_512", 70.6e9, 70.6e9),
+        ("405b_v5p_4096", 405.9e9, 405.9e9),
+        ("moe_v5p_128", 46.7e9, 12.9e9),
+    ],
+)
+def test_models_have_their_published_sizes(name: str, count: float, active: float) -> None:
+    model = REAL[name].model
+    assert formulas.parameters(model) == pytest.approx(count, rel=2e-3)
+    assert formulas.active_parameters(model) == pytest.approx(active, rel=3e-3)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_device_holds_the_bytes_of_its_shards(name: str) -> None:
+    run = settings(**MESHES[name])
+    expected = 0
+    for one in jax.tree.leaves(declare(run.model)):
+        spread = [formulas.ways(run, [axis]) for axis in one.axes]
+        expected += 4 * math.prod(
+            size // count for size, count in zip(one.shape, spread, strict=True)
+        )
+    assert formulas.parameter_bytes(run) == expected
+    assert formulas.state_bytes(run) == 3 * expected
+
+
+def test_types_of_parameters_and_means_count() -> None:
+    wide = formulas.parameter_bytes(settings())
+    short = settings("model.parameters=bfloat16")
+    assert 2 * formulas.parameter_bytes(short) == wide
+    assert formulas.state_bytes(short) == wide // 2 + 2 * wide
+    assert formulas.state_bytes(settings("optimizer.moments=bfloat16")) == 2 * wide
+
+
+def test_what_is_kept_is_not_computed_again() -> None:
+    def again(*words: str) -> float:
+        return formulas.step_flops(settings("model.remat=true", *words)).recomputed
+
+    plain, some = again(), again("model.kept=['gate']")
+    run = settings().model
+    tokens = settings().training.batch * run.length
+    assert plain - some == 2 * run.layers * tokens * run.width * run.mlp
+    assert formulas.step_flops(settings()).recomputed == 0
+
+
+def found(name: str) -> tuple[Settings, PreflightReport]:
+    return REAL[name], kept(name)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_programs_do_the_arithmetic_of_the_formulas(name: str) -> None:
+    run, report = found(name)
+    products = sum(flops for _, flops in report.time.flops_by_dtype)
+    expected = formulas.step_flops(run).total / report.topology.devices
+    assert products == pytest.approx(expected, rel=1e-2)
+    assert report.time.unknown_loops == 0
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
+    run, report = found(name)
+    state = sum(x.device_bytes for x in report.memory.arguments if x.path.startswith("state"))
+    assert state == pytest.approx(formulas.state_bytes(run), rel=1e-2)
+
+
+# On v5e and v5p, whose compilers scatter each sum of gradients in steps beside its product.
+@pytest.mark.parametrize("name", ["1b_v5e_16", "8b_v5p_64"])
+def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
+    run, report = found(name)
+    sent = sum(traffic.sent_bytes for traffic in report.time.traffic)
+    expected = (
+        formulas.gather_bytes(run)
+        + formulas.scatter_bytes(run, looped=True)
+        + formulas.lookup_bytes(run)
+    )
+    assert sent == pytest.approx(expected, rel=1e-2)
