@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.program.loops import trip_count
 
+BRANCHES = ("branch_computations", "true_computation", "false_computation")
+"""The attributes by which a `conditional` names what it may call."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -27,6 +30,25 @@ class Run:
     asynchronous: bool = False
     caller: Instruction | None = None
     site: str = ""
+
+    def operand_for(self, computation: Computation, parameter: Instruction) -> str:
+        """The operand of the caller that a parameter holds; empty if that can't be told.
+
+        The state of a loop is that before its first run.
+
+        Args:
+            computation: What runs.
+            parameter: One of its parameters.
+        """
+        if self.caller is None:
+            return ""
+        number = parameter.parameter_number
+        if self.caller.opcode == "conditional":
+            # The first operand says which branch is taken, and each branch has one of its own.
+            branches = [name for attribute, name in self.caller.called() if attribute in BRANCHES]
+            number = 1 + branches.index(computation.name)
+        names = self.caller.operand_names
+        return names[number] if number < len(names) else ""
 
 
 def runs_of(module: HloText) -> dict[str, Run]:
@@ -78,9 +100,6 @@ def _callers_first(entry: str, calls: dict[str, list[tuple[str, Run]]]) -> list[
     return order[::-1]
 
 
-_BRANCHES = ("branch_computations", "true_computation", "false_computation")
-
-
 def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run]]:
     """What a computation calls, and how often each time that it runs itself."""
     for instruction in computation.instructions.values():
@@ -94,7 +113,7 @@ def _calls(module: HloText, computation: Computation) -> Iterator[tuple[str, Run
 
 def _run(module: HloText, site: Computation, caller: Instruction, attribute: str) -> Run:
     run = Run(caller=caller, site=site.name)
-    if attribute in _BRANCHES:
+    if attribute in BRANCHES:
         return replace(run, conditional=True)
     if caller.opcode != "while":
         return replace(run, asynchronous=caller.opcode.endswith("-start"))

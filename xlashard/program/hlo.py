@@ -56,6 +56,23 @@ class Instruction:
         """The names of its operands."""
         return _operand_names(self.operands)
 
+    @property
+    def element(self) -> int | None:
+        """Which element of a tuple a `get-tuple-element` takes."""
+        found = re.search(r"\bindex=(\d+)", self.attributes)
+        return int(found[1]) if found else None
+
+    @property
+    def parameter_number(self) -> int:
+        """Which argument of its computation a `parameter` is."""
+        return int(self.operands) if self.operands.isdecimal() else 0
+
+    @property
+    def call_target(self) -> str:
+        """What a `custom-call` calls; empty if it does not say."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
     def attribute(self, name: str) -> str | None:
         """The text from an attribute's value on, or None where it is not given."""
         found = re.search(rf"(?:^|[\s,{{]){name}=", self.bare_attributes)
@@ -120,8 +137,7 @@ class Computation:
     def targets(self) -> frozenset[str]:
         """What its custom calls call."""
         calls = (i for i in self.instructions.values() if i.opcode == "custom-call")
-        found = (re.search(r'custom_call_target="([^"]*)"', call.attributes) for call in calls)
-        return frozenset(target[1] for target in found if target)
+        return frozenset(target for call in calls if (target := call.call_target))
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:

@@ -111,10 +111,9 @@ def _state_index(computation: Computation, name: str) -> int | None:
     if instruction is None or instruction.opcode != "get-tuple-element":
         return None
     source = computation.instructions.get((instruction.operand_names or [""])[0])
-    found = re.search(r"\bindex=(\d+)", instruction.attributes)
-    if source is None or source.opcode != "parameter" or found is None:
+    if source is None or source.opcode != "parameter":
         return None
-    return int(found[1])
+    return instruction.element
 
 
 def _constant(computation: Computation, name: str) -> int | None:

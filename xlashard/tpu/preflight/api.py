@@ -14,7 +14,6 @@ from xlashard._version import __version__
 from xlashard.errors import ArgumentError, counted
 from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function
-from xlashard.pjit.report.parts import ValueReport
 from xlashard.pjit.signature import function_name
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
@@ -32,7 +31,7 @@ from xlashard.tpu.preflight.placing import MeshLike, check_axes, mesh_on, placer
 from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.tpu.preflight.timing import estimate_time
 from xlashard.tpu.preflight.traffic import describe_traffic
-from xlashard.tpu.preflight.values import describe_values
+from xlashard.tpu.preflight.values import REPLICATED_ABOVE, describe_values
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
 
@@ -47,13 +46,14 @@ class Extras:
         title: What was asked.
         workload: What a step of training does.
         price: Of a chip.
-        replicated_above: Bytes from which on a value that every device holds whole is named.
+        replicated_above: From how many bytes on what every device holds whole, though mesh axes
+            could cut it, is named.
     """
 
     title: str = ""
     workload: Workload | None = None
     price: Price | None = None
-    replicated_above: int = 2**20
+    replicated_above: int = REPLICATED_ABOVE
 
 
 def preflight(
@@ -64,7 +64,7 @@ def preflight(
     slices: int = 1,
     workload: Workload | None = None,
     price: float | str | None = None,
-    replicated_above: int = 2**20,
+    replicated_above: int = REPLICATED_ABOVE,
     compiler_options: Mapping[str, Any] | None = None,
     title: str = "",
     **kwargs: Any,
@@ -86,7 +86,8 @@ def preflight(
         slices: How many slices of the topology there are.
         workload: For a step of training what it does, for tokens per second and utilisation.
         price: Of one chip for an hour, for what a step costs: `4.2`, `"4.20 USD"`.
-        replicated_above: Bytes from which on a value that every device holds whole is named.
+        replicated_above: From how many bytes on what every device holds whole, though mesh axes
+            could cut it, is named.
         compiler_options: Options of the compiler, as of `Lowered.compile`.
         title: What the report says of where the program comes from.
         **kwargs: Keyword arguments of the call.
@@ -222,7 +223,7 @@ def report_of(
     chips = describe_topology(topology)
     memory = describe_memory(compilation, topology)
     time = estimate_time(compilation, topology, mesh)
-    values = describe_values(compilation)
+    values = describe_values(compilation, extras.replicated_above)
     workload, price = extras.workload, extras.price
     return PreflightReport(
         name=lowered.fun_name,
@@ -238,22 +239,13 @@ def report_of(
         outputs=values.outputs,
         donations=values.donations,
         replications=values.replications,
-        replicated=_replicated((*values.inputs, *values.outputs), chips, extras.replicated_above),
+        replicated=values.replicated,
         replicated_above=extras.replicated_above,
         throughput=_throughput(workload, time, chips),
         price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
         compile_seconds=compilation.seconds,
         versions=_versions(compilation, topology),
     )
-
-
-def _replicated(
-    values: tuple[ValueReport, ...], topology: TopologyReport, above: int
-) -> tuple[ValueReport, ...]:
-    """Those that every device holds whole."""
-    if topology.devices == 1:
-        return ()
-    return tuple(v for v in values if v.used and v.copies == topology.devices and v.nbytes >= above)
 
 
 def _throughput(

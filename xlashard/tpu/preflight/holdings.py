@@ -1,6 +1,5 @@
 """Which allocation holds which argument and which result of the user's function."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,8 +118,7 @@ def _find(
             name, index = operands[index[0]], index[1:]
             continue
         if instruction.opcode == "get-tuple-element":
-            element = re.search(r"\bindex=(\d+)", instruction.attributes)
-            index = (int(element[1]) if element else 0, *index)
+            index = (instruction.element or 0, *index)
         elif instruction.opcode.endswith("-done"):
             index = next((i for i in ((0,), (1,)) if (operands[0], i) in holding), index)
         name = operands[0]

@@ -4,20 +4,19 @@ XLA adds values that no line of the program asks for: the state of a loop, copie
 transfers. They go by the nearest operation that JAX has named.
 """
 
-import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.program.calls import Run, runs_of
+from xlashard.program.calls import BRANCHES, Run, runs_of
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.tpu.preflight.buffers import ShapeIndex
 
 _FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
 """Operations that make no value of their own: the names that JAX gave them say too little."""
 
-_MAKES_ROOM = 'custom_call_target="AllocateBuffer"'
+_MAKES_ROOM = "AllocateBuffer"
 
 type _Position = tuple[str, ShapeIndex]
 
@@ -54,7 +53,7 @@ class Operations:
                 continue
             seen.add(position)
             if self._is_told(found):
-                if _MAKES_ROOM not in found.attributes:
+                if found.call_target != _MAKES_ROOM:
                     return found
                 # What is put there says more than that there is room for it.
                 room = room or found
@@ -86,8 +85,7 @@ class Operations:
             case "tuple" if index and index[0] < len(operands):
                 yield operands[index[0]], index[1:]
             case "get-tuple-element" if operands:
-                element = re.search(r"\bindex=(\d+)", found.attributes)
-                yield operands[0], (int(element[1]) if element else 0, *index)
+                yield operands[0], (found.element or 0, *index)
             case "while":
                 yield from self._roots(found, ("body",), index)
                 yield from ((name, index) for name in operands[:1])
@@ -95,7 +93,7 @@ class Operations:
                 yield from self._passed(found, index)
             case _:
                 yield from self._roots(found, ("calls", "to_apply"), index)
-                yield from self._roots(found, _BRANCHES, index)
+                yield from self._roots(found, BRANCHES, index)
                 yield from self._inside(found)
                 # The second part of what starts a transfer, and so on, are its source.
                 yield from ((name, ()) for name in operands[:1])
@@ -122,16 +120,7 @@ class Operations:
         run = self._runs.get(home.name)
         if run is None or run.caller is None:
             return
-        number = int(parameter.operands) if parameter.operands.isdecimal() else 0
-        operands = run.caller.operand_names
         if run.caller.opcode == "while":
             yield from self._roots(run.caller, ("body",), index)
-            number = 0
-        elif run.caller.opcode == "conditional":
-            names = [callee for attribute, callee in run.caller.called() if attribute in _BRANCHES]
-            number = 1 + names.index(home.name) if home.name in names else 0
-        if number < len(operands):
-            yield operands[number], index
-
-
-_BRANCHES = ("branch_computations", "true_computation", "false_computation")
+        if operand := run.operand_for(home, parameter):
+            yield operand, index

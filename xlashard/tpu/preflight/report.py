@@ -36,8 +36,9 @@ class PreflightReport(PreflightFields):
         outputs: Shardings of the results.
         donations: Arguments that were donated, and those that could be.
         replications: Values that are held more often than anyone said.
-        replicated: Arguments and results above `replicated_above` that every device holds whole.
-        replicated_above: Bytes.
+        replicated: Arguments and results that every device holds whole though mesh axes could cut
+            them, the largest first.
+        replicated_above: From how many bytes on they are named.
         throughput: For a step of training.
         price: By a price that the caller gave.
         compile_seconds: How long the compiler took here.

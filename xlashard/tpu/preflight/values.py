@@ -15,9 +15,8 @@ from xlashard.pjit.report.values import (
 from xlashard.program import read_collectives
 from xlashard.tpu.preflight.compilation import Compilation
 
-REPLICATED_ABOVE = 16 * 2**20
-"""Bytes above which a report names what every device holds whole: a thousandth of the smallest
-memory of a chip that is still sold."""
+REPLICATED_ABOVE = 2**20
+"""Bytes from which on a report names what every device holds whole: less is not worth a line."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def describe_values(compilation: Compilation, replicated_above: int = REPLICATED
     whole = [
         report
         for value, report in zip(values, (*inputs, *outputs), strict=True)
-        if report.device_bytes > replicated_above and could_be_cut(program, value)
+        if report.used and report.device_bytes >= replicated_above and could_be_cut(program, value)
     ]
     collectives = read_collectives(compilation.dump.hlo)
     return Values(
