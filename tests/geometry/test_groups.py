@@ -228,3 +228,20 @@ def test_groups_said_by_a_formula_are_never_written_out():
     groups = read_groups(f"[{10**10},{10**5}]<=[{10**5},{10**5},{10**5}]T(0,2,1)", 1)
     assert said(groups, grid) == "y"
     assert str(groups) == "10000000000 groups of 100000 devices"
+
+
+@pytest.mark.parametrize(
+    ("targets", "size"),
+    [
+        ((1, 2, 3, 0), 4),
+        ((3, 0, 1, 2), 4),
+        ((2, 3, 0, 1), 2),
+        ((0, 2, 1, 3), 0),
+        ((0, 1, 2, 3), 0),
+        ((1, 2, 0, 3), 0),
+        ((1, 2, 3), 0),
+        ((), 0),
+    ],
+)
+def test_pairs_are_rings_where_all_pass_on_in_rings_of_one_size(targets, size):
+    assert DevicePairs(tuple(enumerate(targets))).ring_size == size

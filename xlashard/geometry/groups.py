@@ -176,6 +176,28 @@ class DevicePairs:
         """Number of pairs of two different devices."""
         return sum(source != target for source, target in self.pairs)
 
+    @property
+    def ring_size(self) -> int:
+        """Devices of each ring, where all pass on in rings of one size; 0 if they don't.
+
+        Example:
+            >>> DevicePairs(((0, 1), (1, 0), (2, 3), (3, 2))).ring_size
+            2
+            >>> DevicePairs(((0, 0), (1, 2), (2, 1))).ring_size
+            0
+        """
+        following, sizes = dict(self.pairs), set[int]()
+        while following:
+            first, current = following.popitem()
+            size = 1
+            while current != first:
+                if current not in following:
+                    return 0
+                current = following.pop(current)
+                size += 1
+            sizes.add(size)
+        return sizes.pop() if len(sizes) == 1 and sizes != {1} else 0
+
     def axes(self, grid: MeshGrid, order: Sequence[int] | None = None) -> AxisParts | None:
         """The smallest parts of mesh axes along which something is sent.
 

@@ -71,6 +71,25 @@ def test_cut_parameters_are_gathered_and_their_gradients_scattered():
     assert {r.collective.argument for r in found} == {"", "params['up']", "params['down']"}
 
 
+def test_gathers_and_scatters_that_go_round_in_steps_beside_a_product_are_what_they_were():
+    mesh = PLACE.mesh({"data": 4, "model": 2})
+    params = {"up": struct((1024, 4096), "data", "model", mesh=mesh)}
+    x = struct((8192, 1024), "data", None, mesh=mesh)
+
+    def tail(params, x):
+        gradients = jax.grad(lambda p: jnp.mean(jnp.tanh(x @ p["up"]) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - g, params, gradients)
+
+    compilation = scheduled(tail, params, x, out_shardings=layout_of(params))
+    found = describe_traffic(compilation, PLACE, mesh)
+    rings = [r for r in found if r.collective.kind == "collective-permute"]
+    assert {(r.origin, r.collective.along) for r in rings} == {
+        ("argument", "data"),
+        ("gradient", "data"),
+    }
+    assert all(r.asked_for and not r.remedy for r in found)
+
+
 def test_a_constraint_that_closes_a_dimension_asks_for_its_gather():
     def closed(x, w):
         return jnp.exp(constrained(x @ w, "data", None))

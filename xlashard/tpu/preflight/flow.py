@@ -236,6 +236,26 @@ class Flow:
         found = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
         return {"ag": "gather", "rs": "scatter"}[found[1]] if found else ""
 
+    def unrolled(self, computation: Computation, step: Instruction) -> str:
+        """What `windowed` says of a loop, of a step of one that was unrolled.
+
+        A result that is scattered goes round as sums, which the product makes, from zeros on;
+        an operand that is gathered was made before.
+
+        Args:
+            computation: Where the step stands.
+            step: A collective-permute of a product, by which all devices pass on in a ring.
+        """
+        told = self.module.op_name(step), self.module.frames(step)
+        origin = self._origin(computation, step.operand_names[0], ())
+        while origin is not None and origin[1].opcode.startswith("collective-permute"):
+            origin = self._origin(origin[0], origin[1].operand_names[0], ())
+        if origin is None:
+            return ""
+        made = origin[1]
+        by_itself = (self.module.op_name(made), self.module.frames(made)) == told
+        return "scatter" if by_itself else "gather"
+
     def sites(self, computation: Computation) -> Iterator[Computation]:
         """A computation and those around it, from the inside out."""
         current: Computation | None = computation

@@ -9,6 +9,7 @@ from typing import Any
 
 from xlashard._jax.dataflow import Line, Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
+from xlashard.geometry.groups import DevicePairs
 from xlashard.pjit.report.communication import Sources
 from xlashard.program.collectives import Collective
 from xlashard.program.hlo import Frame
@@ -94,6 +95,8 @@ class Judge:
             argument = found.pop() if len(found) == 1 else ""
         windowed = next(filter(None, map(self.flow.windowed, self.flow.sites(home))), "")
         moves = collective.kind == "collective-permute"
+        if moves and not windowed and self._is_of_ring(collective):
+            windowed = self.flow.unrolled(home, instruction)
         return Case(
             collective,
             home,
@@ -104,6 +107,16 @@ class Judge:
             or (moves and windowed == "scatter"),
             gathers=collective.kind in ("all-gather", "collective-broadcast")
             or (moves and windowed == "gather"),
+        )
+
+    def _is_of_ring(self, collective: Collective) -> bool:
+        """Whether a product's devices pass something on, each to the next along some axes."""
+        if not isinstance(collective.groups, DevicePairs):
+            return False
+        size = math.prod(part.size for part in collective.axes(self.grid) or ())
+        return (
+            collective.groups.ring_size == size > 1
+            and _operation(collective.op_name) == "dot_general"
         )
 
     def _reduction_before(self, case: Case) -> Collective | None:
