@@ -50,9 +50,12 @@ def mix_experts(
     batch, tokens, width = x.shape
     count, room = model.experts, places(model, tokens)
     shares, chosen, probabilities = _route(x, weights["router"], model.active_experts)
-    slots, sources = _assign(chosen, count, room)
+    slots, sources = _assign(place(chosen, ("batch", None, None)), count, room)
+    # Else the partitioner looks rows up in those of all sequences, which it gathers for that.
+    slots, sources = place(slots, ("batch", None, None)), place(sources, ("batch", None))
     inside = place(_dispatch(x, sources, slots).reshape(batch, count, room, width), _OUTSIDE)
-    inside = placed(inside, place, _INSIDE, _OUTSIDE)
+    # Its gradient is summed where the expert is, and then goes back.
+    inside = place(placed(inside, place, _INSIDE, _OUTSIDE), _INSIDE)
     gate = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["gate"]), "gate")
     up = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["up"]), "up")
     # The shares stand before the last product, so that their gradient doesn't ask for its result.
