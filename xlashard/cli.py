@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from xlashard.commands.words import add_compile, add_preflight, count, seconds
+from xlashard.commands.words import add_compile, add_preflight, add_settings, count, seconds
 
 _COMMANDS = {
     "train": "xlashard.train.command",
@@ -89,14 +89,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="text files or folders of them, instead of the prose that ships with Python",
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="settings that win over the file's, such as model.layers=4",
-    )
+    add_settings(parser)
     parser.add_argument("--name", help="folder of the results below RUNS; default: the file's name")
     parser.add_argument("--steps", type=int, metavar="N", help="the same as --set training.steps=N")
     parser.add_argument(

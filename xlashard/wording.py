@@ -54,6 +54,11 @@ def in_amount(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:.3g}"
 
 
+def in_percent(share: float) -> str:
+    """A share of one: `42.7%`."""
+    return f"{share:.1%}" if share < 9.995 else f"{share:,.0%}"
+
+
 def shape_text(shape: Iterable[int]) -> str:
     """Sizes as in `[8,16]`."""
     return f"[{','.join(map(str, shape))}]"

@@ -21,12 +21,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         help="settings of a training run (CONFIG.toml); a function that gives (function, "
         "arguments) (package.module:function); or a report that was kept (REPORT.json)",
     )
-    parser.add_argument(
-        *("-t", "--topology"),
-        metavar="NAME[,NAME]",
-        default="",
-        help="the chips: v5p-128, v5litepod-16, v6e:8x8; several to look at each",
-    )
+    _add_topology(parser, "NAME[,NAME]", "; several to look at each")
     parser.add_argument(
         "--mesh",
         metavar="AXIS=N[,AXIS=N]",
@@ -45,27 +40,42 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     _add_sweep(parser.add_argument_group("where every mesh is tried"))
 
 
+def _add_topology(parser: argparse.ArgumentParser, metavar: str, besides: str = "") -> None:
+    parser.add_argument(
+        *("-t", "--topology"),
+        metavar=metavar,
+        default="",
+        help=f"the chips: v5p-128, v5litepod-16, v6e:8x8{besides}",
+    )
+
+
 def _add_program(parser: argparse.ArgumentParser) -> None:
     """What changes a program, or how it is compiled."""
     parser.add_argument(
         "--slices", type=int, default=1, metavar="N", help="how many slices of it (default: 1)"
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="settings that win over the file's, such as model.layers=4",
-    )
-    parser.add_argument(
+    add_settings(parser)
+    _add_pairs(
+        parser,
         "--option",
-        metavar="NAME=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="options of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536",
+        "NAME=VALUE",
+        "options of the compiler, such as xla_tpu_scoped_vmem_limit_kib=65536",
     )
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """``--set``, for commands that take a settings file."""
+    _add_pairs(
+        parser,
+        "--set",
+        "KEY=VALUE",
+        "settings that win over the file's, such as model.layers=4",
+    )
+
+
+def _add_pairs(parser: argparse.ArgumentParser, word: str, metavar: str, about: str) -> None:
+    """A word that takes several pairs, and may be given several times."""
+    parser.add_argument(word, metavar=metavar, nargs="+", action="extend", default=[], help=about)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -79,13 +89,11 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="show every value, not the largest alone"
     )
-    parser.add_argument(
+    _add_pairs(
+        parser,
         "--budget",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="limits to keep, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
+        "KEY=VALUE",
+        "limits to keep, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
     )
     parser.add_argument(
         "--compare",
@@ -134,12 +142,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         *("-o", "--output"), metavar="FILE", help="the file (default: NAME.xlashard)"
     )
-    parser.add_argument(
-        *("-t", "--topology"),
-        metavar="NAME",
-        default="",
-        help="the chips: v5p-128, v5litepod-16, v6e:8x8",
-    )
+    _add_topology(parser, "NAME")
     parser.add_argument(
         "--mesh",
         metavar="AXIS=N[,AXIS=N]",

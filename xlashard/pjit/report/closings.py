@@ -9,7 +9,7 @@ from xlashard.errors import ShardingError
 from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
-_CONSTRAINT = "sharding_constraint"
+CONSTRAINT = "sharding_constraint"
 """The name of the primitive of constraints, of ours and of JAX's."""
 
 
@@ -56,7 +56,7 @@ def find_closings(jaxpr: Any, arguments: Sequence[Argument]) -> list[Closing]:
     found: dict[object, tuple[Any, NamedSharding, list[_Cut]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
-            sharding = _said(eqn)
+            sharding = constraint_of(eqn)
             if sharding is not None:
                 # A gradient has the constraint again, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
@@ -82,9 +82,9 @@ class _Cut:
     argument: str
 
 
-def _said(eqn: Any) -> NamedSharding | None:
+def constraint_of(eqn: Any) -> NamedSharding | None:
     """What a constraint says of axes; None for other equations, and for partial sums."""
-    if eqn.primitive.name != _CONSTRAINT:
+    if eqn.primitive.name != CONSTRAINT:
         return None
     try:
         sharding = from_jax(eqn.params["sharding"])
@@ -101,10 +101,10 @@ def _cuts(
     for dim, cut in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
         if cut != ():
             continue
-        for origin in origins(scope, value, dim, _CONSTRAINT):
+        for origin in origins(scope, value, dim, CONSTRAINT):
             path, before = taken.get(origin.variable, ("", None))
             if origin.eqn is not None:
-                path, before = "", _said(origin.eqn)
+                path, before = "", constraint_of(origin.eqn)
             axes = _axes(before, origin, sharding) - used
             if axes:
                 yield _Cut(dim, axes, origin.lines, path)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
+from xlashard.pjit.report.kept import PrintedReport
 from xlashard.pjit.report.parts import DonationReport, ValueReport
 from xlashard.pjit.report.words import line_text, operation_text, sharding_text, short_type
 from xlashard.tpu.preflight.comparison_text import ComparisonText
@@ -20,11 +19,10 @@ from xlashard.tpu.preflight.differences import (
 from xlashard.tpu.preflight.parts import TrafficReport
 from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.tpu.preflight.words import BOUNDS, axes_words, counted_chips
-from xlashard.wording import plain_text
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(ComparisonFields):
+class Comparison(PrintedReport, ComparisonFields):
     """What changed from one report to another. Made by `compare`.
 
     `print(comparison)` shows it; `to_json` keeps it.
@@ -49,20 +47,8 @@ class Comparison(ComparisonFields):
             moved or self.facts or self.memory or self.traffic or self.shardings or self.donations
         )
 
-    def print(self, *, all: bool = False, console: Console | None = None) -> None:
-        """Prints it.
-
-        Args:
-            all: Show every change, and numbers that did not change.
-            console: Where to; standard output if None.
-        """
-        (console or Console()).print(ComparisonText(self, full=all))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield ComparisonText(self, full=False)
-
-    def __str__(self) -> str:
-        return plain_text(ComparisonText(self, full=False))
+    def _shown(self, *, full: bool) -> ComparisonText:
+        return ComparisonText(self, full=full)
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"

@@ -1,6 +1,6 @@
 """A comparison of two preflight reports as a person reads it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -10,18 +10,11 @@ from xlashard.tpu.preflight.differences import (
     AmountChange,
     ComparisonFields,
     FactChange,
-    Unit,
     UseChange,
 )
-from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
+from xlashard.tpu.preflight.words import AMOUNTS
+from xlashard.wording import in_bytes, in_seconds
 
-_TEXTS: Mapping[Unit, Callable[[float], str]] = {
-    "bytes": in_bytes,
-    "seconds": in_seconds,
-    "flop": in_flop,
-    "part": "{:.1%}".format,
-    "number": in_amount,
-}
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
 _COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}
 
@@ -83,7 +76,7 @@ def _differs(a: AmountChange) -> bool:
 def _amount(a: AmountChange, value: float | None) -> str:
     if value is None:
         return "–"
-    text = _TEXTS[a.unit]
+    text = AMOUNTS[a.unit]
     return f"-{text(-value)}" if value < 0 else text(value)
 
 

@@ -1,21 +1,17 @@
 """The report of a preflight: a frozen value that prints itself and travels as JSON."""
 
-import json
 from dataclasses import dataclass
-from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
-
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.pjit.report.kept import KeptReport
 from xlashard.tpu.preflight.fields import RECORD, PreflightFields
 from xlashard.tpu.preflight.page import fragment, page
 from xlashard.tpu.preflight.screen import PreflightText
 from xlashard.tpu.preflight.words import counted_chips
-from xlashard.wording import in_bytes, in_seconds, plain_text
+from xlashard.wording import in_bytes, in_seconds
 
 
 @dataclass(frozen=True, repr=False)
-class PreflightReport(PreflightFields):
+class PreflightReport(KeptReport, PreflightFields):
     """What a program would take, do and cost on a TPU topology. Made by `xlashard.preflight`.
 
     `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it, in the form
@@ -45,25 +41,15 @@ class PreflightReport(PreflightFields):
         versions: What the report depends on besides the program.
     """
 
+    _record = RECORD
+
     @property
     def fits(self) -> bool:
         """Whether the compiler took the program."""
         return self.outcome == "fits"
 
-    def print(self, *, all: bool = False, console: Console | None = None) -> None:
-        """Prints it.
-
-        Args:
-            all: Show every value, where otherwise the largest stand for the rest.
-            console: Where to; standard output if None.
-        """
-        (console or Console()).print(PreflightText(self, full=all))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield PreflightText(self, full=False)
-
-    def __str__(self) -> str:
-        return plain_text(PreflightText(self, full=False))
+    def _shown(self, *, full: bool) -> PreflightText:
+        return PreflightText(self, full=full)
 
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
@@ -81,25 +67,3 @@ class PreflightReport(PreflightFields):
 
     def _repr_html_(self) -> str:
         return fragment(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as dicts, lists, strings and numbers, with the number of the format."""
-        return RECORD.to_dict(self)
-
-    def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as JSON, as `docs/preflight.schema.json` describes it.
-
-        Args:
-            indent: Spaces per level; None for one line.
-        """
-        return json.dumps(self.to_dict(), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ArgumentError: If the text is not JSON, of another format, or of another shape.
-        """
-        with short_tracebacks:
-            return RECORD.read(cls, text)

@@ -262,7 +262,6 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
 def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
     found = [v for v in report.replicated if v.path not in reused]
-    found = sorted(found, key=lambda v: -v.device_bytes)
     if not found:
         return None
     shown = found if page.is_full else sorted(merged_values(found), key=lambda v: -v.device_bytes)

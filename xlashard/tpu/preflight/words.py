@@ -1,7 +1,8 @@
 """The facts of a preflight report as short texts, the same in a terminal and on a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from xlashard.tpu.preflight.differences import Unit
 from xlashard.tpu.preflight.fields import PreflightFields
 from xlashard.tpu.preflight.parts import (
     AxisReport,
@@ -10,7 +11,7 @@ from xlashard.tpu.preflight.parts import (
     TimeEstimate,
     TopologyReport,
 )
-from xlashard.wording import in_amount, in_bytes, in_seconds
+from xlashard.wording import in_amount, in_bytes, in_flop, in_percent, in_seconds
 
 BOUNDS: Mapping[str, str] = {
     "compute": "arithmetic",
@@ -39,6 +40,15 @@ SHORT_ORIGINS: Mapping[str, str] = {
     "resharding": "nobody",
 }
 """The same where there is less room."""
+
+AMOUNTS: Mapping[Unit, Callable[[float], str]] = {
+    "bytes": in_bytes,
+    "seconds": in_seconds,
+    "flop": in_flop,
+    "part": in_percent,
+    "number": in_amount,
+}
+"""How an amount of a unit is written."""
 
 
 def counted_chips(topology: TopologyReport) -> str:

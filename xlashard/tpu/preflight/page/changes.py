@@ -1,26 +1,18 @@
 """What changed from one report to another, as tables that sort."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from xlashard.tpu.preflight.differences import (
     AmountChange,
     ComparisonFields,
     FactChange,
-    Unit,
     UseChange,
 )
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_percent
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, table
-from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
+from xlashard.tpu.preflight.words import AMOUNTS
+from xlashard.wording import in_bytes, in_seconds
 
-_TEXTS: Mapping[Unit, Callable[[float], str]] = {
-    "bytes": in_bytes,
-    "seconds": in_seconds,
-    "flop": in_flop,
-    "part": in_percent,
-    "number": in_amount,
-}
 _NUMBERS = (
     Column("number"),
     Column("before", True),
@@ -72,7 +64,7 @@ def _amounts(amounts: Sequence[AmountChange]) -> Html | None:
 def _amount(change: AmountChange, value: float | None) -> Cell:
     if value is None:
         return Cell("–", "")
-    text = _TEXTS[change.unit](abs(value))
+    text = AMOUNTS[change.unit](abs(value))
     return Cell(f"−{text}" if value < 0 else text, value)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from xlashard.pjit.report.words import line_text, operation_text
 from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
-from xlashard.tpu.preflight.page.quantities import in_percent, many
+from xlashard.tpu.preflight.page.quantities import many
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, filters, table
 from xlashard.tpu.preflight.parts import (
     HeldBytes,
@@ -13,7 +13,7 @@ from xlashard.tpu.preflight.parts import (
     TemporaryReport,
     TopologyReport,
 )
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, in_percent
 
 _FEW = 8
 """Leaves that need no field to search them."""

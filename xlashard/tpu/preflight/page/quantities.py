@@ -23,11 +23,6 @@ def in_money(amount: float, currency: str) -> str:
     return f"{money_text(amount)} {currency}".rstrip()
 
 
-def in_percent(share: float) -> str:
-    """A share of one: `42.7%`."""
-    return f"{share:.1%}" if share < 9.995 else f"{share:,.0%}"
-
-
 def many(number: int, noun: str, plural: str = "") -> str:
     """A number of things: `1 leaf`, `8,960 chips`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

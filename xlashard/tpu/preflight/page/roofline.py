@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from xlashard.tpu.preflight.page.markup import Html, join, tag
-from xlashard.tpu.preflight.page.quantities import in_percent, in_thousands, three_digits
+from xlashard.tpu.preflight.page.quantities import in_thousands, three_digits
 from xlashard.tpu.preflight.page.timing import SHORT
 from xlashard.tpu.preflight.parts import TimeEstimate, TopologyReport
+from xlashard.wording import in_percent
 
 _WIDTH, _HEIGHT = 640, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 18, 18, 50

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from xlashard.tpu.preflight.fields import PreflightFields
 from xlashard.tpu.preflight.page.markup import Html, join, tag, user
 from xlashard.tpu.preflight.page.memory import memory_bar
-from xlashard.tpu.preflight.page.quantities import (
-    in_money,
-    in_percent,
-    in_thousands,
-)
+from xlashard.tpu.preflight.page.quantities import in_money, in_thousands
 from xlashard.tpu.preflight.page.tables import Cell, Column, Row, table
 from xlashard.tpu.preflight.page.timing import BOUNDS, SHORT
 from xlashard.tpu.preflight.words import counted_chips
-from xlashard.wording import in_bytes, in_flop, in_seconds
+from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 
 
 @dataclass(frozen=True)
