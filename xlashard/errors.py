@@ -292,7 +292,17 @@ class ProgramTooLargeError(CompileError, MemoryError):
 
 
 class TopologyError(XlashardError, ValueError):
-    """A TPU topology, or a mesh on one, that can't be; or none at all for want of libtpu."""
+    """A TPU topology, or a mesh on one, that can't be; or none at all for want of libtpu.
+
+    Attributes:
+        problem: What is wrong, without what to write.
+        axes: Of a mesh that can be, by their names, where the problem is one that can't.
+    """
+
+    def __init__(self, message: str, *, axes: Mapping[str, int] | None = None) -> None:
+        super().__init__(message if axes is None else f"{message}: mesh({dict(axes)})")
+        self.problem = message
+        self.axes = axes
 
 
 class CompileOnlyError(NotAddressableError):

@@ -147,7 +147,7 @@ BAD_INPUT = {
     "no slices": (("-t", "v5e-8", "--slices", "0", PRODUCT), "slices is 0"),
     "a mesh that does not multiply out": (
         ("-t", "v5e-4", "--mesh", "data=3", PRODUCT),
-        "a mesh of data=3 has 3 devices, and v5e:2x2 has 4",
+        "a mesh of data=3 has 3 devices, and v5e:2x2 has 4: write --mesh data=4\n",
     ),
     "a mesh that is none": (("-t", "v5e-4", "--mesh", "data:4", PRODUCT), "write --mesh data=8"),
     "a mesh with an axis twice": (("-t", "v5e-4", "--mesh", "a=2,a=2", PRODUCT), "a twice"),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from xlashard.errors import ArgumentError
+from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.tpu.preflight.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report import PreflightReport
 
@@ -19,6 +19,20 @@ def quiet_start() -> None:
     """Keeps JAX from looking for chips: a preflight needs none, and must not lock those there."""
     with suppress(RuntimeError):  # JAX runs already, in a program that calls this function.
         jax.config.update("jax_platforms", "cpu")
+
+
+def told(error: XlashardError) -> str:
+    """What is wrong, with what to write on the command line where that is a mesh.
+
+    Example:
+        >>> from xlashard.errors import TopologyError
+        >>> told(TopologyError("that is no mesh", axes={"data": 4, "model": 2}))
+        'that is no mesh: write --mesh data=4,model=2'
+    """
+    if not isinstance(error, TopologyError) or error.axes is None:
+        return str(error)
+    words = ",".join(f"{name}={size}" for name, size in error.axes.items())
+    return f"{error.problem}: write --mesh {words}"
 
 
 def read_mesh(text: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from xlashard.commands.common import quiet_start, read_mesh, read_options, saying
+from xlashard.commands.common import quiet_start, read_mesh, read_options, saying, told
 from xlashard.commands.targets import find_program
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1
     except XlashardError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {told(error)}", file=sys.stderr)
         return 2
 
 

@@ -16,6 +16,7 @@ from xlashard.commands.common import (
     read_options,
     reason_of,
     saying,
+    told,
     write,
 )
 from xlashard.commands.targets import find_program
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return sweep.run(arguments) if sweep.is_asked_for(arguments) else _run(arguments)
     except XlashardError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {told(error)}", file=sys.stderr)
         return 2
 
 

@@ -18,23 +18,25 @@ def resolved_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[st
     """
     if not isinstance(axes, Mapping) or not axes:
         raise TopologyError(
-            f"the axes of a mesh are names with sizes, not {axes!r}: mesh({{'data': {devices}}})"
+            f"the axes of a mesh are names with sizes, not {axes!r}", axes={"data": devices}
         )
     for name, size in axes.items():
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
             raise TopologyError(
                 f"mesh axis {name!r} has the size {size!r}; it is a number of devices, at least 1, "
-                f"or -1 for those that the other axes leave: {{{name!r}: {devices}}}"
+                "or -1 for those that the other axes leave",
+                axes=dict(axes) | {name: 1 if -1 in axes.values() else -1},
             )
     free = [name for name, size in axes.items() if size == -1]
     if len(free) > 1:
         raise TopologyError(
             f"mesh axes {free[0]!r} and {free[1]!r} are both -1; one of them can take what the "
-            f"others leave: mesh({dict(axes) | dict.fromkeys(free[1:], 1)})"
+            "others leave",
+            axes=dict(axes) | dict.fromkeys(free[1:], 1),
         )
     said = math.prod(size for size in axes.values() if size != -1)
     if devices % said if free else said != devices:
-        raise TopologyError(_mismatch(axes, devices, where))
+        raise _mismatch(axes, devices, where)
     return {name: devices // said if size == -1 else size for name, size in axes.items()}
 
 
@@ -104,7 +106,7 @@ def _by_talk(sizes: Mapping[str, int], order: Sequence[str] | None) -> tuple[str
     return tuple(order)
 
 
-def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> str:
+def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyError:
     said = " x ".join(f"{name}={size}" for name, size in axes.items())
     product = math.prod(size for size in axes.values() if size != -1)
     counts = f"a mesh of {said} has {product:,} devices, and {where} has {devices:,}"
@@ -117,10 +119,10 @@ def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> str:
             fitting = devices // others
             if -1 in axes.values():
                 fitting = min(_divisors(fitting), key=lambda divisor: abs(divisor - size))
-            return f"{counts}: mesh({dict(axes) | {name: fitting}})"
-    return (
-        f"{counts}; the size of an axis divides that: {_listed(_divisors(devices))}: "
-        f"mesh({dict.fromkeys(list(axes)[:1], devices)})"
+            return TopologyError(counts, axes=dict(axes) | {name: fitting})
+    return TopologyError(
+        f"{counts}; the size of an axis divides that: {_listed(_divisors(devices))}",
+        axes=dict.fromkeys(list(axes)[:1], devices),
     )
 
 

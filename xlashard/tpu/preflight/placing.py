@@ -49,7 +49,8 @@ def _only_mesh(
     if not meshes:
         raise ArgumentError(
             f"none of the arguments says how the {topology.num_devices} devices of "
-            f"{topology.name} form a mesh: write mesh={{'data': {topology.num_devices}}}"
+            f"{topology.name} form a mesh: write mesh={{'data': {topology.num_devices}}}, or "
+            f"--mesh data={topology.num_devices} on the command line"
         )
     said = " and ".join(
         f"{path} on {', '.join(f'{name}={size}' for name, size in axes)}"
