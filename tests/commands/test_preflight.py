@@ -14,6 +14,8 @@ from tests.tpu.preflight.examples import FITTING, OUT_OF_MEMORY
 from xlashard import PreflightReport
 from xlashard._jax import topologies
 from xlashard.cli import main
+from xlashard.commands.targets import topologies_for
+from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = "tests.commands.programs:product"
@@ -91,6 +93,18 @@ def test_a_training_step(run: Run) -> None:
     assert report.throughput.workload.tokens == 8 * 128
     assert any(t.origin == "gradient" for t in report.traffic)
     assert all(d.is_reused for d in report.donations if d.donated)
+
+
+def test_settings_name_their_chips() -> None:
+    config = "configs/70b_v5p_512.toml"
+    assert topologies_for(config, "", None, ()) == [topology("v5p-512")]
+    assert topologies_for(config, "", 2, ()) == [topology("v5p-512", 2)]
+    assert topologies_for(config, "v5p-1024, v6e-256", None, ()) == [
+        topology("v5p-1024"),
+        topology("v6e-256"),
+    ]
+    words = ["devices.topology=v5e-256", "devices.slices=2"]
+    assert topologies_for(config, "", None, words) == [topology("v5e-256", 2)]
 
 
 def test_a_function_on_two_topologies(run: Run, tmp_path: Path) -> None:

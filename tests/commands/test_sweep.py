@@ -80,6 +80,8 @@ def test_a_program_in_a_file(run, tmp_path):
     assert code == 1 and "xlashard preflight --topology v5e-4" in err
     code, _, err = run("compile", PRODUCT)
     assert code == 2 and "for which chips" in err
+    code, _, err = run("compile", "-t", "v5e-4,v5e-8", PRODUCT)
+    assert code == 2 and "one file holds the program of one topology" in err
     code, _, err = run("compile", *AT, "--mesh", "data=4", PRODUCT, "-o", f"{tmp_path}/a.json/b")
     assert code == 0
     code, _, err = run(

@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from xlashard.commands.common import quiet_start, read_mesh, read_options, saying, told
-from xlashard.commands.targets import find_program
+from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
-from xlashard.tpu import topology
 from xlashard.tpu.preflight.api import lower_for
 from xlashard.tpu.preflight.targets import blamed
 from xlashard.wording import in_bytes
@@ -31,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ProgramTooLargeError as error:
         print(f"error: {error}", file=sys.stderr)
         print(
-            f"What takes so much: xlashard preflight --topology {arguments.topology} "
-            f"{arguments.target}",
+            f"What takes so much: xlashard preflight {_chips(arguments)}{arguments.target}",
             file=sys.stderr,
         )
         return 1
@@ -43,10 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     target = arguments.target
-    if not arguments.topology:
-        raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
     file = Path(arguments.output or _usual_file(target))
-    place = topology(arguments.topology, arguments.slices)
+    places = topologies_for(target, arguments.topology, arguments.slices, arguments.set)
+    if len(places) > 1:
+        raise ArgumentError(
+            f"one file holds the program of one topology: write --topology {places[0]}"
+        )
+    (place,) = places
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     options = read_options(arguments.option)
     with saying(f"compiling {target} for {place}"):
@@ -61,6 +62,10 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"{file}: {_described(compiled, file)}, for {place} as {axes_text}")
     print(f'Compiled.deserialize(Path("{file}").read_bytes()) loads it where they are')
     return 0
+
+
+def _chips(arguments: argparse.Namespace) -> str:
+    return f"--topology {arguments.topology} " if arguments.topology else ""
 
 
 def _usual_file(target: str) -> str:

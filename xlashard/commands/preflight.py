@@ -19,9 +19,9 @@ from xlashard.commands.common import (
     told,
     write,
 )
-from xlashard.commands.targets import find_program
+from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, XlashardError
-from xlashard.tpu import Topology, topology
+from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.budget import read_budget
 from xlashard.tpu.preflight.comparison import compare
@@ -79,20 +79,18 @@ def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
             "which program? Write a settings file, such as configs/tiny.toml, or "
             "package.module:function"
         )
-    names = [name.strip() for name in arguments.topology.split(",") if name.strip()]
     programs = [target for target in arguments.targets if not target.endswith(".json")]
     for target in programs:
         check_target(target)
-    if programs and not names:
-        raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
     # All of them before the first, which may take minutes.
-    places = [topology(name, arguments.slices) for name in names] if programs else []
+    said = arguments.topology, arguments.slices, arguments.set
+    places = {target: topologies_for(target, *said) for target in programs}
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     for target in arguments.targets:
         if target.endswith(".json"):
             yield read_report(target)
         else:
-            for place in places:
+            for place in places[target]:
                 yield look(arguments, target, place, axes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from xlashard.commands.common import judge, read_options, write
-from xlashard.commands.targets import find_program, settings_of
+from xlashard.commands.targets import find_program, settings_of, topologies_for
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.budget import read_budget
@@ -84,10 +84,8 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
             "a sweep takes one program: write xlashard preflight --mesh auto --topology "
             "v5e-16,v5p-16 CONFIG.toml"
         )
-    names = [name.strip() for name in arguments.topology.split(",") if name.strip()]
-    if not names:
-        raise ArgumentError("for which chips? Write, for example, --topology v5e-16,v5p-16")
     (title,) = arguments.targets
+    places = topologies_for(title, arguments.topology, arguments.slices, arguments.set)
     target: dict[str, Any] = {"name": title, "set": list(arguments.set)}
     sources: tuple[Path, ...] = ()
     own_axes: tuple[str, ...] = ()
@@ -99,7 +97,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
     return Sweep(
         title=title,
         target=target,
-        topologies=find_topologies(names, arguments.slices),
+        topologies=find_topologies(places),
         axes=_axes(arguments.mesh, own_axes),
         runner=_RUNNER,
         options=tuple(read_options(arguments.option).items()),

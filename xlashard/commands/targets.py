@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu import Topology
+from xlashard.tpu import Topology, topology
 from xlashard.tpu.preflight.targets import Program, program_of
 
 
 def find_program(
-    target: str, topology: Topology, axes: Mapping[str, int] | None, settings: Sequence[str]
+    target: str, place: Topology, axes: Mapping[str, int] | None, settings: Sequence[str]
 ) -> Program:
     """The program that a person named.
 
     Args:
         target: `CONFIG.toml`, or `package.module:function`.
-        topology: The devices.
+        place: The devices.
         axes: Of the mesh, if that was said.
         settings: `KEY=VALUE` words that win over the settings file.
 
@@ -22,25 +22,53 @@ def find_program(
         XlashardError: If there is no such file or function, or it gives no program.
     """
     if target.endswith(".toml"):
-        return _of_settings(target, topology, axes, settings)
+        return _of_settings(target, place, axes, settings)
     if settings:
         raise ArgumentError(
             f"--set changes the settings of a file such as configs/tiny.toml, and {target} is none"
         )
-    return program_of(target, topology, axes)
+    return program_of(target, place, axes)
 
 
 def _of_settings(
-    path: str, topology: Topology, axes: Mapping[str, int] | None, words: Sequence[str]
+    path: str, place: Topology, axes: Mapping[str, int] | None, words: Sequence[str]
 ) -> Program:
     # Needs the packages of the extra `train`, which a function of one's own does without.
     from xlashard.train.preflight import training_step
     from xlashard.train.settings import load_settings
 
     settings = load_settings(path, words)
-    mesh = topology.mesh(settings.mesh if axes is None else axes)
+    mesh = place.mesh(settings.mesh if axes is None else axes)
     step = training_step(settings, mesh)
     return Program(step.function, mesh, step.args, {}, step.workload)
+
+
+def topologies_for(
+    target: str, said: str, slices: int | None, words: Sequence[str]
+) -> list[Topology]:
+    """The topologies to look at a program on: those that were said, or what its settings name.
+
+    Args:
+        target: `CONFIG.toml`, or `package.module:function`.
+        said: Names of topologies, with commas between them; empty if none was said.
+        slices: How many slices of each, if that was said.
+        words: `KEY=VALUE` words that win over the settings file.
+
+    Raises:
+        ArgumentError: If nobody names one.
+        XlashardError: If there is no such topology or file.
+    """
+    names = [name.strip() for name in said.split(",") if name.strip()]
+    if not names and target.endswith(".toml"):
+        from xlashard.train.settings import load_settings
+
+        devices = load_settings(target, words).devices
+        if devices.topology:
+            names = [devices.topology]
+            slices = devices.slices if slices is None else slices
+    if not names:
+        raise ArgumentError("for which chips? Write, for example, --topology v5p-128")
+    return [topology(name, 1 if slices is None else slices) for name in names]
 
 
 def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:

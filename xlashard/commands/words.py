@@ -45,14 +45,15 @@ def _add_topology(parser: argparse.ArgumentParser, metavar: str, besides: str = 
         *("-t", "--topology"),
         metavar=metavar,
         default="",
-        help=f"the chips: v5p-128, v5litepod-16, v6e:8x8{besides}",
+        help=f"the chips: v5p-128, v5litepod-16, v6e:8x8{besides}; by default those that the "
+        "settings name",
     )
 
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
     """What changes a program, or how it is compiled."""
     parser.add_argument(
-        "--slices", type=int, default=1, metavar="N", help="how many slices of it (default: 1)"
+        "--slices", type=int, metavar="N", help="how many slices of it (default: 1)"
     )
     add_settings(parser)
     _add_pairs(
