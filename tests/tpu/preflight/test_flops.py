@@ -19,7 +19,7 @@ from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.compilation import compile_for_report
 from xlashard.tpu.preflight.flops import _places, _Window, arithmetic
-from xlashard.tpu.preflight.placed import placed_arrays
+from xlashard.tpu.preflight.tiles import placed_arrays
 from xlashard.tpu.preflight.work import count_work
 
 

@@ -4,9 +4,15 @@
 |---|---|
 | `api`, `placing`, `compilation` | `preflight`: arguments on the topology, the program compiled |
 | `machine`, `memory`, `values`, `timing`, `traffic` | what a report says, by the compilation |
+| `buffers`, `operations`, `holdings`, `liveness` | what `memory` reads from the buffer assignment |
+| `tiles`, `flops`, `hbm`, `work`, `clocks`, `schedule` | what `timing` counts in the HLO |
+| `wires`, `megascale` | collectives on links, for `timing` and `traffic` |
+| `flow`, `layouts`, `cases`, `origins` | who asked for a collective, for `traffic` |
 | `parts`, `fields`, `report`, `schema` | the report: its values, itself, its JSON |
 | `words`, `screen`, `summary`, `page` | a report as a person reads it |
-| `comparison`, `budget`, `money` | two reports, a report and its limits, prices |
+| `comparison`, `differences`, `comparison_text` | two reports |
+| `budget`, `money` | a report and its limits, prices |
+| `targets`, `sweep` | programs by their names; every mesh, in processes of their own |
 """
 
 import typing as _typing

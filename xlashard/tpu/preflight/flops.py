@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from xlashard.program.hlo import Computation, HloText, Instruction
-from xlashard.tpu.preflight.placed import PlacedArray, placed_arrays
+from xlashard.tpu.preflight.tiles import PlacedArray, placed_arrays
 
 _ELEMENTWISE_NAMES = """
     abs add ceil clamp compare divide floor maximum minimum multiply negate remainder

@@ -16,7 +16,7 @@ _MOVES = frozenset(
         *("opt-barrier", "pad", "reshape", "slice", "transpose", "async-update"),
     )
 )
-_JOINS = 'custom_call_target="ConcatBitcast"'
+_JOINS = "ConcatBitcast"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,15 +122,15 @@ class Flow:
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
         opcode, names = instruction.opcode, instruction.operand_names
         if opcode == "get-tuple-element":
-            index = re.match(r"\d+", instruction.attribute("index") or "")
-            return (computation, names[0], (int(index[0]), *path)) if index else None
+            index = instruction.element
+            return None if index is None else (computation, names[0], (index, *path))
         if opcode == "tuple":
             return (computation, names[path[0]], path[1:]) if path else None
         base = opcode.removesuffix("-start").removesuffix("-done")
         if base in _MOVES and names:
             # A start gives the result, the operand and a context.
             return computation, names[0], () if opcode.endswith("-start") else path
-        if opcode == "custom-call" and _JOINS in instruction.attributes and names:
+        if opcode == "custom-call" and instruction.call_target == _JOINS and names:
             # Slices that were fetched one by one.
             return computation, names[0], ()
         if opcode in ("async-start", "async-done"):
@@ -196,9 +196,8 @@ class Flow:
             if before is None or self._carried(caller, before) != before:
                 return None
             return site, caller.operand_names[0], (before, *path[1:])
-        number = int(parameter.operands) if parameter.operands.isdecimal() else 0
-        names = caller.operand_names
-        return (site, names[number], path) if number < len(names) else None
+        operand = run.operand_for(computation, parameter)
+        return (site, operand, path) if operand else None
 
     def _carried(self, loop: Instruction, index: int) -> int | None:
         """The element of a loop's state that an element becomes in each run, or a slice of it.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from xlashard.program.collectives import KINDS
 from xlashard.program.hlo import Computation, HloText, Instruction, element_types
 from xlashard.tpu.preflight.flops import kernel_estimate, operand_arrays
-from xlashard.tpu.preflight.placed import HBM, PlacedArray, placed_arrays
+from xlashard.tpu.preflight.tiles import HBM, PlacedArray, placed_arrays
 
 _FREE_NAMES = """
     add-dependency after-all async-done async-start async-update bitcast call conditional constant
@@ -82,7 +82,7 @@ def _started(instruction: Instruction, operands: int) -> tuple[PlacedArray, ...]
 
 
 def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
-    if 'custom_call_target="AllocateBuffer"' in instruction.attributes:
+    if instruction.call_target == "AllocateBuffer":
         return 0
     arrays = (*operand_arrays(computation, instruction), *placed_arrays(instruction.type))
     told = kernel_estimate(instruction).get("bytes_accessed")

@@ -7,11 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from xlashard._jax.dataflow import Line, Scope, origins, source_line
-from xlashard.errors import ShardingError
-from xlashard.sharding import Mesh, NamedSharding, Sharding, from_jax
-
-_CONSTRAINT = "sharding_constraint"
-"""The name of the primitive of constraints, of ours and of JAX's."""
+from xlashard.pjit.report.closings import CONSTRAINT, constraint_of
+from xlashard.sharding import Mesh, NamedSharding, Sharding
 
 type Axes = tuple[str, ...]
 
@@ -143,7 +140,7 @@ class Layouts:
         ]
 
     def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[Source]:
-        for origin in origins(scope, value, dim, _CONSTRAINT):
+        for origin in origins(scope, value, dim, CONSTRAINT):
             path, sharding = self._taken.get(origin.variable, ("", None))
             line = None
             if origin.eqn is not None:
@@ -156,15 +153,8 @@ class Layouts:
                 yield Source(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _said(self, eqn: Any) -> NamedSharding | None:
-        if eqn.primitive.name != _CONSTRAINT:
-            return None
-        try:
-            sharding = from_jax(eqn.params["sharding"])
-        except ShardingError:
-            return None
-        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
-            return sharding
-        return None
+        sharding = constraint_of(eqn)
+        return sharding if sharding is not None and sharding.mesh == self.mesh else None
 
 
 def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:

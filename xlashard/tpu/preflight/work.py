@@ -1,6 +1,5 @@
 """What one execution of a compiled program does on one device: its loops counted by their trips."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -150,8 +149,7 @@ class _Counting:
                 total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
 
     def _add_custom_call(self, total: _Sum, call: Instruction) -> None:
-        found = re.search(r'custom_call_target="([^"]*)"', call.attributes)
-        target = found[1] if found else ""
+        target = call.call_target
         numbers = kernel_estimate(call)
         if numbers:
             # A kernel doesn't say what it multiplies: on TPU that is bfloat16, but for the rare.
