@@ -106,6 +106,7 @@ def test_the_compiler_hears_of_rings_hosts_and_joined_cores(name: str, tmp_path)
     assert count == found.hosts
 
 
+@pytest.mark.slow
 def test_a_program_for_the_largest_pod_compiles() -> None:
     pod = topology("v5p:16x20x28")
     sharding = NamedSharding(pod.mesh({"data": -1}), P("data"))

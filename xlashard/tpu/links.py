@@ -12,6 +12,7 @@ import numpy.typing as npt
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
+from xlashard.tpu.generations import Generation
 from xlashard.tpu.layout import Dimension, Part, links_of, part
 from xlashard.tpu.topologies import Topology
 
@@ -96,7 +97,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
         return AxisLinks(axes, size, (), 1.0, False, network, speed)
     on_torus = [p for p in parts if p.dimension not in ("slice", "core")]
     links = links_of(on_torus)
-    speed = _ici_speed(topology, parts, links)
+    speed = ici_speed(generation, parts, links)
     if spans > 1:
         # The devices of a slice bring in together what comes from the others.
         speed = min(speed, generation.device_dcn_bandwidth * (size // spans))
@@ -104,12 +105,16 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     return AxisLinks(axes, size, parts, links, ring, "dcn" if spans > 1 else "ici", speed)
 
 
-def _ici_speed(topology: Topology, parts: Sequence[Part], links: float) -> float:
+def ici_speed(generation: Generation, parts: Sequence[Part], links: float) -> float:
     """How fast a device sends within its slice.
 
     The devices of a chip share its links. Where they are in one group, what comes in serves both.
+
+    Args:
+        generation: Of the chips.
+        parts: The dimensions along which they send.
+        links: How many of a chip's links they use for that.
     """
-    generation = topology.generation
     together = any(p.dimension == "core" for p in parts)
     if not links:
         return generation.core_bandwidth if together else math.inf

@@ -93,6 +93,7 @@ def test_it_comes_back_from_its_json(report: PreflightReport) -> None:
     assert PreflightReport.from_json(report.to_json()) == report
 
 
+@pytest.mark.slow
 def test_arrays_of_this_machine_lie_on_the_topology_along_axes_of_the_same_names(
     report: PreflightReport,
 ) -> None:

@@ -101,6 +101,7 @@ def loops(x, w):
     return jax.lax.fori_loop(2, 9, lambda _, x: x @ w, x)
 
 
+@pytest.mark.slow
 def test_loops_count_by_their_trips(mesh):
     lowered = pjit(loops).lower(*structs(mesh, (512, 1024), (1024, 1024)))
     compilation = compile_for_report(lowered)

@@ -222,6 +222,7 @@ def test_over_slices_what_the_compiler_cuts_in_two_is_told_as_one_program():
     assert estimate.dcn_seconds == pytest.approx(sum(r.seconds for r in between))
 
 
+@pytest.mark.slow
 def test_the_estimate_adds_up_what_the_traffic_is_told_to_take():
     params = {
         "up": struct((1024, 2048), "data", "model"),

@@ -33,6 +33,7 @@ from xlashard.geometry.groups import DeviceGroups, DevicePairs
 from xlashard.program.collectives import Collective
 from xlashard.sharding import Mesh
 from xlashard.tpu.layout import Part, part
+from xlashard.tpu.links import ici_speed
 from xlashard.tpu.topologies import Topology
 
 _NOT_LINKS = ("slice", "core")
@@ -158,16 +159,8 @@ class Wires:
 
     def _speed(self, parts: Sequence[Part]) -> float:
         """Bytes per second that a device sends along some dimensions."""
-        generation = self._topology.generation
         links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
-        together = any(p.dimension == "core" for p in parts)
-        if not links:
-            return generation.core_bandwidth if together else math.inf
-        speed = links * generation.ici_bandwidth
-        if together:
-            # What comes in for one device of a chip serves the other too.
-            return min(speed, generation.core_bandwidth)
-        return speed / generation.devices_per_chip
+        return ici_speed(self._topology.generation, parts, links)
 
     def _permutation(self, pairs: DevicePairs, payload: float) -> Wire:
         if pairs not in self._loads:
