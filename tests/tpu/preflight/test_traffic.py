@@ -166,6 +166,21 @@ def test_a_remedy_removes_what_nobody_asked_for(function, before, remedy, after,
     assert found(after) == ()
 
 
+def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_up():
+    mesh = PLACE.mesh({"data": 4, "model": 2})
+    by_rows = NamedSharding(mesh, P("data", None))
+
+    def unasked(*spec):
+        x = struct((8192, 4096), *spec, mesh=mesh)
+        w = struct((4096, 2048), "data", "model", mesh=mesh)
+        compilation = scheduled(jnp.matmul, x, w, out_shardings=by_rows)
+        return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.asked_for]
+
+    remedies = {r.remedy for r in unasked(None, "model")}
+    assert remedies == {"give in_shardings P(None, 'data') for a"}
+    assert unasked(None, "data") == []
+
+
 def test_constraints_that_disagree_are_told_by_their_lines():
     one = NamedSharding(MESH, P("data", "model"))
     other = NamedSharding(MESH, P("model", "data"))

@@ -328,15 +328,36 @@ class Remedies:
         now = [_cut(dim) for dim in mine]
         shape = value.aval.shape
         name = eqn.primitive.name
+        free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
+        if name == "dot_general":
+            return self._for_product(eqn, value, now, free, others)
         if shape == getattr(eqn.outvars[0].aval, "shape", None):
             for other in others:
                 theirs = [_cut(dim) for dim in other]
                 if len(theirs) == len(now) and any(theirs) and theirs != now:
                     return theirs
-        free = [tuple(a for a in axes if a not in self.case.axes) for axes in now]
-        if name in _PRODUCTS:
-            return free
-        return self._elsewhere(shape, now, free)
+        return free if name in _PRODUCTS else self._elsewhere(shape, now, free)
+
+    def _for_product(
+        self,
+        eqn: Any,
+        value: Any,
+        now: list[Axes],
+        free: list[Axes],
+        others: list[list[list[Source]]],
+    ) -> list[Axes]:
+        """Dimensions that are summed up, or go along, cut as those of the other operand are."""
+        mine, theirs = zip(*eqn.params["dimension_numbers"], strict=True)
+        if value is not eqn.invars[0]:
+            mine, theirs = theirs, mine
+        wanted = list(free)
+        for other in others:
+            for dim, their_dim in zip(sum(mine, ()), sum(theirs, ()), strict=True):
+                cut = _cut(other[their_dim])
+                elsewhere = {a for i, axes in enumerate(free) if i != dim for a in axes}
+                if now[dim] != free[dim] and cut and not elsewhere & set(cut):
+                    wanted[dim] = cut
+        return wanted
 
     def _elsewhere(self, shape: Sequence[int], now: list[Axes], free: list[Axes]) -> list[Axes]:
         """The moved axes on another dimension, or on none if no other has room for them."""
