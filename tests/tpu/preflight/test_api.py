@@ -1,6 +1,7 @@
 """`xlashard.preflight`, from a function to a report."""
 
 import re
+import warnings
 from typing import Any
 
 import jax
@@ -59,6 +60,15 @@ def test_what_it_takes(report: PreflightReport) -> None:
     assert 0 < memory.total_bytes < memory.available_bytes < report.topology.hbm_bytes
     (donation,) = [d for d in report.donations if d.donated]
     assert (donation.path, donation.result) == ("x", "result")
+
+
+def test_what_is_donated_for_nothing_stands_in_the_report_alone() -> None:
+    summed = xlashard.pjit(lambda x: x.sum(), donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = preflight(summed, X, topology=POD, mesh=AXES)
+    (donation,) = report.donations
+    assert donation.donated and not donation.is_reused
 
 
 def test_what_it_does(report: PreflightReport) -> None:

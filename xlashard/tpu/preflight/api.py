@@ -1,6 +1,7 @@
 """`preflight`: what a program would take, do and cost on TPU chips, on a machine without one."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from xlashard._jax import analysis, compiling
 from xlashard._jax.topologies import libtpu_version
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._version import __version__
-from xlashard.errors import ArgumentError, counted
+from xlashard.errors import ArgumentError, DonationWarning, counted
 from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function
 from xlashard.pjit.signature import function_name
@@ -113,7 +114,9 @@ def preflight(
         [('all-gather', 'data')]
     """
     extras = Extras(title, workload, None if price is None else read_price(price), replicated_above)
-    with short_tracebacks:
+    with short_tracebacks, warnings.catch_warnings():
+        # The report says it, with the reason, of each argument.
+        warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
         compilation = compile_for_report(lowered, compiler_options)
