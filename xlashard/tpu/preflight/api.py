@@ -47,8 +47,7 @@ class Extras:
         title: What was asked.
         workload: What a step of training does.
         price: Of a chip.
-        replicated_above: From how many bytes on what every device holds whole, though mesh axes
-            could cut it, is named.
+        replicated_above: From how many bytes on what every device holds whole is named.
     """
 
     title: str = ""
@@ -87,8 +86,7 @@ def preflight(
         slices: How many slices of the topology there are.
         workload: For a step of training what it does, for tokens per second and utilisation.
         price: Of one chip for an hour, for what a step costs: `4.2`, `"4.20 USD"`.
-        replicated_above: From how many bytes on what every device holds whole, though mesh axes
-            could cut it, is named.
+        replicated_above: From how many bytes on what every device holds whole is named.
         compiler_options: Options of the compiler, as of `Lowered.compile`.
         title: What the report says of where the program comes from.
         **kwargs: Keyword arguments of the call.
