@@ -175,6 +175,13 @@ def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(me
     assert work.hbm_bytes == pytest.approx(xla, rel=0.01)
 
 
+def test_a_product_reads_both_operands_and_writes_its_result(mesh):
+    # The compiler hands operands through fusions that do nothing to them.
+    work = work_of(mesh, jnp.matmul, (4096, 4096), (4096, 4096))
+    zeros = 2**38  # Which `scheduled` adds.
+    assert work.hbm_bytes - zeros == pytest.approx(3 * 4096 * 4096 * 2, rel=0.01)
+
+
 def test_slices_and_updates_count_by_what_they_touch(mesh):
     def touch(x, row):
         return x.at[3].set(row), jnp.sum(x[5], dtype=jnp.float32)

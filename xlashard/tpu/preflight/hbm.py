@@ -152,12 +152,22 @@ def _read_by(module: HloText, inner: Computation, value: Instruction, user: Inst
         update = inner.instructions.get(names[-1])
         return sum(a.nbytes for a in placed_arrays(update.type)) if update is not None else 0
     if opcode == "fusion" and (nested := _fused(module, user)) is not None:
+        if _only_passes_on(nested):
+            return _touched(module, inner, user)
         return sum(
             _touched(module, nested, parameter)
             for name, parameter in zip(names, _parameters(nested), strict=False)
             if name == value.name
         )
     return sum(array.nbytes for array in placed_arrays(value.type))
+
+
+def _only_passes_on(fusion: Computation) -> bool:
+    """Whether a fusion gives what it was given: then its users are the ones who read it."""
+    value = fusion.root
+    while value is not None and value.opcode in _PASSED_ON and value.operand_names:
+        value = fusion.instructions.get(value.operand_names[0])
+    return value is not None and value.opcode == "parameter"
 
 
 def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:
