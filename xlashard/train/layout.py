@@ -81,8 +81,13 @@ class Layout:
         return jax.tree.map(lambda x: self.sharding(x.axes), declarations)
 
     def place(self, x: jax.Array, axes: Axes) -> jax.Array:
-        """Lays an activation out by the rules (a `Place`)."""
-        return xlashard.with_sharding_constraint(x, self.sharding(axes))
+        """Lays an activation out by the rules (a `Place`).
+
+        Axes beyond those of `x` are left out, but what they take of the mesh they keep: tokens can
+        lie as the features do that are looked up for them.
+        """
+        spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
+        return xlashard.with_sharding_constraint(x, xlashard.NamedSharding(self.mesh, spec))
 
 
 def unplaced(x: jax.Array, axes: Axes) -> jax.Array:

@@ -247,10 +247,9 @@ def _features(
     dtype = jnp.dtype(model.compute)
     angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
     axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
-    gather = place if model.remat else unplaced
 
     def layer(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        weights = jax.tree.map(lambda w, named: _whole(w, named, gather), weights, axes)
+        weights = jax.tree.map(lambda w, named: _whole(w, named, model, place), weights, axes)
         x = x + _attention(x, weights["attention"], angles, model, place)
         x = checkpoint_name(place(x, _STREAM), "stream")
         added, measured = _feed_forward(x, weights["mlp"], model, place)
@@ -272,20 +271,23 @@ def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
     return jax.tree.map(lambda x: x.astype(dtype), weights)
 
 
-def _whole(weight: jax.Array, axes: Axes, place: Place) -> jax.Array:
+def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) -> jax.Array:
     """A weight gathered over the devices that share its width, its gradient summed back to them.
 
     Said where the layer begins, it is computed again in the backward pass under remat: no device
     ever has the gathered weights of two layers. Without remat the pass would keep those of all
-    layers, so there the partitioner chooses.
+    layers, so there the partitioner chooses where to gather them.
     """
     if "embed" not in axes:
         return weight
-    # First of all sides, for TPUs scatter sums over that one alone.
-    side = axes.index("embed")
-    others = tuple(axis for axis in axes if axis != "embed")
-    turned = placed(jnp.moveaxis(weight, side, 0), place, (None, *others), ("embed", *others))
-    return jnp.moveaxis(turned, 0, side)
+    # First of all sides but the experts', for TPUs scatter sums over that one alone.
+    side, first = axes.index("embed"), int("experts" in axes)
+    others = [axis for axis in axes if axis != "embed"]
+    spread = (*others[:first], "embed", *others[first:])
+    gathered = tuple(None if axis == "embed" else axis for axis in spread)
+    forth = gathered if model.remat else spread
+    turned = placed(jnp.moveaxis(weight, side, first), place, forth, spread)
+    return jnp.moveaxis(turned, first, side)
 
 
 def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Place) -> jax.Array:
@@ -293,13 +295,12 @@ def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Pla
     # that moves features of some tokens, and never the table.
     spread = ("batch", "length", "embed")
     table = parameters["embedding"].astype(dtype)
-    x = place(jnp.take(table, tokens, axis=0, mode="clip"), spread)
+    x = place(jnp.take(table, place(tokens, spread), axis=0, mode="clip"), spread)
     return placed(x, place, _STREAM, spread)
 
 
 def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
-    gather = place if model.remat else unplaced
-    return _whole(parameters["head"].astype(dtype), ("embed", "vocab"), gather)
+    return _whole(parameters["head"].astype(dtype), ("embed", "vocab"), model, place)
 
 
 def _scores(x: jax.Array, head: jax.Array, place: Place) -> jax.Array:
