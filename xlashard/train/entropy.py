@@ -89,7 +89,7 @@ def _gradients(
         change = place(change.astype(x.dtype), _SCORES)
         dx = dx + _product("blv,wv->blw", change, own)
         # Of the head's type, in which its sum over the devices is taken.
-        down = place(jnp.einsum("blw,blv->wv", x, change), ("embed", None))
+        down = place(jnp.einsum("blw,blv->wv", x, change), ("embed", "vocab"))
         return place(dx, _STREAM), down.astype(head.dtype)
 
     dx, down = jax.lax.scan(add, jnp.zeros(x.shape, jnp.float32), _cut(head, parts, place))
@@ -101,7 +101,9 @@ def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Arra
     """The parts of the head [P, W, V / P], and the first token of each."""
     width, vocab = head.shape
     cut = head.reshape(width, parts, vocab // parts).transpose(1, 0, 2)
-    return place(cut, (None, "embed", None)), jnp.arange(parts) * (vocab // parts)
+    # Each part over all devices that share the vocabulary: their pieces of the head change places,
+    # once, and not the scores of each part.
+    return place(cut, (None, "embed", "vocab")), jnp.arange(parts) * (vocab // parts)
 
 
 def _part(

@@ -10,7 +10,8 @@ vocabulary, N layers.
 """
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from xlashard.tpu.preflight.parts import Workload
@@ -204,6 +205,97 @@ def lookup_bytes(settings: Settings) -> float:
     own = settings.training.batch * model.length / ways(settings, ("batch", "length"))
     features = own * model.width * _BYTES[model.compute]
     return 2 * (features * (count - 1) / count + 4 * own * (count - 1))
+
+
+def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
+    """Bytes that a device sends in one step, by the axes of the mesh along which they go.
+
+    For data parallelism (axes of the `batch` rule), fully sharded data parallelism (those of them
+    that the `embed` rule names too), tensor parallelism (one set of axes for `heads` and
+    `kv_heads`, one for `mlp`, one for `vocab`), and all together. Of runs that spread `length`,
+    `experts` or `layers` it leaves out what those exchange. n devices send (n - 1) / n of what they
+    gather or scatter, and twice that of what all of them get the sum of.
+
+    - Each matrix is gathered over `embed` for the forward pass, and again for the backward pass,
+      and its gradient is scattered back, and summed over the rest of `batch`. The head is gathered
+      once if the vocabulary is in one part. Its gradient is then summed in float32, as the product
+      gives it, and that of the router always.
+    - The stream [B, L, W] is summed after attention and after the feed-forward part, and its
+      gradient before each of them; under remat once more after attention, unless `stream` is kept.
+      Of experts, their places are summed instead, also those that stay empty, and the gradient of
+      each one's share.
+    - With `vocab`: the sums of the features that were looked up; of the gradient that leaves the
+      head, in float32; of a maximum and a sum of each part for each token, and the score of its
+      next one. Several parts of the vocabulary cut the head another way than it lies: a device
+      hands all but its own piece on, and the gradient back.
+
+    Args:
+        settings: A whole run.
+
+    Returns:
+        For each set of axes, the bytes of all collectives along exactly these.
+
+    Example:
+        >>> from xlashard.train.settings import load_settings
+        >>> sent_bytes(load_settings("configs/tiny_dp.toml")).keys()
+        dict_keys([('data',)])
+    """
+    sent: Counter[tuple[str, ...]] = Counter()
+    for axes, amount in (*_weight_traffic(settings), *_activation_traffic(settings)):
+        sent[axes] += amount
+    return {axes: amount for axes, amount in sent.items() if amount}
+
+
+type _Sent = Iterator[tuple[tuple[str, ...], float]]
+
+
+def _part_of(settings: Settings, axes: Iterable[str]) -> float:
+    """(n - 1) / n for the n devices along these axes."""
+    return 1 - 1 / math.prod(settings.mesh[name] for name in axes)
+
+
+def _weight_traffic(settings: Settings) -> _Sent:
+    """What parameters and their gradients take."""
+    rules, model = settings.sharding.rules, settings.model
+    one, times = _BYTES[model.compute], settings.training.accumulate
+    for matrix in matrices(model):
+        others = [axis for axis in matrix.axes if axis != "embed"]
+        spread = {name for axis in matrix.axes if axis for name in getattr(rules, axis)}
+        whole = times * matrix.elements / ways(settings, others)
+        own = times * matrix.elements / ways(settings, matrix.axes)
+        alone = matrix.name == "head" and model.vocab_parts <= 1
+        summed = 4 if alone or matrix.name == "mlp.router" else one
+        rest = tuple(name for name in rules.batch if name not in spread)
+        yield rest, 2 * _part_of(settings, rest) * own * summed
+        if "embed" in matrix.axes and matrix.name != "embedding":
+            gathered = one if alone else 2 * one
+            yield rules.embed, _part_of(settings, rules.embed) * whole * (gathered + summed)
+        if matrix.name == "head" and model.vocab_parts > 1:
+            yield rules.vocab, 2 * _part_of(settings, rules.vocab) * own * one
+
+
+def _activation_traffic(settings: Settings) -> _Sent:
+    """What activations and their gradients take, those of all layers together."""
+    rules, model = settings.sharding.rules, settings.model
+    one, layers = _BYTES[model.compute], model.layers
+    sequences = settings.training.batch / ways(settings, ("batch",))
+    tokens = sequences * model.length
+    stream = tokens * model.width
+    embed, heads, mlp, vocab = (
+        _part_of(settings, axes) for axes in (rules.embed, rules.heads, rules.mlp, rules.vocab)
+    )
+    again = model.remat and "stream" not in model.kept
+    yield rules.heads, 2 * heads * layers * stream * one * (3 if again else 2)
+    if model.experts:
+        rows = sequences * model.experts * places(model, model.length)
+        yield rules.mlp, 2 * mlp * layers * rows * (2 * model.width + 1) * one
+    else:
+        yield rules.mlp, 2 * mlp * layers * stream * one * 2
+    yield rules.vocab, 2 * vocab * (stream * (one + 4) + tokens * 4 * (2 * model.vocab_parts + 1))
+    # The looked up features go to where their tokens belong, their gradients back; the tokens
+    # (int32) are gathered for it.
+    yield rules.embed, 2 * embed * stream * one
+    yield rules.embed, embed * 4 * tokens * ways(settings, ("embed",))
 
 
 def _spread_bytes(settings: Settings) -> float:
