@@ -63,15 +63,24 @@ CASES = [
     ("grouped", "three"),
     ("blocks", "three"),
 ]
-"""Each shape on three meshes, each mesh with two shapes; a compilation takes a second or two. Of the
-other twelve pairs eleven agree as well. On data_tensor the compiler gathers the gradient of the head
-of `blocks` whole to cut it another way, and so sends 1.1 % more than the formulas say."""
+"""Each shape on three meshes, each mesh with two shapes; a compilation takes a second or two. Of
+the other twelve pairs eleven agree as well. On data_tensor the compiler gathers the gradient of the
+head of `blocks` whole to cut it another way, and so sends 1.1 % more than the formulas say."""
+GSPMD_SENDS_MORE = {
+    # It keeps the tokens of experts cut over `tensor`, and gathers them in the backward pass: 6 %.
+    ("experts", "data_tensor"),
+    # It gathers the head, where pieces could change places: 0.7 % and 1.5 %.
+    ("blocks", "fsdp_tensor"),
+    ("blocks", "three"),
+}
+"""What GSPMD plans otherwise than Shardy does, along `tensor` alone."""
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A training step, and what its settings say."""
 
+    pair: tuple[str, str]
     settings: Settings
     mesh: Mesh
     target: Target
@@ -94,7 +103,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     )
     mesh = PLACE.mesh(axes)
     target = training_step(settings, mesh)
-    return Compiled(settings, mesh, target, scheduled(target.function, *target.args))
+    return Compiled(request.param, settings, mesh, target, scheduled(target.function, *target.args))
 
 
 @pytest.mark.slow
@@ -114,6 +123,9 @@ def test_sent_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
     sent: Counter[tuple[str, ...]] = Counter()
     for report in describe_traffic(compiled.compilation, PLACE, compiled.mesh):
         sent[report.collective.axes] += report.collective.sent_bytes
+    shardy = "sdy." in compiled.compilation.lowered.as_text()
+    if not shardy and compiled.pair in GSPMD_SENDS_MORE:
+        assert 1 < sent.pop(("tensor",)) / expected.pop(("tensor",)) < 1.2
     total = sum(expected.values())
     assert sum(sent.values()) == pytest.approx(total, rel=0.01)
     for axes in expected.keys() | sent.keys():

@@ -10,7 +10,6 @@ vocabulary, N layers.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -240,9 +239,9 @@ def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
         >>> sent_bytes(load_settings("configs/tiny_dp.toml")).keys()
         dict_keys([('data',)])
     """
-    sent: Counter[tuple[str, ...]] = Counter()
+    sent: dict[tuple[str, ...], float] = {}
     for axes, amount in (*_weight_traffic(settings), *_activation_traffic(settings)):
-        sent[axes] += amount
+        sent[axes] = sent.get(axes, 0.0) + amount
     return {axes: amount for axes, amount in sent.items() if amount}
 
 
