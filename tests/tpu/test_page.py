@@ -8,9 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import tpu_modules
-from benchmarks._tpu_programs import PROGRAMS
-from benchmarks.tpu_modules import (
+from benchmarks import _tpu_modules
+from benchmarks._tpu_modules import (
     TARGETS,
     Figures,
     Outcome,
@@ -19,6 +18,7 @@ from benchmarks.tpu_modules import (
     how_alike,
     main,
 )
+from benchmarks._tpu_programs import PROGRAMS
 from tests.goldens import check_golden
 from xlashard.tpu import GENERATIONS, Generation, topology
 
@@ -112,7 +112,7 @@ class TestOtherModules:
         worse = Outcome("ordering", "v4:4x4x4", 64, "differs", more, figures(), 1.0)
         assert (better.worse, worse.worse) == ([], [name])
         for found, status in (([better], 0), ([better, worse], 1)):
-            monkeypatch.setattr(tpu_modules, "outcomes", lambda *_, found=found: iter(found))
+            monkeypatch.setattr(_tpu_modules, "outcomes", lambda *_, found=found: iter(found))
             page = tmp_path / "page.md"
             page.write_text("a\n<!-- modules -->\nold\n<!-- /modules -->\nb\n")
             assert main(["--page", str(page), "--json", str(tmp_path / "out.json")]) == status

@@ -8,7 +8,7 @@ factors go to other axes: those laid earlier lie closer together, those laid lat
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 # How much less the next axis in order counts than the one before it.
@@ -140,7 +140,7 @@ def _parts(torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[in
     ]
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """All ways to write a size as a product of divisors of what is left of each dimension."""
     if not left:

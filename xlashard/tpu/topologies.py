@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -191,7 +191,7 @@ def _check_slices(name: str, found: SliceName, slices: int) -> None:
 
 
 # Meshes on the same topology made twice are equal only if their devices are the same objects.
-@cache
+@lru_cache(maxsize=1024)
 def _made(name: SliceName, slices: int) -> Topology:
     devices = topologies.compile_only_devices(
         name.text, _options(name.generation, name.shape, slices)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh
@@ -138,6 +139,7 @@ def check_target(target: str) -> None:
     )
 
 
+@shortened
 def load_function(target: str) -> Callable[..., Any]:
     """The function that `package.module:function` names, as `python -m` would find the module.
 

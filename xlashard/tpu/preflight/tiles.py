@@ -41,7 +41,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _TILE = re.compile(r"\((\d+(?:,\d+)*)\)")
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def placed_arrays(text: str) -> tuple[PlacedArray, ...]:
     """The arrays of an HLO type, those of tuples in order; tokens are none.
 

@@ -5,6 +5,7 @@
 Its two processes leave a file named by their number in the folder, and wait.
 """
 
+import signal
 import sys
 
 from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all
@@ -12,4 +13,6 @@ from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all
 if __name__ == "__main__":
     request = {"how": "wait", "mark": sys.argv[1]}
     runner = "tests.tpu.preflight.sweep.runners:behave"
+    # What runs in the background of a shell has Ctrl-C ignored, and so has what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     list(run_all([Job(key, runner, request) for key in "abc"], Limits(workers=2)))

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 
 from xlashard.errors import ArgumentError
@@ -84,7 +84,7 @@ def fragment(report: PreflightFields) -> str:
     )
 
 
-@cache
+@lru_cache(maxsize=16)
 def _asset(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")
@@ -62,7 +63,8 @@ def read_axes(axes: Mapping[str, AxisSizes]) -> dict[str, AxisRange]:
             f"the axes of a sweep are names with sizes, not {axes!r}: write "
             "{'data': 'auto', 'model': '..8'}"
         )
-    return {name: _range(name, said) for name, said in axes.items()}
+    with short_tracebacks:
+        return {name: _range(name, said) for name, said in axes.items()}
 
 
 def _range(name: str, said: AxisSizes) -> AxisRange:

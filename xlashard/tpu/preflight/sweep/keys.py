@@ -8,7 +8,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def _config() -> list[tuple[str, str]]:
     return sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_"))
 
 
-@cache
+@lru_cache(maxsize=16)
 def _package_digest() -> str:
     return _digest_of_files(sorted(_PACKAGE.rglob("*.py")))
 

@@ -93,8 +93,9 @@ def run_all(jobs: Sequence[Job], limits: Limits) -> Generator[tuple[Job, dict[st
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         workers: list[_Worker] = []
         while waiting or any(w.job is not None for w in workers):
-            for worker in [w for w in workers if w.job is None and waiting]:
-                worker.give(waiting.popleft())
+            for worker in workers:
+                if worker.job is None and waiting:
+                    worker.give(waiting.popleft())
             if waiting and len(workers) < limits.workers:
                 worker = stack.enter_context(_Worker())
                 selector.register(worker.answers, selectors.EVENT_READ, worker)

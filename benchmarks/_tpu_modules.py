@@ -1,6 +1,6 @@
 """Our modules beside those of `jax.jit`, compiled for TPUs: is what the chips would run the same?
 
-    python -m benchmarks.tpu_modules [--topology NAME ...] [--program NAME ...] [--page PATH]
+    python -m benchmarks._tpu_modules [--topology NAME ...] [--program NAME ...] [--page PATH]
 
 Twelve programs are compiled for five topologies, by `pjit` and by `jax.jit`, shardings alike.
 Their optimised HLO is compared without what names source lines, and where it differs, what the
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_page(options.page, found)
     if options.json:
         rows = [{**asdict(o), "worse": o.worse} for o in found]
-        said = {"benchmark": "tpu_modules", "environment": environment(), "programs": rows}
+        said = {"benchmark": "_tpu_modules", "environment": environment(), "programs": rows}
         options.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
     return 1 if worse else 0
 
