@@ -43,6 +43,7 @@ class Program:
     workload: Workload | None = None
 
 
+@shortened
 def program_of(target: str, topology: Topology, axes: Mapping[str, int] | None) -> Program:
     """The program that a function gives.
 
