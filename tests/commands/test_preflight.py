@@ -19,6 +19,8 @@ from xlashard.tpu import topology
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = "tests.commands.programs:product"
+# Topologies are made once: these chips no other test asks for.
+NEVER_MADE = ("-t", "v6e-4", "--slices", "7", "--mesh", "data=28")
 TINY = ("--set", "model.layers=1", "training.batch=8")
 
 type Run = Callable[..., tuple[int, str, str]]
@@ -252,7 +254,7 @@ def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
 
 def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies.cloud_tpu_init, "get_tpu_library_path", lambda: None)
-    code, _, err = run("-t", "v6e-4", "--mesh", "data=4", PRODUCT)
+    code, _, err = run(*NEVER_MADE, PRODUCT)
     assert code == 2
     assert err == (
         "error: libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'\n"
@@ -261,7 +263,7 @@ def test_libtpu_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_libtpu_is_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies, "libtpu_version", lambda: "0.0.1")
-    code, _, err = run("-t", "v6e-4", "--mesh", "data=4", PRODUCT)
+    code, _, err = run(*NEVER_MADE, PRODUCT)
     assert code == 2
     assert "libtpu 0.0.1 is installed: pip install 'libtpu==" in err
 
