@@ -15,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
 from tests.pjit.helpers import f32, fresh, under
+from tests.waiting import wait_for
 from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
 from xlashard.errors import ArgumentError
 from xlashard.pjit.recompile import ledger
@@ -199,13 +200,14 @@ def test_no_value_of_a_call_is_kept(mesh):
     gc.collect()
     before = len(jax.live_arrays())
     x, w = device_put(f32(8), on(mesh, "x")), np.ones(8, np.float32)
-    f(x, w, Static())
-    f.lower(x, w, Static()).compile()(x, w)
+    results = f(x, w, Static()), f.lower(x, w, Static()).compile()(x, w)
+    # The devices read the host's memory in their own time, and let go of it in a thread of theirs.
+    jax.block_until_ready(results)
     alive = weakref.ref(w)
-    del x, w
+    del x, w, results
     gc.collect()
+    wait_for(lambda: alive() is None, "end of the host's array")
     assert len(jax.live_arrays()) == before
-    assert alive() is None
     assert len(explain_recompile(f).explanations) == 2
 
 

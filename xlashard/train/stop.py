@@ -157,6 +157,7 @@ class Stop:
             self._closed.set()
             if self._group.count == 1:
                 self._calls.say(Call("end", 0))
+                self._watcher.join()
         if self._group.index == 0 and self._group.count > 1:
             self._calls.say(Call("end", 0))
         self._watcher.join()

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_for
 from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all, usual_limits
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -69,7 +69,7 @@ def test_processes_go_when_nobody_asks_for_more(tmp_path):
     answers = run_all(behaving("well", "wait", "wait", mark=str(tmp_path)), Limits(workers=2))
     _, first = next(answers)
     assert first["outcome"] == "fits"
-    wait_for(lambda: any(tmp_path.iterdir()), "a process that waits")
+    wait_for(lambda: any(tmp_path.iterdir()), "process that waits")
     answers.close()
     pids = [int(file.name) for file in tmp_path.iterdir()]
     assert pids and not any(map(is_alive, pids))
@@ -83,13 +83,13 @@ def test_a_sweep_that_is_stopped_leaves_no_process(tmp_path, number):
         command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
     ) as sweep:
         try:
-            wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "two processes")
+            wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "second process")
             pids = [int(file.name) for file in tmp_path.iterdir()]
             sweep.send_signal(number)
             sweep.wait(60)
         finally:
             sweep.kill()
-    wait_for(lambda: not any(map(is_alive, pids)), "the end of both")
+    wait_for(lambda: not any(map(is_alive, pids)), "end of both")
     assert sweep.returncode in (-number, 130, 1)
 
 
@@ -99,13 +99,6 @@ def is_alive(pid):
     except OSError:
         return False
     return state != "Z"
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, f"there is no {what}"
-        time.sleep(0.02)
 
 
 def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):

@@ -24,6 +24,7 @@ class Progress:
         self._is_shown = shown
         self._total = self._done = 0
         self._best: SweepResult | None = None
+        self._has_bar = shown and self._console.is_terminal
         self._bar = Bar(
             TextColumn("meshes"),
             BarColumn(),
@@ -31,16 +32,19 @@ class Progress:
             TimeElapsedColumn(),
             TextColumn("{task.description}"),
             console=self._console,
-            disable=not (shown and self._console.is_terminal),
+            disable=not self._has_bar,
         )
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._has_bar:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        # Where there is none, rich 13 ends it with an empty line.
+        if self._has_bar:
+            self._bar.stop()
 
     def start(self, total: int, known: Sequence[SweepResult]) -> None:
         """Begins.
@@ -59,7 +63,7 @@ class Progress:
         self._done += 1
         self._compare(result)
         self._show()
-        if self._is_shown and not self._console.is_terminal:
+        if self._is_shown and not self._has_bar:
             self._console.print(
                 f"{self._done}/{self._total} {result.where} {result.axes}: {_said(result)}",
                 soft_wrap=True,
