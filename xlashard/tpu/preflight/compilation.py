@@ -5,7 +5,6 @@ writes into its dump folder is the same in both cases: the scheduled module, whe
 values lies in memory, and how long.
 """
 
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
 from xlashard.program.hlo import HloText, read_hlo
+from xlashard.tpu.preflight.folders import passing_folder
 
 
 @dataclass(frozen=True)
@@ -76,25 +76,25 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
         CompileError: If the compiler refuses the program for another reason than the chip's memory.
     """
     given = dict(options or {})
-    with tempfile.TemporaryDirectory(prefix="xlashard-preflight-") as folder:
+    with passing_folder() as folder:
         started = time.perf_counter()
         try:
             compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
         except ProgramTooLargeError:
-            if not _ran_out_of_hbm(Path(folder)):
+            if not _ran_out_of_hbm(folder):
                 raise
             compiled = None
         seconds = time.perf_counter() - started
-        dump = _read(Path(folder))
+        dump = _read(folder)
     return Compilation(lowered, compiled, dump, seconds, tuple(given.items()))
 
 
-def _dump_options(lowered: Lowered, folder: str) -> dict[str, Any]:
+def _dump_options(lowered: Lowered, folder: Path) -> dict[str, Any]:
     plan = lowered._program.plan
     if not any(value.is_free for value in (*plan.args, *plan.results)):
-        return {"xla_dump_to": folder}
+        return {"xla_dump_to": str(folder)}
     # Only an executable says what the partitioner chose, and there may be none.
-    return {"xla_dump_to": folder, "xla_dump_hlo_pass_re": ".*spmd-partitioning.*"}
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*spmd-partitioning.*"}
 
 
 def _ran_out_of_hbm(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.folders import remove_abandoned
 from xlashard.tpu.preflight.money import read_price
 from xlashard.tpu.preflight.parts import Workload
 from xlashard.tpu.preflight.sweep.factorisations import (
@@ -191,7 +192,10 @@ def run_sweep(
         for key, request in requests.items()
         if key not in known
     ]
-    with contextlib.closing(run_all(jobs, limits)) as answers:
+    with contextlib.ExitStack() as stack:
+        # Processes that were ended in their work leave some.
+        stack.callback(remove_abandoned)
+        answers = stack.enter_context(contextlib.closing(run_all(jobs, limits)))
         for job, answer in answers:
             result = _result(requests[job.key], job.key, answer)
             store.keep(result)
