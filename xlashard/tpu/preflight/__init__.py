@@ -7,7 +7,8 @@
 | `buffers`, `operations`, `holdings`, `liveness` | what `memory` reads from the buffer assignment |
 | `tiles`, `flops`, `hbm`, `work`, `clocks`, `schedule` | what `timing` counts in the HLO |
 | `wires`, `megascale` | collectives on links, for `timing` and `traffic` |
-| `flow`, `layouts`, `cases`, `origins` | who asked for a collective, for `traffic` |
+| `flow`, `layouts`, `cases`, `shapes` | what is found out about a collective |
+| `origins`, `remedies` | who asked for it, what would remove it, for `traffic` |
 | `parts`, `fields`, `report`, `schema` | the report: its values, itself, its JSON |
 | `words`, `screen`, `summary`, `page` | a report as a person reads it |
 | `comparison`, `differences`, `comparison_text` | two reports |

@@ -1,11 +1,21 @@
-"""A collective whose reason is looked for, and whether arrays are one value in other writings."""
+"""What is found out about a collective whose reason is looked for."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from functools import cached_property
+from typing import Any
 
+from xlashard._jax.dataflow import Line, Scope
+from xlashard.geometry import MeshGrid
+from xlashard.geometry.groups import DevicePairs
 from xlashard.program.collectives import Collective
-from xlashard.program.hlo import Computation, Instruction
+from xlashard.program.hlo import Computation, Frame, Instruction
+from xlashard.tpu.preflight.flow import Flow
+from xlashard.tpu.preflight.layouts import Layouts
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+"""The primitives that multiply and add up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,6 +23,8 @@ class Case:
     """A collective, and what is found out about it.
 
     Attributes:
+        flow: The ways of values through the compiled module.
+        layouts: What the program says of its values.
         collective: The collective.
         home: The computation that it stands in.
         instruction: Its instruction.
@@ -22,6 +34,8 @@ class Case:
         gathers: Whether every device gets what all have.
     """
 
+    flow: Flow
+    layouts: Layouts
     collective: Collective
     home: Computation
     instruction: Instruction
@@ -30,37 +44,100 @@ class Case:
     reduces: bool
     gathers: bool
 
+    @cached_property
+    def equations(self) -> list[tuple[Scope, Any]]:
+        """The equations of the operation that it belongs to, else that needs it."""
+        collective = self.collective
+        told = [
+            (collective.op_name, collective.frames),
+            (collective.needed_by, collective.needed_by_frames),
+        ]
+        if self.gathers:
+            # A gather is there for whoever wants the whole.
+            told.reverse()
+        for op_name, frames in told:
+            operation = operation_of(op_name)
+            for line in lines_of(frames):
+                found = [
+                    (scope, eqn)
+                    for scope, eqn in self.layouts.equations.get(line, ())
+                    if eqn.primitive.name == operation
+                ]
+                if found:
+                    return found
+        return []
 
-def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array has a shape, turned in any way, with neighbours merged or not.
+    @cached_property
+    def maker(self) -> Instruction | None:
+        """The nearest instruction of known lines from which its value is made."""
+        return self.flow.told_maker(self.home, self.instruction)
+
+    @cached_property
+    def maker_frames(self) -> tuple[Frame, ...]:
+        """The lines of that instruction, the innermost first; none where there is none."""
+        return () if self.maker is None else tuple(self.flow.module.frames(self.maker))
+
+    @cached_property
+    def made_from(self) -> frozenset[str]:
+        """The paths of all arguments that its value is made from."""
+        return self.flow.arguments(self.home, self.instruction)
+
+
+def case_of(collective: Collective, flow: Flow, layouts: Layouts, grid: MeshGrid) -> Case:
+    """Finds out about a collective.
 
     Args:
-        dims: Of the array.
-        shape: That it might have in another writing.
-
-    Example:
-        >>> fits((512, 1024), (1024, 4, 128)), fits((2, 1024), (1024, 4))
-        (True, False)
+        collective: One of a program's.
+        flow: The ways of values through its compiled module.
+        layouts: What the program says of its values.
+        grid: Its mesh.
     """
-    given = sorted(d for d in dims if d > 1)
-    wanted = [d for d in shape if d > 1]
-    if given == sorted(wanted):
-        return bool(given) or math.prod(shape) == math.prod(dims) == 1
-    if len(given) >= len(wanted) or len(wanted) > 5 or not given:
+    home = flow.module.computations[collective.computation]
+    instruction = home.instructions[collective.name]
+    axes = frozenset(part.name for part in collective.axes(grid) or ())
+    named = {path for path, _ in layouts.arguments}
+    argument = collective.op_name if collective.op_name in named else ""
+    if not argument:
+        names = instruction.operand_names
+        # What a send takes besides is a token.
+        names = names[:1] if instruction.opcode == "send" else names
+        found = {flow.argument(home, name) for name in names}
+        argument = found.pop() if len(found) == 1 else ""
+    windowed = next(filter(None, map(flow.windowed, flow.sites(home))), "")
+    moves = collective.kind == "collective-permute"
+    if moves and not windowed and _is_of_ring(collective, grid):
+        windowed = flow.unrolled(home, instruction)
+    return Case(
+        flow,
+        layouts,
+        collective,
+        home,
+        instruction,
+        axes,
+        argument if argument in named else "",
+        reduces=collective.kind in ("all-reduce", "reduce-scatter")
+        or (moves and windowed == "scatter"),
+        gathers=collective.kind in ("all-gather", "collective-broadcast")
+        or (moves and windowed == "gather"),
+    )
+
+
+def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
+    """Whether a product's devices pass something on, each to the next along some axes."""
+    if not isinstance(collective.groups, DevicePairs):
         return False
-    return any(_merges(turned, tuple(given)) for turned in set(permutations(wanted)))
+    size = math.prod(part.size for part in collective.axes(grid) or ())
+    return (
+        collective.groups.ring_size == size > 1
+        and operation_of(collective.op_name) == "dot_general"
+    )
 
 
-def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Whether neighbours of a shape multiply to the given sizes, in some order."""
-    if not shape:
-        return not given
-    product = 1
-    for count, size in enumerate(shape, 1):
-        product *= size
-        if product in given:
-            left = list(given)
-            left.remove(product)
-            if _merges(shape[count:], tuple(left)):
-                return True
-    return False
+def operation_of(op_name: str) -> str:
+    """The primitive of an operation that JAX called `f/jvp()/while/body/dot_general`."""
+    return op_name.rpartition("/")[2]
+
+
+def lines_of(frames: Sequence[Frame]) -> list[Line]:
+    """The lines of a stack, in its order."""
+    return [(frame.file, frame.line) for frame in frames]
