@@ -8,7 +8,7 @@ import pytest
 from tests.errors.catalogue import SETUP, Mistake, read_topics
 from tests.errors.comparing import jax_score, our_score
 from tests.errors.page import PAGE, jax_version
-from tests.errors.running import Outcome, ours, run, theirs
+from tests.errors.running import Outcome, execute, ours, run, theirs
 from xlashard import errors
 
 TOPICS = read_topics()
@@ -62,6 +62,14 @@ def test_every_entry_has_what_an_error_must_say() -> None:
             assert mistake.wrong.strip() != mistake.right.strip(), mistake.title
             known = hasattr(errors, mistake.error) or hasattr(builtins, mistake.error)
             assert known, mistake.error
+
+
+def test_what_the_calls_write_goes_with_the_tests(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    (sweep,) = [topic for topic in TOPICS if topic.name == "sweep"]
+    folder = execute(SETUP, sweep.setup)["folder"]
+    assert folder.is_relative_to(tmp_path_factory.getbasetemp())
 
 
 def test_titles_are_anchors() -> None:
