@@ -297,12 +297,28 @@ class TopologyError(XlashardError, ValueError):
     Attributes:
         problem: What is wrong, without what to write.
         axes: Of a mesh that can be, by their names, where the problem is one that can't.
+        topology: The name of one that can be, where the problem is how many slices are joined;
+            empty otherwise.
+        slices: How many slices of that there can be.
     """
 
-    def __init__(self, message: str, *, axes: Mapping[str, int] | None = None) -> None:
-        super().__init__(message if axes is None else f"{message}: mesh({dict(axes)})")
+    def __init__(
+        self,
+        message: str,
+        *,
+        axes: Mapping[str, int] | None = None,
+        topology: str = "",
+        slices: int = 1,
+    ) -> None:
+        fix = "" if axes is None else f": mesh({dict(axes)})"
+        if topology:
+            joined = f", slices={slices}" if slices > 1 else ""
+            fix = f": topology({topology!r}{joined})"
+        super().__init__(f"{message}{fix}")
         self.problem = message
         self.axes = axes
+        self.topology = topology
+        self.slices = slices
 
 
 class CompileOnlyError(NotAddressableError):

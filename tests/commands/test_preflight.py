@@ -160,7 +160,18 @@ BAD_INPUT = {
     "no topology": ((PRODUCT,), "for which chips? Write, for example, --topology v5p-128"),
     "an unknown topology": (("-t", "v5e-99", PRODUCT), "the nearest are 'v5litepod-64'"),
     "another unknown topology": (("-t", "v5q-8", PRODUCT), "v5q"),
-    "no slices": (("-t", "v5e-8", "--slices", "0", PRODUCT), "slices is 0"),
+    "no slices": (
+        ("-t", "v5e-8", "--slices", "0", PRODUCT),
+        "slices is 0; there are one or more of them: write --topology v5e-8 --slices 2\n",
+    ),
+    "slices that nothing joins": (
+        ("-t", "v3-32", "--slices", "2", PRODUCT),
+        "slices of TPU v3 can't be joined, and slices is 2: write --topology v3:4x4 --slices 1\n",
+    ),
+    "more than a pod": (
+        ("-t", "v5e:32x32", PRODUCT),
+        "More are joined as slices: write --topology v5e:16x16 --slices 2\n",
+    ),
     "a mesh that does not multiply out": (
         ("-t", "v5e-4", "--mesh", "data=3", PRODUCT),
         "a mesh of data=3 has 3 devices, and v5e:2x2 has 4: write --mesh data=4\n",

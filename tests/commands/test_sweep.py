@@ -55,6 +55,10 @@ WRONG = {
     "two programs": ((*AT, "--mesh", "auto", PRODUCT, PRODUCT), "takes one program"),
     "no chips": (("--mesh", "auto", PRODUCT), "for which chips"),
     "no axes": ((*AT, "--mesh", "auto", PRODUCT), "of a function write them"),
+    "no slices": (
+        (*AT, "--mesh", "data=auto", "--slices", "0", PRODUCT),
+        "write --topology v5e-4 --slices 2\n",
+    ),
     "no size": ((*AT, "--mesh", "data=auto,model", PRODUCT), "is no axis with a size"),
     "never": ((*AT, "--mesh", "data=3,model=..2", PRODUCT), "no mesh of data=3"),
     "no function": ((*AT, "--mesh", "data=auto", "tests.commands.programs:f"), "has no function"),
@@ -66,6 +70,11 @@ def test_a_wrong_sweep_is_told(run, name):
     words, said = WRONG[name]
     code, _, err = run("preflight", *words)
     assert code == 2 and err.startswith("error: ") and said in err and err.count("\n") == 1
+
+
+def test_no_slices_to_compile_for(run):
+    code, _, err = run("compile", *AT, "--slices", "0", "--mesh", "data=4", PRODUCT)
+    assert code == 2 and err.endswith("more of them: write --topology v5e-4 --slices 2\n")
 
 
 @pytest.mark.slow

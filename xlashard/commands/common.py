@@ -22,14 +22,18 @@ def quiet_start() -> None:
 
 
 def told(error: XlashardError) -> str:
-    """What is wrong, with what to write on the command line where that is a mesh.
+    """What is wrong, with what to write on the command line where Python has words of its own.
 
     Example:
         >>> from xlashard.errors import TopologyError
         >>> told(TopologyError("that is no mesh", axes={"data": 4, "model": 2}))
         'that is no mesh: write --mesh data=4,model=2'
     """
-    if not isinstance(error, TopologyError) or error.axes is None:
+    if not isinstance(error, TopologyError):
+        return str(error)
+    if error.topology:
+        return f"{error.problem}: write --topology {error.topology} --slices {error.slices}"
+    if error.axes is None:
         return str(error)
     words = ",".join(f"{name}={size}" for name, size in error.axes.items())
     return f"{error.problem}: write --mesh {words}"

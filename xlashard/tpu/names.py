@@ -157,7 +157,7 @@ def _check_flat(slice_name: SliceName) -> None:
     generation, shape = slice_name.generation, slice_name.shape
     x, y = sorted(shape)
     if x > generation.pod_shape[0] or y > generation.pod_shape[1]:
-        raise TopologyError(_too_large(slice_name))
+        raise _too_large(slice_name)
     # A slice within one host has any shape that the host has.
     host = generation.host_bounds
     if (x > host[0] or y > host[1]) and (x % 2 or y % 2):
@@ -170,7 +170,7 @@ def _check_flat(slice_name: SliceName) -> None:
 def _check_cubes(slice_name: SliceName) -> None:
     generation, shape = slice_name.generation, slice_name.shape
     if math.prod(shape) > generation.pod_chips:
-        raise TopologyError(_too_large(slice_name))
+        raise _too_large(slice_name)
     wrong = [size for size in shape if size not in (1, 2) and size % _CUBE]
     host = generation.host_bounds
     single = all(size <= bound for size, bound in zip(shape, host, strict=True))
@@ -266,13 +266,15 @@ def _nearest_text(generation: Generation, chips: float) -> str:
     return f"the nearest are {' and '.join(names)}" if len(names) > 1 else f"take {names[0]}"
 
 
-def _too_large(slice_name: SliceName) -> str:
+def _too_large(slice_name: SliceName) -> TopologyError:
     generation = slice_name.generation
     pod = SliceName(generation, generation.pod_shape)
-    return (
+    return TopologyError(
         f"{slice_name.text} has {math.prod(slice_name.shape):,} chips; a pod of "
         f"{generation.title} has {generation.pod_chips:,}, as {pod.text}. More are joined as "
-        f"slices: topology('{pod.text}', slices=2)"
+        "slices",
+        topology=pod.text,
+        slices=2,
     )
 
 

@@ -181,12 +181,12 @@ def topology(name: str, slices: int = 1) -> Topology:
 def _check_slices(name: str, found: SliceName, slices: int) -> None:
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise TopologyError(
-            f"slices is {slices!r}; there are one or more of them: topology({name!r}, slices=2)"
+            f"slices is {slices!r}; there are one or more of them", topology=name, slices=2
         )
     if slices > 1 and not found.generation.dcn_bandwidth:
         raise TopologyError(
-            f"slices of {found.generation.title} can't be joined, and slices is {slices}: "
-            f"topology({found.text!r})"
+            f"slices of {found.generation.title} can't be joined, and slices is {slices}",
+            topology=found.text,
         )
 
 
