@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.preflight.examples import FITTING, OUT_OF_MEMORY
+from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax import topologies
 from xlashard.cli import main
@@ -143,6 +143,19 @@ def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
     assert (code, err) == (1, "it does not fit\n")
     code, out, err = run("--compare", str(paths[1]), str(paths[0]))
     assert (code, err) == (0, "")
+
+
+def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
+    run: Run, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, report in zip(paths, (HUGE, SMALL), strict=True):
+        path.write_text(report.to_json(), encoding="utf-8")
+    for words in ((str(paths[0]),), ("--compare", *map(str, paths))):
+        _, some, _ = run(*words)
+        _, every, _ = run(*words, "--all")
+        assert re.search(r"and \d+ more.*: --all\n", some)
+        assert "print(all" not in some and "--all" not in every
 
 
 def test_the_schema(run: Run) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from xlashard import Compiled, PreflightReport
 from xlashard.cli import main
+from xlashard.commands import sweep
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import SweepReport, api
+from xlashard.tpu.preflight.sweep import SweepReport, SweepResult, api
 from xlashard.tpu.preflight.sweep.worker import named
 
 PRODUCT = "tests.commands.programs:product"
@@ -70,6 +71,18 @@ def test_a_wrong_sweep_is_told(run, name):
     words, said = WRONG[name]
     code, _, err = run("preflight", *words)
     assert code == 2 and err.startswith("error: ") and said in err and err.count("\n") == 1
+
+
+def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkeypatch):
+    never = SweepResult("a", "v5e:2x2", 1, (("data", 4),), "impossible", "why")
+    report = SweepReport(PRODUCT, "sweeps", (never,) * 40)
+    monkeypatch.setattr(sweep, "run_sweep", lambda *_, **__: report)
+    words = ("preflight", *AT, "--mesh", "data=auto", PRODUCT)
+    code, out, err = run(*words)
+    assert code == 1 and err == "it fits on none of these meshes\n"
+    assert "and 32 more: --all\n" in out
+    _, out, _ = run(*words, "--all")
+    assert out.count("data=4") == 40 and "--all" not in out
 
 
 def test_no_slices_to_compile_for(run):

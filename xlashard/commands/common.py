@@ -14,6 +14,9 @@ from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.tpu.preflight.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report import PreflightReport
 
+ALL = "--all"
+"""The word by which a report shows every row."""
+
 
 def quiet_start() -> None:
     """Keeps JAX from looking for chips: a preflight needs none, and must not lock those there."""

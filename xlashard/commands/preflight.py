@@ -10,6 +10,7 @@ from rich.console import Console
 
 from xlashard.commands import sweep
 from xlashard.commands.common import (
+    ALL,
     judge,
     quiet_start,
     read_mesh,
@@ -25,10 +26,12 @@ from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.budget import read_budget
 from xlashard.tpu.preflight.comparison import compare
+from xlashard.tpu.preflight.comparison_text import ComparisonText
 from xlashard.tpu.preflight.money import read_price
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.tpu.preflight.schema import make_schema
+from xlashard.tpu.preflight.screen import PreflightText
 from xlashard.tpu.preflight.summary import SummaryText
 from xlashard.tpu.preflight.targets import blamed, check_target
 
@@ -143,12 +146,12 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
         return
     console = Console()
     if arguments.compare:
-        compare(*reports).print(all=arguments.all, console=console)
+        console.print(ComparisonText(compare(*reports), full=arguments.all, more=ALL))
         return
     for number, report in enumerate(reports):
         if number:
             console.rule(style="dim")
-        report.print(all=arguments.all, console=console)
+        console.print(PreflightText(report, full=arguments.all, more=ALL))
     if len(reports) > 1:
         console.rule(style="dim")
         console.print(SummaryText(reports))

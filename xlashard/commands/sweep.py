@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from xlashard.commands.common import judge, read_options, write
+from xlashard.commands.common import ALL, judge, read_options, write
 from xlashard.commands.targets import find_program, settings_of, topologies_for
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.budget import read_budget
 from xlashard.tpu.preflight.comparison import compare
+from xlashard.tpu.preflight.comparison_text import ComparisonText
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.sweep.api import (
     Prices,
@@ -28,6 +29,7 @@ from xlashard.tpu.preflight.sweep.pool import usual_limits
 from xlashard.tpu.preflight.sweep.progress import Progress
 from xlashard.tpu.preflight.sweep.results import SweepReport
 from xlashard.tpu.preflight.sweep.running import Request, look_at
+from xlashard.tpu.preflight.sweep.screen import SweepText
 from xlashard.tpu.preflight.targets import Program, load_function
 
 _RUNNER = "xlashard.commands.sweep:run_target"
@@ -134,13 +136,13 @@ def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
     if arguments.json == "-":
         return
     console = Console()
-    report.print(all=arguments.all, console=console)
+    console.print(SweepText(report, full=arguments.all, more=ALL))
     if arguments.compare:
         best = _best(report, 2)
         if len(best) < 2:
             raise ArgumentError("--compare shows what differs between the best two meshes that fit")
         console.rule(style="dim")
-        compare(best[1], best[0]).print(all=arguments.all, console=console)
+        console.print(ComparisonText(compare(best[1], best[0]), full=arguments.all, more=ALL))
 
 
 def _keep(arguments: argparse.Namespace, report: SweepReport) -> None:

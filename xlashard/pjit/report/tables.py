@@ -18,11 +18,18 @@ WIDE = 100
 
 
 class Page:
-    """How much there is room for."""
+    """How much there is room for.
 
-    def __init__(self, width: int, full: bool) -> None:
+    Args:
+        width: Columns.
+        full: Whether every row is shown.
+        more: What to write to see every row.
+    """
+
+    def __init__(self, width: int, full: bool, more: str = "report.print(all=True)") -> None:
         self.width = width
         self.is_full = full
+        self._more = more
 
     def rows[T](self, values: Sequence[T]) -> Sequence[T]:
         """Those to show."""
@@ -31,9 +38,11 @@ class Page:
     def rest[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> str:
         """What the others come to."""
         left = values[len(self.rows(values)) :]
-        if not left:
-            return ""
-        return f"and {len(left)} more, {in_bytes(sum(map(nbytes, left)))}: report.print(all=True)"
+        return self.left(len(left), f"more, {in_bytes(sum(map(nbytes, left)))}")
+
+    def left(self, count: int, what: str = "more") -> str:
+        """That so many others are left out, and how to see them; empty for none."""
+        return f"and {count} {what}: {self._more}" if count else ""
 
     def path(self, path: str) -> Text:
         """A path as the room of half a line allows."""

@@ -25,14 +25,18 @@ class ComparisonText:
     Args:
         comparison: The comparison.
         full: Show every change, and numbers that did not change.
+        more: What to write to see all of that.
     """
 
-    def __init__(self, comparison: ComparisonFields, *, full: bool) -> None:
+    def __init__(
+        self, comparison: ComparisonFields, *, full: bool, more: str = "comparison.print(all=True)"
+    ) -> None:
         self._comparison = comparison
         self._full = full
+        self._more = more
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found, page = self._comparison, Page(options.max_width, self._full)
+        found, page = self._comparison, Page(options.max_width, self._full, self._more)
         yield Text.assemble((found.old, "bold"), "  →  ", (found.new, "bold"))
         parts = [
             _facts("Changed", "", found.facts, page),
@@ -53,8 +57,7 @@ def _facts(title: str, note: str, found: Sequence[FactChange], page: Page) -> Re
         (page.path(f.name) if "[" in f.name else f.name, f.old or "–", "→", f.new or "–")
         for f in page.rows(found)
     ]
-    left = len(found) - len(rows)
-    rest = f"and {left} more: comparison.print(all=True)" if left else ""
+    rest = page.left(len(found) - len(rows))
     return section(title, note, table(("", "", "", ""), rows), rest)
 
 
@@ -111,8 +114,7 @@ def _uses(title: str, note: str, found: Sequence[UseChange], page: Page) -> Rend
             )
         rows.append((*row, what))
     columns = ["", ">", "", ">", *([""] if page.width >= WIDE else []), ""]
-    left = len(found) - len(rows)
-    rest = f"and {left} more: comparison.print(all=True)" if left else ""
+    rest = page.left(len(found) - len(rows))
     return section(title, note, table(columns, rows), rest)
 
 

@@ -51,15 +51,19 @@ class PreflightText:
     Args:
         report: The report.
         full: Show every row and whole paths, where otherwise the first few stand for all.
+        more: What to write to see all of that.
     """
 
-    def __init__(self, report: PreflightFields, *, full: bool) -> None:
+    def __init__(
+        self, report: PreflightFields, *, full: bool, more: str = "report.print(all=True)"
+    ) -> None:
         self._report = report
         self._full = full
+        self._more = more
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report = self._report
-        page = Page(options.max_width, self._full)
+        page = Page(options.max_width, self._full, self._more)
         parts = [
             _head(report),
             _memory(report, page),
@@ -255,7 +259,7 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
         "Not asked for",
         "what the partitioner put in, and what to write to be rid of it",
         table((">takes", "what", "remedy"), rows),
-        f"and {left} more: report.print(all=True)" if left else "",
+        page.left(left),
     )
 
 

@@ -28,18 +28,22 @@ class SweepText:
     Args:
         report: What it found.
         full: Show every mesh and whole reasons.
+        more: What to write to see all of that.
     """
 
-    def __init__(self, report: SweepFields, *, full: bool) -> None:
+    def __init__(
+        self, report: SweepFields, *, full: bool, more: str = "report.print(all=True)"
+    ) -> None:
         self._report = report
         self._full = full
+        self._more = more
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, page = self._report, Page(options.max_width, self._full)
+        report, page = self._report, Page(options.max_width, self._full, self._more)
         yield _head(report)
         fitting = [r for r in report.results if r.outcome == "fits"]
         if fitting:
-            yield _ranking(report, fitting, self._full)
+            yield _ranking(report, fitting, page)
         for outcome, title in _TITLES.items():
             found = [r for r in report.results if r.outcome == outcome]
             if found:
@@ -63,8 +67,8 @@ def _head(report: SweepFields) -> RenderableType:
     return head(report.title, topologies, facts)
 
 
-def _ranking(report: SweepFields, found: Sequence[SweepResult], full: bool) -> RenderableType:
-    shown = found if full else found[:_SHOWN]
+def _ranking(report: SweepFields, found: Sequence[SweepResult], page: Page) -> RenderableType:
+    shown = found if page.is_full else found[:_SHOWN]
     trains = any(r.facts is not None and r.facts.tokens_per_second is not None for r in shown)
     prices = [report.step_price(r) for r in shown]
     priced = any(price is not None for price in prices)
@@ -74,8 +78,7 @@ def _ranking(report: SweepFields, found: Sequence[SweepResult], full: bool) -> R
     rows = [_row(i, r, trains) for i, r in enumerate(shown, 1)]
     if priced:
         rows = [[*row, _price(price)] for row, price in zip(rows, prices, strict=True)]
-    left = len(found) - len(shown)
-    rest = f"and {left} more that fit: report.print(all=True)" if left else ""
+    rest = page.left(len(found) - len(shown), "more that fit")
     return section("Fastest first", "by the estimated time of a step", table(columns, rows), rest)
 
 
@@ -105,8 +108,7 @@ def _price(found: PriceReport | None) -> str:
 
 def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
     rows = [(r.where, r.axes, Text(_reason(r, page), style="dim")) for r in page.rows(found)]
-    left = len(found) - len(rows)
-    rest = f"and {left} more: report.print(all=True)" if left else ""
+    rest = page.left(len(found) - len(rows))
     return section(title, "", table(["topology", "mesh", "why"], rows), rest)
 
 
