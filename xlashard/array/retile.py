@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax import analysis, compiling
+from xlashard._jax import analysis, compiling, running
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.jaxprs import from_function
 from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
@@ -101,7 +101,7 @@ def retile(
         partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
     )
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    result = compiling.result_handler(aval, target.twin, True)
+    result = running.result_handler(aval, target.twin, True)
     move = move_for(order)
     if not alike:
         move.program.admit()

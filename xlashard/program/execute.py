@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax import analysis, checking, compiling, dispatch, modules
+from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
 from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
 from xlashard.program.agreement import AGREEMENTS, Naming, Terms
@@ -100,7 +100,7 @@ class Program:
     @cached_property
     def physical_in_twins(self) -> tuple[Any, ...]:
         """JAX's own sharding of the buffers of each argument (of keys: of their integers)."""
-        return tuple(map(compiling.physical_sharding, self.parts.in_avals, self.in_twins))
+        return tuple(map(running.physical_sharding, self.parts.in_avals, self.in_twins))
 
     @cached_property
     def out_twins(self) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ class Program:
     def handlers(self) -> list[Any]:
         """What makes a handle of each result's buffers."""
         return [
-            compiling.result_handler(aval, twin, self.parts.committed)
+            running.result_handler(aval, twin, self.parts.committed)
             for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
         ]
 
@@ -212,11 +212,11 @@ class Program:
         plan, body = self.parts.plan, self.parts.body
         names = [v.name or "a result" for v in plan.results]
         if not body.has_effects:
-            return compiling.runner(executable, handlers, names, plan.donated)
+            return running.runner(executable, handlers, names, plan.donated)
 
         def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
             effects = body.ordered_effects
-            return compiling.run_with_tokens(executable, handles, handlers, effects)
+            return running.run_with_tokens(executable, handles, handlers, effects)
 
         def run(handles: Sequence[Handle]) -> list[Handle]:
             if checking.checks_results():
