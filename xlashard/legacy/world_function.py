@@ -21,8 +21,9 @@ from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.call import Call
 from xlashard.pjit.function import Function
+from xlashard.pjit.lower import Order
 from xlashard.pjit.options import PjitOptions
-from xlashard.pjit.prepare import Order, Prepared
+from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import Auto, FromGda
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 

@@ -7,7 +7,7 @@ from typing import Any
 from xlashard._jax import context, tracing
 from xlashard.array.handles import KindOf
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.prepare import Order
+from xlashard.pjit.lower import Order
 from xlashard.pjit.recompile.history import Key, StaticValue
 from xlashard.pjit.recompile.making import Making
 from xlashard.sharding import Mesh, Sharding

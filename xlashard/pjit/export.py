@@ -7,7 +7,7 @@ import jax
 from jax.experimental.layout import Format
 
 from xlashard.pjit.face import Face, struct
-from xlashard.pjit.prepare import Order
+from xlashard.pjit.lower import Order
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.sharding import to_jax
 

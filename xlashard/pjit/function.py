@@ -24,9 +24,10 @@ from xlashard.pjit.arguments import (
 )
 from xlashard.pjit.call import Call
 from xlashard.pjit.closed import check_closed_over, closed_over_places, named_value
+from xlashard.pjit.lower import Interface, Order
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
-from xlashard.pjit.prepare import PROGRAMS, Interface, Order, Prepared, compile_prepared
+from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
     BatchGiving,
     constrained_body,

@@ -1,36 +1,20 @@
-"""From a jaxpr and a placement to a compiled program, each made once."""
+"""From a jaxpr and an order to a compiled program, each made once."""
 
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
-from xlashard._jax import compiling
 from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.context import trace_context
-from xlashard._jax.jaxprs import drop_unused, hoist
-from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
-from xlashard._jax.refs import is_ref, is_reference, without_references
-from xlashard._jax.shardings import default_memory_kind, layout_text
-from xlashard._jax.tracing import is_extended, physical_aval, source_of
-from xlashard.errors import CompileError
+from xlashard._jax.refs import is_ref
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.closed import ClosedValues, check_closed_over, closed_over_sharding, is_hoisted
+from xlashard.pjit.closed import ClosedValues
+from xlashard.pjit.lower import Interface, Order, lower_jaxpr
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
-from xlashard.program import (
-    LoweredProgram,
-    Partitioner,
-    Program,
-    ProgramParts,
-    ProgramPlan,
-    ValuePlan,
-    compile_program,
-    is_open,
-    lower_program,
-)
+from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
 from xlashard.program.executables import EXECUTABLES
 from xlashard.sharding import (
     Mesh,
@@ -39,72 +23,6 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Interface:
-    """What a lowered jaxpr takes and gives.
-
-    It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
-
-    Attributes:
-        in_avals: The abstract values of the hoisted values and arguments that are in use.
-        out_avals: The abstract values of the results.
-        consts: The hoisted values.
-        kept: For each hoisted value and each argument, whether it is in use.
-        written: Positions among hoisted values and arguments of the references whose new values
-            are the last results.
-        stateful: Whether there are references among hoisted values and arguments.
-        closed: All values that the function closes over.
-    """
-
-    in_avals: tuple[Any, ...]
-    out_avals: tuple[Any, ...]
-    consts: tuple[Any, ...]
-    kept: tuple[bool, ...]
-    written: tuple[int, ...]
-    stateful: bool
-    closed: tuple[Any, ...] = ()
-
-    @property
-    def kept_arguments(self) -> tuple[bool, ...]:
-        """For each argument, whether it is in use."""
-        return self.kept[len(self.consts) :]
-
-    @property
-    def references(self) -> tuple[Any, ...]:
-        """Those of `written`: what the function closes over, or the position of an argument."""
-        count = len(self.consts)
-        return tuple(self.consts[i] if i < count else i - count for i in self.written)
-
-
-@dataclass(frozen=True)
-class Order:
-    """All that a program depends on besides its jaxpr; the explicit key of the cache.
-
-    Attributes:
-        name: The function's name.
-        placement: Devices and shardings.
-        layouts: Layouts of arguments and of results; None for the default one.
-        donated: For each argument, whether its buffers may be reused.
-        keep_unused: Whether arguments without use stay.
-        options: Options of the compiler.
-        context: Settings of JAX that its rules read: those in force.
-        share_binary: Whether one process compiles it for all.
-    """
-
-    name: str
-    placement: Placement
-    layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
-    donated: tuple[bool, ...]
-    keep_unused: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
-    context: Any = field(default_factory=trace_context)
-    share_binary: bool = False
-
-    def normal(self) -> "Order":
-        """The order of the program that serves this one."""
-        return replace(self, placement=self.placement.normal())
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +148,7 @@ class ProgramCache:
         with slot.lock:
             if slot.value is None:
                 with making.timed("lower"):
-                    slot.value = _lower(jaxpr, order)
+                    slot.value = lower_jaxpr(jaxpr, order)
             return slot.value
 
     def prepared(self, jaxpr: Any, order: Order, making: Making) -> Prepared:
@@ -278,114 +196,6 @@ PROGRAMS = cleared_with_jax(ProgramCache())
 """The programs of this process."""
 
 
-def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
-    """Hoists closed-over arrays out of a jaxpr, frees it of state, and drops what is not used."""
-    hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
-    stateful = any(map(is_reference, hoisted.in_avals))
-    ready, written = without_references(hoisted)
-    kept = (True,) * len(ready.in_avals)
-    if not keep_unused:
-        ready, kept = drop_unused(ready)
-    ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
-    interface = Interface(ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts))
-    return ready, interface
-
-
-def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
-    """The module that an order would get on another platform, to be read and not to be compiled."""
-    return _lower(jaxpr, order.normal(), platform)
-
-
-def _lower(
-    jaxpr: Any, order: Order, platform: str | None = None
-) -> tuple[Interface, LoweredProgram]:
-    check_closed_over(jaxpr, order.name)
-    ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
-    placement = order.placement
-    multi = len(placement.devices) > 1
-    const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
-    all_ins = [*const_shardings, *placement.in_shardings]
-    all_layouts = [*(None,) * len(interface.consts), *order.layouts[0]]
-    all_donated = [*(False,) * len(interface.consts), *order.donated]
-    for i in interface.written:
-        # A reference is written in place, where it is known to stay in its place.
-        all_donated[i] = not multi or all_ins[i] is not None
-    ins, in_layouts = _keep(all_ins, interface.kept), _keep(all_layouts, interface.kept)
-    outs = [*placement.out_shardings, *(all_ins[i] for i in interface.written)]
-    out_layouts = [*order.layouts[1], *(all_layouts[i] for i in interface.written)]
-    debug = ready.debug_info
-    arg_names = debug.safe_arg_names(len(interface.in_avals))
-    result_names = debug.safe_result_paths(len(interface.out_avals))
-    device = placement.devices[0]
-    plan = ProgramPlan(
-        name=f"pjit_{order.name}",
-        devices=placement.devices,
-        args=tuple(map(_value, interface.in_avals, ins, in_layouts, arg_names)),
-        results=tuple(map(_value, interface.out_avals, outs, out_layouts, result_names)),
-        donated=tuple(_keep(all_donated, interface.kept)),
-        partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
-        options=order.options,
-        mesh=placement.mesh,
-        context=order.context,
-    )
-    known = [s for s in (*ins, *outs) if s is not None]
-    target = LoweringTarget(
-        platform=platform or compiling.platform_of(device),
-        client=compiling.client_of(device) if platform is None else None,
-        devices=placement.devices,
-        shardings=tuple(known),
-    )
-    try:
-        lowered_body = lower_body(ready, order.name, arg_names, target)
-    except CompileError as error:
-        raise CompileError(f"{order.name} can't be lowered: {error}") from None
-    unused = _unused_donations(jaxpr, order, interface)
-    return interface, lower_program(plan, lowered_body, source_of(ready), unused)
-
-
-def _unused_donations(jaxpr: Any, order: Order, interface: Interface) -> list[ValuePlan]:
-    """The donated arguments that nothing needs."""
-    names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
-    return [
-        _value(aval, sharding, None, name)
-        for aval, sharding, name, donated, stays in zip(
-            jaxpr.in_avals,
-            order.placement.in_shardings,
-            names,
-            order.donated,
-            interface.kept_arguments,
-            strict=True,
-        )
-        if donated and not stays
-    ]
-
-
-def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
-    return [v for v, k in zip(values, kept, strict=True) if k]
-
-
-def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
-    trailing = 0
-    if is_extended(aval):
-        trailing = physical_aval(aval).ndim - aval.ndim
-    return ValuePlan(
-        shape=tuple(aval.shape),
-        dtype=str(aval.dtype),
-        sharding=sharding,
-        layout=layout_text(layout, aval.dtype),
-        memory_kind=_special_memory(sharding) if sharding is not None else memory_kind_of(aval),
-        trailing=trailing,
-        name=name or "",
-    )
-
-
-def _special_memory(sharding: XLACompatibleSharding | None) -> str | None:
-    if sharding is None or sharding.memory_kind is None:
-        return None
-    kind = sharding.memory_kind
-    return None if kind == default_memory_kind(sharding.devices[0]) else kind
-
-
 def compile_prepared(
     interface: Interface,
     lowered: LoweredProgram,
@@ -395,7 +205,7 @@ def compile_prepared(
 ) -> Prepared:
     """Compiles a module and places the values that its function closes over."""
     count = len(interface.consts)
-    used = _keep(interface.consts, interface.kept[:count])
+    used = list(compress(interface.consts, interface.kept[:count]))
     program = compile_program(
         lowered,
         (interface.in_avals, interface.out_avals),

@@ -25,7 +25,8 @@ from xlashard.pjit.constraint import (
     constraints_in,
     only_places,
 )
-from xlashard.pjit.prepare import PROGRAMS, Order, Prepared
+from xlashard.pjit.lower import Order
+from xlashard.pjit.prepare import PROGRAMS, Prepared
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve

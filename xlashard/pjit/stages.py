@@ -15,8 +15,8 @@ from xlashard.pjit.compiled import Compiled
 from xlashard.pjit.export import lower_by_jax
 from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Function
+from xlashard.pjit.lower import Interface, Order, lower_for_platform
 from xlashard.pjit.options import compiler_option_items
-from xlashard.pjit.prepare import Interface, Order, lower_for_platform
 from xlashard.program import LoweredProgram
 
 

@@ -15,7 +15,7 @@ from xlashard.pjit.call import Call
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face
 from xlashard.pjit.function import Function
-from xlashard.pjit.prepare import Order
+from xlashard.pjit.lower import Order
 from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.facts import facts_of
 from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport

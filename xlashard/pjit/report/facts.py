@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from xlashard._jax import analysis
-from xlashard.pjit.prepare import Interface, Prepared, said_as
+from xlashard.pjit.lower import Interface
+from xlashard.pjit.prepare import Prepared, said_as
 from xlashard.pjit.resolve import Placement
 from xlashard.program import LoweredProgram, ProgramParts
 from xlashard.program.choice_in_text import ChosenInText, result_type
