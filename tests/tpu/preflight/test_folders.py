@@ -15,9 +15,10 @@ import pytest
 
 from tests.tpu.preflight.programs import on
 from xlashard import P, pjit
+from xlashard.tpu import topology
 from xlashard.tpu.preflight import compilation, folders
 from xlashard.tpu.preflight.folders import passing_folder, remove_abandoned
-from xlashard.tpu.preflight.sweep import api
+from xlashard.tpu.preflight.sweep import AxisRange, api
 from xlashard.tpu.preflight.sweep.pool import Limits
 from xlashard.tpu.preflight.sweep.progress import Progress
 
@@ -119,8 +120,8 @@ def test_a_sweep_removes_those_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{folders._PREFIX}of-a-process-that-was-ended"
-    monkeypatch.setattr(api, "plan_sweep", lambda sweep: {})
-    sweep = api.Sweep("t", "t", (), {})
+    monkeypatch.setattr(api, "run_all", lambda *_: (answer for answer in ()))
+    sweep = api.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
     left.mkdir()
     api.run_sweep(sweep, temporary / "sweep", Limits(workers=1), Progress(shown=False))
     assert not left.exists()

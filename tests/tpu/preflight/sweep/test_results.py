@@ -1,13 +1,14 @@
 """What a sweep has found: ranked, kept, printed, and read again."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.sweep.fields import ChipPrice, SweepFacts, SweepResult, ranked
+from xlashard.tpu.preflight.sweep.fields import ChipPrice, NoMesh, SweepFacts, SweepResult, ranked
 from xlashard.tpu.preflight.sweep.results import SweepReport
 from xlashard.tpu.preflight.sweep.store import Store
 
@@ -71,9 +72,20 @@ def test_many_results_are_shown_in_part():
     assert "and 28 more that fit: report.print(all=True)" in str(report)
 
 
+def test_a_topology_without_a_mesh_is_shown_with_the_reason():
+    left_out = NoMesh("v5e:2x2", 2, "no mesh of data=3 has 8 devices")
+    text = str(SweepReport("steps:make", "sweeps", ranked(FOUND), without_mesh=(left_out,)))
+    assert re.search(r"Without a mesh\n.*\n +2 × v5e:2x2 +no mesh of data=3 has 8 devices", text)
+    assert "Without a mesh" not in str(SweepReport("steps:make", "sweeps", ranked(FOUND)))
+
+
 def test_it_travels_as_json():
-    report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, (ChipPrice("v5e", 1.2, "USD"),))
+    prices = (ChipPrice("v5e", 1.2, "USD"),)
+    left_out = (NoMesh("v5e:2x2", 1, "no mesh of data=3 has 4 devices"),)
+    report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, prices, left_out)
     assert SweepReport.from_json(report.to_json()) == report
+    older = {k: v for k, v in report.to_dict().items() if k != "without_mesh"}
+    assert SweepReport.from_json(json.dumps(older)) == replace(report, without_mesh=())
     assert json.loads(report.to_json(indent=None))["results"][0]["outcome"] == "fits"
     with pytest.raises(ArgumentError, match="no sweep report"):
         SweepReport.from_json("[]")

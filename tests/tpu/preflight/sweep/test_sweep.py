@@ -159,6 +159,17 @@ def test_what_can_not_be_swept_is_told_before_anything_is_compiled(words, error,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_topology_on_which_no_mesh_is_possible_is_told(tmp_path, monkeypatch):
+    answer = {"outcome": "impossible", "reason": "as nobody asks"}
+    monkeypatch.setattr(api, "run_all", lambda jobs, _: ((job, answer) for job in jobs))
+    words = {"topologies": ["v5e-4", "v5e-8"], "mesh": {"data": "..4"}, "folder": tmp_path}
+    report = preflight_sweep(GRAM, **words)
+    assert {r.topology for r in report.results} == {"v5e:2x2"}
+    (left_out,) = report.without_mesh
+    assert left_out.where == "v5e:2x4"
+    assert left_out.reason.startswith("no mesh of data=..4 has 8 devices: ")
+
+
 @pytest.mark.parametrize("terminal", [True, False], ids=["a bar", "lines"])
 def test_progress_is_shown(swept, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)

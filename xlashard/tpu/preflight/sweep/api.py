@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,13 @@ from xlashard.tpu.preflight.sweep.factorisations import (
     factorisations,
     read_axes,
 )
-from xlashard.tpu.preflight.sweep.fields import ChipPrice, SweepFacts, SweepResult, ranked
+from xlashard.tpu.preflight.sweep.fields import (
+    ChipPrice,
+    NoMesh,
+    SweepFacts,
+    SweepResult,
+    ranked,
+)
 from xlashard.tpu.preflight.sweep.keys import key_of, sources_of
 from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all, usual_limits
 from xlashard.tpu.preflight.sweep.progress import Progress
@@ -30,6 +36,9 @@ from xlashard.tpu.topologies import Topology, topology
 
 type Prices = float | str | Mapping[str, float | str]
 """What a chip costs for an hour: of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
+
+type Meshes = Sequence[tuple[Topology, Mapping[str, int]]]
+"""Topologies with the sizes of the axes of a mesh on each."""
 
 _RUNNER = "xlashard.tpu.preflight.sweep.running:run_target"
 
@@ -179,7 +188,8 @@ def run_sweep(
         again: Whether to find out again what is known.
         prices: Of chips.
     """
-    requests = plan_sweep(sweep)
+    meshes, without = _meshes(sweep)
+    requests = _requests(sweep, meshes)
     store = Store(folder)
     # What a process left unfinished may be found by another.
     known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
@@ -201,17 +211,14 @@ def run_sweep(
             store.keep(result)
             found[job.key] = result
             progress.tell(result)
-    return SweepReport(sweep.title, str(folder), ranked(found.values()), len(known), prices)
+    results = ranked(found.values())
+    return SweepReport(sweep.title, str(folder), results, len(known), prices, without)
 
 
-def plan_sweep(sweep: Sweep) -> dict[str, Request]:
-    """What is to be found out, by key.
-
-    Raises:
-        ArgumentError: If no topology has a mesh of these axes.
-    """
+def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, Request]:
+    """What is to be found out, by key."""
     found = {}
-    for place, sizes in _meshes(sweep):
+    for place, sizes in meshes:
         request = Request(
             target=sweep.target,
             title=sweep.title,
@@ -225,18 +232,22 @@ def plan_sweep(sweep: Sweep) -> dict[str, Request]:
     return found
 
 
-def _meshes(sweep: Sweep) -> Iterator[tuple[Topology, dict[str, int]]]:
-    """All meshes, those of each topology together."""
-    refusals = []
+def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[NoMesh, ...]]:
+    """All meshes, those of each topology together, and the topologies that have none.
+
+    Raises:
+        ArgumentError: If no topology has a mesh of these axes.
+    """
+    found: list[tuple[Topology, dict[str, int]]] = []
+    refusals: list[tuple[Topology, ArgumentError]] = []
     for place in sweep.topologies:
         try:
-            meshes = factorisations(place.num_devices, sweep.axes)
+            found += ((place, sizes) for sizes in factorisations(place.num_devices, sweep.axes))
         except ArgumentError as error:
-            refusals.append(error)
-            continue
-        yield from ((place, sizes) for sizes in meshes)
-    if len(refusals) == len(sweep.topologies):
-        raise refusals[0]
+            refusals.append((place, error))
+    if not found:
+        raise refusals[0][1]
+    return found, tuple(NoMesh(t.name, t.slices, str(error)) for t, error in refusals)
 
 
 def _result(request: Request, key: str, answer: Mapping[str, Any]) -> SweepResult:

@@ -86,7 +86,7 @@ class SweepResult:
     @property
     def where(self) -> str:
         """The topology as text: `2 × v5e:4x4`."""
-        return self.topology if self.slices == 1 else f"{self.slices} × {self.topology}"
+        return _where(self.topology, self.slices)
 
     @property
     def axes(self) -> str:
@@ -103,6 +103,30 @@ class SweepResult:
         if self.outcome == "fits":
             return 0, facts.seconds
         return _ORDER.index(self.outcome), facts.total_bytes / facts.available_bytes
+
+
+@dataclass(frozen=True)
+class NoMesh:
+    """A topology on which no mesh of the axes is possible, where others have some.
+
+    Attributes:
+        topology: As libtpu writes it: `v5p:4x4x4`.
+        slices: How many slices of it.
+        reason: Why there is none.
+    """
+
+    topology: str
+    slices: int
+    reason: str
+
+    @property
+    def where(self) -> str:
+        """The topology as text: `2 × v5e:4x4`."""
+        return _where(self.topology, self.slices)
+
+
+def _where(topology: str, slices: int) -> str:
+    return topology if slices == 1 else f"{slices} × {topology}"
 
 
 def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:
@@ -134,6 +158,7 @@ class SweepFields:
     results: tuple[SweepResult, ...]
     taken_over: int = field(default=0, compare=False)
     prices: tuple[ChipPrice, ...] = ()
+    without_mesh: tuple[NoMesh, ...] = ()
 
     @property
     def best(self) -> SweepResult | None:

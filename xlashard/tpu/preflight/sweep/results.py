@@ -25,6 +25,7 @@ class SweepReport(KeptReport, SweepFields):
             those that can't be; those that failed.
         taken_over: How many of them an earlier sweep in this folder had found.
         prices: Of chips, as the caller gave them.
+        without_mesh: The topologies that no mesh of the axes has as many devices as.
     """
 
     _record = Record("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")

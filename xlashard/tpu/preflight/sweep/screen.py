@@ -48,6 +48,9 @@ class SweepText:
             found = [r for r in report.results if r.outcome == outcome]
             if found:
                 yield _left_out(title, found, page)
+        if report.without_mesh:
+            rows = [(t.where, Text(t.reason, style="dim")) for t in report.without_mesh]
+            yield section("Without a mesh", "", table(["topology", "why"], rows))
 
 
 def _head(report: SweepFields) -> RenderableType:
