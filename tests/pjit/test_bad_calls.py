@@ -11,11 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.pjit.bad_calls import MAKERS, make_bench, run
+from tests.pjit.bad import functions, programs
+from tests.pjit.bad.bench import make_bench, run
 from tests.together import sweep
 from xlashard import pjit
 from xlashard.errors import XlashardError
 
+MAKERS = (*functions.MAKERS, *programs.MAKERS)
 CALLS = 100
 
 
