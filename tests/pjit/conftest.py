@@ -8,6 +8,7 @@ import pytest
 import xlashard
 from tests.pjit.helpers import Compilations, make_mesh
 from tests.together import sweep
+from xlashard import NamedSharding, P, SingleDeviceSharding, device_put
 from xlashard.program import compile as compile_room
 from xlashard.program.executables import EXECUTABLES
 
@@ -42,3 +43,11 @@ def compilations(monkeypatch) -> Compilations:
     counted = Compilations(compile_room.compiling.compile_module)
     monkeypatch.setattr(compile_room.compiling, "compile_module", counted)
     return counted
+
+
+@pytest.fixture(params=["one device", "eight devices"])
+def place(request, mesh):
+    """Puts a value on one device or deals it out over all."""
+    if request.param == "one device":
+        return lambda x: device_put(x, SingleDeviceSharding(jax.devices()[0]))
+    return lambda x: device_put(x, NamedSharding(mesh, P("x")))

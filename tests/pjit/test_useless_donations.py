@@ -1,0 +1,187 @@
+"""Donated arguments whose buffers no result can take over: told once, or refused."""
+
+import threading
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32
+from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
+from xlashard.errors import DeletedError, DonationError, DonationWarning
+
+
+def test_a_donated_argument_that_no_result_can_take_over(place):
+    def total(state):
+        return state["w"].sum()
+
+    f = pjit(total, donate_argnums=0)
+    said = r"total was given a donated argument.*\n.*state\['w'\]: float32\[8,4\].*no result has"
+    with pytest.warns(DonationWarning, match=said) as caught:
+        f({"w": place(f32(8, 4))})
+    assert [w.filename for w in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f({"w": place(f32(8, 4))})
+        f.lower({"w": place(f32(8, 4))}).compile()
+
+
+def test_a_strict_function_raises_before_it_compiles(place, compilations):
+    f = pjit(lambda x, y: (x[:2], y), donate_argnums=(0, 1), donation="strict")
+    for _ in range(2):
+        x, y = place(f32(8)), place(f32(16))
+        with pytest.raises(DonationError, match="x: float32.*no result has its"):
+            f(x, y)
+        assert not x.is_deleted() and not y.is_deleted()
+    with pytest.raises(DonationError):
+        f.lower(x, y).compile()
+    assert compilations.count == 0
+
+
+def test_an_unused_donated_argument(place):
+    f = pjit(lambda x, y: y * 2, donate_argnums=0)
+    x = place(f32(8))
+    said = r"x: float32\[8\].*: the function makes no use of it, so its buffers stay as they are"
+    with pytest.warns(DonationWarning, match=said):
+        out = f(x, f32(8))
+    np.testing.assert_array_equal(out, f32(8) * 2)
+    assert not x.is_deleted()
+    x.delete()
+    with pytest.raises(DeletedError, match=r"delete\(\) was called on it"):
+        x + 1
+    x = place(f32(8))
+    kept = pjit(
+        lambda x, y: y * 2,
+        donate_argnums=0,
+        keep_unused=True,
+        donation="strict",
+        out_shardings=x.sharding,
+    )
+    np.testing.assert_array_equal(kept(x, f32(8)), f32(8) * 2)
+    assert x.is_deleted()
+
+
+def test_what_is_of_no_use_under_vmap_is_told_too(place):
+    with pytest.warns(DonationWarning, match=r"total was .*\n.*no result has its shape \[8, 3\]"):
+        jax.vmap(pjit(total, donate_argnums=0))(place(f32(8, 3)))
+    with pytest.raises(DonationError, match="no result has its shape"):
+        jax.vmap(pjit(total, donate_argnums=0, donation="strict"))(place(f32(8, 3)))
+
+
+def total(x):
+    return x.sum()
+
+
+def one_warning(call):
+    """The text of the only DonationWarning of a call, which a second call doesn't repeat."""
+    with pytest.warns(DonationWarning) as caught:
+        call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+    (warning,) = caught
+    assert warning.filename == __file__
+    return str(warning.message)
+
+
+def reasons(mesh):
+    """Functions, arguments of which the first is donated, and why it can't be reused."""
+    named = lambda *spec, **rest: NamedSharding(mesh, P(*spec), **rest)  # noqa: E731
+    rows = lambda: device_put(f32(8, 4), named("x"))  # noqa: E731
+    return {
+        "shape": (
+            lambda x, y: {"s": x.sum(), "t": y[:2]},
+            {},
+            (f32(8, 4), f32(8)),
+            "x: float32[8,4]: no result has its shape [8, 4] or its 128 bytes; the nearest is "
+            "result['t']: float32[2], 8 bytes",
+        ),
+        "nothing": (
+            lambda x: None,
+            {"keep_unused": True},
+            (f32(3),),
+            "the function returns no array",
+        ),
+        "dtype": (
+            lambda x: {"h": x.astype(np.float16)},
+            {},
+            (f32(8, 4),),
+            "result['h'] has its shape, but is float16: return it as .astype('float32')",
+        ),
+        "sharding": (
+            lambda x: x + 1,
+            {"out_shardings": named("x", "y")},
+            (rows(),),
+            "x: float32[8,4] as P('x'): result is of its type, but dealt out as P('x', 'y'), 16 "
+            "bytes on each device, and the argument as P('x'), 32 bytes on each device: give "
+            "out_shardings=P('x') for result",
+        ),
+        "memory": (
+            lambda x: x + 1,
+            {"out_shardings": named("x", memory_kind="unpinned_host")},
+            (rows(),),
+            "but in the memory unpinned_host, and the argument in device: give out_shardings with "
+            "memory_kind='device'",
+        ),
+        "taken": (
+            lambda x, y: x + y,
+            {"donate_argnums": (0, 1), "out_shardings": named("x")},
+            (rows(), rows()),
+            "y: float32[8,4] as P('x'): result: float32[8,4] as P('x') has room for it, but takes "
+            "over the buffers of x already",
+        ),
+        "the partitioner's choice": (
+            lambda x: with_sharding_constraint(x * 2, named()),
+            {},
+            (rows(),),
+            "result is of its type, but dealt out as P(), 128 bytes on each device, and the "
+            "argument as P('x'), 32 bytes on each device: give out_shardings=P('x') for result",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["shape", "nothing", "dtype", "sharding", "memory", "taken"])
+def test_why_a_donation_is_of_no_use(mesh, name):
+    function, keywords, args, reason = reasons(mesh)[name]
+    keywords = {"donate_argnums": 0} | keywords
+    f = pjit(function, **keywords)
+    said = one_warning(lambda: f.lower(*args).compile())
+    assert reason in said
+    assert f"{function.__name__} was given a donated argument whose buffers" in said
+    strict = pjit(function, donation="strict", **keywords)
+    for _ in range(2):
+        with pytest.raises(DonationError) as caught:
+            strict.lower(*args).compile()
+        assert str(caught.value) == said
+
+
+def test_what_the_partitioner_chooses_may_be_of_no_use(mesh, partitioner):
+    function, _, (x,), reason = reasons(mesh)["the partitioner's choice"]
+    f = pjit(function, donate_argnums=0)
+    assert reason in one_warning(lambda: f(x))
+    assert not x.is_deleted()
+    assert f.lower(x).compile().memory_analysis().alias_size_in_bytes == 0
+    strict = pjit(function, donate_argnums=0, donation="strict")
+    for call in (strict, strict, lambda x: strict.lower(x).compile()):
+        with pytest.raises(DonationError, match="give out_shardings="):
+            call(x)
+        assert not x.is_deleted()
+
+
+def test_a_warning_for_many_threads(mesh):
+    f = pjit(lambda x: x.sum(), donate_argnums=0)
+    start = threading.Barrier(8)
+
+    def call():
+        start.wait()
+        f(f32(8, 3))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(issubclass(w.category, DonationWarning) for w in caught) == 1
