@@ -1,42 +1,21 @@
 """The page in a real Chromium: what it shows, what can be done with it, what it never does."""
 
 import base64
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.browser import Browser, Tab
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
-from xlashard.tpu.preflight.comparison import compare
+from tests.tpu.preflight.page.reading import column, numbers
 from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.page.memory import segments
 from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.wording import in_bytes, in_seconds
 
 pytestmark = pytest.mark.slow
 
-ROWS = ".traffic tbody tr"
 SCRIPTS = Path(__file__).parent
-
-
-def column(tab: Tab, place: str, number: int, *, what: str = "value") -> list[str]:
-    """The values of a column of the rows that are seen."""
-    return tab.run(
-        f"[...document.querySelectorAll({json.dumps(f'{place} tbody tr')})]"
-        f".filter(r => r.checkVisibility()).map(r => r.cells[{number}].dataset.{what})"
-    )
-
-
-def numbers(tab: Tab, selector: str, key: str, inside: str = "[data-value]") -> dict[str, float]:
-    """Numbers of a list by their names."""
-    return tab.run(
-        f"Object.fromEntries([...document.querySelectorAll({json.dumps(selector)})].map(e =>"
-        f" [e.dataset.{key}, Number(e.querySelector({json.dumps(inside)}).dataset.value)]))"
-    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -120,100 +99,6 @@ def test_a_program_that_is_refused_though_its_bytes_would_fit_is_not_said_to_fit
     with browser.page(replace(FITTING, outcome="out of memory").to_html()) as tab:
         assert tab.text(".verdict h2").startswith("No room found for 19.3 GiB in the 95.7 GiB")
         assert "no room for it all the same" in tab.text(".card.memory .lead")
-
-
-def test_the_collectives_sort_by_click_and_by_key(browser: Browser) -> None:
-    sent = [t.collective.sent_bytes for t in FITTING.traffic]
-    with browser.page(FITTING.to_html()) as tab:
-        head = ".traffic th:nth-child(5)"
-        tab.click(f"{head} button")
-        assert [int(n) for n in column(tab, ".traffic", 4)] == sorted(sent, reverse=True)
-        assert tab.run(f"document.querySelector('{head}').ariaSort") == "descending"
-        tab.click(f"{head} button")
-        assert [int(n) for n in column(tab, ".traffic", 4)] == sorted(sent)
-        tab.focus(".traffic th:first-child button")
-        tab.press("Enter")
-        kinds = column(tab, ".traffic", 0)
-        assert kinds == sorted(t.collective.kind for t in FITTING.traffic)
-        tab.press(" ")
-        assert column(tab, ".traffic", 0) == kinds[::-1]
-        assert tab.run("document.querySelectorAll('.traffic th:not([aria-sort=none])').length") == 1
-
-
-def test_every_table_sorts_by_every_column(browser: Browser) -> None:
-    with browser.page(OUT_OF_MEMORY.to_html()) as tab:
-        tab.run("document.querySelectorAll('details').forEach(d => d.open = true)")
-        found = tab.run((SCRIPTS / "sorting.js").read_text(encoding="utf-8"))
-        assert found["columns"] > 40
-        assert found["unsorted"] == []
-        assert tab.complaints() == []
-
-
-def choose(tab: Tab, key: str, value: str) -> None:
-    """Chooses an entry of a list as the browser does for whoever clicks on it."""
-    tab.run(
-        f"(s => {{ s.value = {json.dumps(value)};"
-        " s.dispatchEvent(new Event('input', {bubbles: true})) })"
-        f"(document.querySelector('.traffic select[data-key={key}]'))"
-    )
-
-
-def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -> None:
-    def shown(keep: Callable[[Any], bool]) -> list[tuple[str, str]]:
-        return [(t.collective.kind, t.collective.along) for t in FITTING.traffic if keep(t)]
-
-    with browser.page(FITTING.to_html()) as tab:
-
-        def seen() -> list[tuple[str, str]]:
-            pairs = zip(column(tab, ".traffic", 0), column(tab, ".traffic", 1), strict=True)
-            return list(pairs)
-
-        tab.focus(".traffic input")
-        tab.type("TENSOR model.py:97")
-        assert seen() == [("all-to-all", "tensor")]
-        assert tab.text(".traffic .count") == "1 of 6 · sent 1.5 GiB · takes 8.9 ms"
-        tab.run("document.querySelector('.traffic input').select()")
-        tab.type("gather")
-        assert seen() == shown(lambda t: "gather" in t.collective.kind or "gather" in t.remedy)
-        choose(tab, "axis", "fsdp")
-        assert seen() == [("all-gather", "fsdp")]
-        tab.run("document.querySelector('.traffic input').select()")
-        tab.press("Delete")
-        assert seen() == shown(lambda t: t.collective.along == "fsdp")
-        choose(tab, "axis", "")
-        choose(tab, "kind", "all-reduce")
-        assert seen() == shown(lambda t: t.collective.kind == "all-reduce")
-        choose(tab, "kind", "")
-        tab.click(".traffic button.shows")
-        unasked = [t for t in FITTING.traffic if not t.asked_for]
-        assert seen() == [(t.collective.kind, t.collective.along) for t in unasked]
-        for remedy, traffic in zip(tab.texts(".traffic .remedy"), unasked, strict=True):
-            assert remedy == f"Instead: {traffic.remedy}"
-        total = in_bytes(sum(t.collective.sent_bytes for t in unasked))
-        seconds = in_seconds(sum(t.seconds for t in unasked))
-        assert tab.text(".traffic .count") == f"2 of 6 · sent {total} · takes {seconds}"
-        choose(tab, "kind", "reduce-scatter")
-        assert seen() == []
-        tab.click(".traffic button.shows")
-        assert seen() == [("reduce-scatter", "fsdp")]
-        choose(tab, "reason", "not asked for")
-        assert tab.text(".traffic .count") == "0 of 6 · sent 0 B · takes 0 s"
-
-
-def test_numbers_are_written_as_in_python(browser: Browser) -> None:
-    sizes = [0, 1, 1023, 1024, 2304, 1152, 10 * 2**20 + 1, 3 * 2**30 + 2**28, 2**43]
-    times = [0, 3e-9, 1.25e-6, 9.995e-4, 0.00225, 0.0625, 1.005, 9.996, 10, 12.25]
-    rows = [
-        replace(t, seconds=s, collective=replace(t.collective, sent_bytes=n, op_name=f"row{i}."))
-        for i, (t, n, s) in enumerate(zip(FITTING.traffic[:1] * 9, sizes, times, strict=False))
-    ]
-    with browser.page(replace(FITTING, traffic=tuple(rows)).to_html()) as tab:
-        for number, row in enumerate(rows):
-            tab.run("document.querySelector('.traffic input').select()")
-            tab.focus(".traffic input")
-            tab.type(f"row{number}.")
-            words = f"sent {in_bytes(row.collective.sent_bytes)} · takes {in_seconds(row.seconds)}"
-            assert tab.text(".traffic .count") == f"1 of 9 · {words}"
 
 
 def test_colours_follow_the_system_until_somebody_chooses(browser: Browser) -> None:
@@ -362,64 +247,6 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         tab.focus(".traffic input")
         tab.type(shown[:20])
         assert len(column(tab, ".traffic", 0)) == 1
-
-
-def test_the_json_can_be_downloaded(browser: Browser, tmp_path: Path) -> None:
-    with browser.page(page([SMALL, FITTING])) as tab:
-        browser.call(
-            "Browser.setDownloadBehavior",
-            behavior="allow",
-            downloadPath=str(tmp_path),
-            eventsEnabled=True,
-        )
-        tab.click(".tabs a:nth-child(3)")
-        tab.until("!document.getElementById('report-2').hidden")
-        tab.click(".download")
-        browser.wait_for("Browser.downloadProgress", state="completed")
-        assert tab.complaints() == []
-    (found,) = tmp_path.iterdir()
-    assert found.name == "configs_8b_v5p.toml.json"
-    assert PreflightReport.from_json(found.read_text(encoding="utf-8")) == FITTING
-
-
-def test_several_reports_stand_side_by_side(browser: Browser) -> None:
-    reports = list(ALL.values())
-    with browser.page(page(reports)) as tab:
-        assert tab.complaints() == []
-        assert len(tab.texts(".panel")) == 1
-        assert [float(n) for n in column(tab, ".overview", 4)] == [r.time.seconds for r in reports]
-        tab.click(".overview th:nth-child(5) button")
-        seconds = sorted((r.time.seconds for r in reports), reverse=True)
-        assert [float(n) for n in column(tab, ".overview", 4)] == seconds
-        tab.click(".overview th:nth-child(7) button")
-        assert column(tab, ".overview", 6)[-1] == "", "what has no number comes last"
-        tab.focus(".tabs a:nth-child(3)")
-        tab.press("Enter")
-        tab.until("document.getElementById('report-0').hidden")
-        assert len(tab.texts(".panel")) == 1
-        assert tab.text(".verdict .badge") == "✕ Out of memory"
-        assert tab.run("document.querySelector('.tabs [aria-current=true]').hash") == "#report-2"
-        tab.run("history.back()")
-        tab.until("!document.getElementById('report-0').hidden")
-        assert tab.text("h2") == "5 reports side by side"
-
-
-def test_what_changed_stands_before_the_reports(browser: Browser) -> None:
-    changes = compare(FITTING, OUT_OF_MEMORY)
-    with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
-        assert tab.complaints() == []
-        assert "What changed from" in tab.text(".changes h2")
-        place = ".changes > div:nth-of-type(1)"
-        differing = [a for a in changes.amounts if a.old != a.new]
-        assert column(tab, place, 0) == [a.name for a in differing]
-        assert [float(n) if n else None for n in column(tab, place, 2)] == [
-            a.new for a in differing
-        ]
-        used = ".changes table:has(caption:nth-child(1)) tr:has(.tag)"
-        assert any("log_softmax" in text and "grown" in text for text in tab.texts(used))
-    same = page([FITTING, FITTING], compare(FITTING, FITTING))
-    assert "Nothing that the reports tell of." in same
-    assert "What changed" not in page([FITTING, FITTING])
 
 
 def test_keys_reach_everything_and_show_where_they_are(browser: Browser) -> None:
