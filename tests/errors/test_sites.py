@@ -101,6 +101,7 @@ UNREACHED = {
     ("_jax/torus.py", "_fields", ""): "as above",
     ("_jax/torus.py", "_varint", ""): "as above",
     ("tpu/preflight/targets.py", "_module", "there is no"): "names a folder; tests/commands",
+    ("tpu/preflight/compilation.py", "compile_for_report", ""): "in libtpu's words; test_memory.py",
     ("tpu/preflight/sweep/api.py", "_meshes", ""): "what factorisations() has raised",
     ("tpu/preflight/sweep/worker.py", "_end_with", ""): "its parent is gone; test_pool.py",
     ("program/container.py", "_read_header", ""): HEADER,

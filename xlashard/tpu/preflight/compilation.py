@@ -74,15 +74,16 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
 
     Raises:
         CompileError: If the compiler refuses the program for another reason than the chip's memory.
+        ProgramTooLargeError: If it is another memory of the chip than its HBM that is too small.
     """
     given = dict(options or {})
     with passing_folder() as folder:
         started = time.perf_counter()
         try:
             compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
-        except ProgramTooLargeError:
+        except ProgramTooLargeError as error:
             if not _ran_out_of_hbm(folder):
-                raise
+                raise _told(error, lowered.fun_name, folder) from None
             compiled = None
         seconds = time.perf_counter() - started
         dump = _read(folder)
@@ -100,6 +101,17 @@ def _dump_options(lowered: Lowered, folder: Path) -> dict[str, Any]:
 def _ran_out_of_hbm(folder: Path) -> bool:
     """Whether it was the chip's memory: there are others, that of a kernel's blocks for example."""
     return any(folder.glob("*.oom_intermediate_module.txt"))
+
+
+def _told(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:
+    """The same with what can be done, where the values have found their places in HBM."""
+    if not any(folder.glob("*.after_optimizations-buffer-assignment.txt")):
+        return error
+    return ProgramTooLargeError(
+        f"{name} finds its place in HBM, and one of its operations not in the memory within the "
+        "chip, such as VMEM: make the blocks of a kernel smaller, or raise the compiler's option "
+        f"xla_tpu_scoped_vmem_limit_kib. {error}"
+    )
 
 
 def _read(folder: Path) -> Dump:
