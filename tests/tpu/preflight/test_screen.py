@@ -8,7 +8,11 @@ import pytest
 from rich.console import Console
 
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
+from xlashard.tpu import topology
+from xlashard.tpu.preflight.machine import describe_mesh
+from xlashard.tpu.preflight.page import page
 from xlashard.tpu.preflight.report import PreflightReport
+from xlashard.tpu.preflight.words import axes_words
 from xlashard.wording import plain_text
 
 
@@ -62,6 +66,27 @@ def test_a_step_that_fits() -> None:
     assert "nobody: a resharding" in text and "keeps the operand cut" in text
     assert "compiled in 38.4 s by libtpu 0.0.50.1" in text
     assert "LIBTPU_INIT_ARGS: --xla_tpu_enable_latency_hiding_scheduler=true" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "text"),
+    [
+        ("v5e:2x4", {"data": 4, "model": 2}, "data along y, model along x"),
+        ("v5e:2x2", {"model": 4}, "model around x and y"),
+        ("v5p:4x4x4", {"data": 16, "model": 4}, "data around x and y, model around z"),
+        ("v5p:4x4x4", {"a": 4, "b": 2, "c": 8}, "a around x, b along y, c around y and z"),
+        ("tpu7x:2x2x1", {"data": 4, "model": 2}, "data around x and y, model along the cores"),
+    ],
+)
+def test_an_axis_goes_around_where_there_are_two_ways_to_go(
+    name: str, axes: dict[str, int], text: str
+) -> None:
+    place = topology(name)
+    mesh = describe_mesh(place, place.mesh(axes))
+    assert axes_words(mesh).startswith(text)
+    rows = re.findall(r"<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
+    assert [">closed<" in row for row in rows] == ["around" in t for t in text.split(", ")]
+    assert all((">closed<" in row) != (">open<" in row) for row in rows)
 
 
 def test_a_step_that_does_not_fit_says_by_how_much() -> None:

@@ -115,12 +115,21 @@ def axes_words(mesh: Sequence[AxisReport]) -> str:
     return ", ".join(_axis(axis) for axis in mesh)
 
 
+def goes_around(axis: AxisReport) -> bool:
+    """Whether a mesh axis is a ring to look at; from one neighbour to the other and back is none.
+
+    Two chips along one dimension, or the two devices of a chip, have one way to each other.
+    """
+    chips = [count for dimension, count in axis.along if dimension not in ("core", "slice")]
+    return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
+
+
 def _axis(axis: AxisReport) -> str:
     if not axis.along:
         return f"{axis.name} along no dimension"
     along = " and ".join(
         {"core": "the cores of a chip", "slice": "the slices"}.get(d, d) for d, _ in axis.along
     )
-    if axis.size > 1 and axis.ring:
+    if goes_around(axis):
         return f"{axis.name} around {along}"
     return f"{axis.name} along {along}"

@@ -7,6 +7,7 @@ from xlashard.tpu.preflight.page.markup import Child, Html, join, tag, user
 from xlashard.tpu.preflight.page.placing import DIMENSIONS, Placing, Plane, read_placing
 from xlashard.tpu.preflight.page.quantities import many
 from xlashard.tpu.preflight.parts import AxisReport, TimeEstimate, TopologyReport
+from xlashard.tpu.preflight.words import goes_around
 from xlashard.wording import in_bytes, in_seconds
 
 _LABELLED = 512
@@ -272,7 +273,7 @@ def _axes(mesh: tuple[AxisReport, ...], time: TimeEstimate) -> Html | None:
         sent, seconds = sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
         places = " × ".join(_lies(axis, n) for n in range(len(axis.along)))
         spread = places or ("" if axis.size == 1 else "no dimension: it is scattered")
-        cells = (spread, "closed" if axis.ring else "open" if axis.size > 1 else "")
+        cells = (spread, "closed" if goes_around(axis) else "open" if axis.size > 1 else "")
         rows.append(
             tag(
                 "tr",
