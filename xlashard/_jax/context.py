@@ -1,22 +1,9 @@
-"""Settings of JAX that change what a function traces or lowers to, and where a call comes from."""
+"""Settings of JAX that change what a function traces or lowers to."""
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-import jax
 from jax._src import config
 
-# Rooms that stand between a user's call and the function that is traced.
-_ROOMS = (
-    *("_jax", "array", "cloud", "commands", "geometry", "legacy", "multihost", "numpy", "pictures"),
-    *("pjit", "processes", "program", "sharding", "testing", "tpu"),
-)
-INNER_FOLDERS = tuple(str(Path(__file__).parents[1] / room) for room in _ROOMS)
-"""Where the frames of ours lie that no user cares about."""
-
-_PASSED_BY = tuple(f + os.sep for f in (*INNER_FOLDERS, str(Path(jax.__file__).parent)))
 # Of these, what is different says nothing more than the mesh in force does.
 _MESHES = ("mesh_context_manager", "abstract_mesh_context_manager")
 
@@ -41,14 +28,6 @@ def _by_name(context: Any) -> dict[str, Any]:
     settings, shardy = context
     named = zip(config.trace_context_names(), settings, strict=False)
     return {**dict(named), "jax_use_shardy_partitioner": shardy}
-
-
-def calling_line() -> tuple[str, int]:
-    """The file and line of the innermost frame that is neither ours nor JAX's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PASSED_BY):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def is_tracing_forbidden() -> bool:

@@ -15,8 +15,8 @@ from jax._src.interpreters import mlir, pxla
 from xlashard._jax import dispatch
 from xlashard._jax.checking import watch_flags
 from xlashard._jax.compiling import note_event
-from xlashard._jax.context import INNER_FOLDERS
 from xlashard._jax.emulated import end_at_once_after_errors, listen_on_loopback
+from xlashard._jax.frames import INNER_FOLDERS
 from xlashard._jax.multihost import hand_over_handles
 from xlashard._jax.tracebacks import hide_frames
 from xlashard._jax.transfer import HandleType

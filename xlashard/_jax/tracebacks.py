@@ -5,12 +5,8 @@ and `off` shows everything. The same setting decides here of the frames of this 
 """
 
 import functools
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import jax
 from jax._src import traceback_util
 
 
@@ -64,12 +60,3 @@ def shortened[**P, R](method: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
-
-
-JAX_FOLDER = str(Path(jax.__file__).parent) + os.sep
-"""Where JAX's own code is."""
-
-
-def is_called_by_jax() -> bool:
-    """Whether the function that asks was called by code of JAX, and not by a person's."""
-    return sys._getframe(2).f_code.co_filename.startswith(JAX_FOLDER)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from xlashard._jax import coordination
-from xlashard._jax.context import calling_line
+from xlashard._jax.frames import calling_line
 from xlashard._jax.transfer import Tracer
 from xlashard.array.array import Array
 from xlashard.array.holder import Holder

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, device_put
+from xlashard._jax.frames import is_called_by_jax
 from xlashard._jax.install import install_array_type
 from xlashard._jax.pmap import refuse_in_pmap
-from xlashard._jax.tracebacks import is_called_by_jax, short_tracebacks, shortened
+from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard._jax.transfer import split
 from xlashard.array.handles import as_kind
 from xlashard.array.holder import check_alive, type_text

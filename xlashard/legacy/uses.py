@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from xlashard._jax.era import tell_when_set
-from xlashard._jax.tracebacks import JAX_FOLDER
+from xlashard._jax.frames import JAX_FOLDER
 from xlashard.legacy import flags
 from xlashard.legacy.table import Entry, entries
 

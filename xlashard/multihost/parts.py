@@ -7,7 +7,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from xlashard._jax.context import calling_line
+from xlashard._jax.frames import calling_line
 from xlashard._jax.transfer import Tracer
 from xlashard.array.together import Compared
 from xlashard.config import CheckName

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.context import calling_line
+from xlashard._jax.frames import calling_line
 from xlashard._jax.shardings import Device
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.recompile.making import Making

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.context import calling_line
+from xlashard._jax.frames import calling_line
 from xlashard._jax.lowering import dtype_name
 from xlashard.pjit.recompile.explanation import seconds_text
 from xlashard.pjit.recompile.making import Making
