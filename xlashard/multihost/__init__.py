@@ -4,7 +4,7 @@
 |---|---|
 | `initialize` | making this process one of several |
 | `environments`, `place`, `coming`, `security` | where it runs, who it is, and meeting the others |
-| `ending` | how a program of several processes ends |
+| `ending`, `gone` | how a program of several processes ends |
 | `barriers`, `watchdog`, `stuck` | waiting for the others, and saying who does not get on |
 | `programs` | whether programs are compared |
 | `gather`, `broadcast`, `equal` | values between processes |
@@ -16,9 +16,9 @@
 
 from xlashard.multihost.barriers import barrier, sync_global_devices
 from xlashard.multihost.broadcast import broadcast_one_to_all
-from xlashard.multihost.ending import GONE_EXIT_CODE
 from xlashard.multihost.equal import assert_equal
 from xlashard.multihost.gather import process_allgather
+from xlashard.multihost.gone import GONE_EXIT_CODE
 from xlashard.multihost.host_local import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,

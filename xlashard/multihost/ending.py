@@ -10,18 +10,20 @@ from types import TracebackType
 from typing import NoReturn
 
 from xlashard._jax import coordination
-from xlashard.processes import named_processes
+from xlashard.multihost.gone import (
+    GONE_EXIT_CODE,
+    end_without,
+    exit_at_once,
+    flush,
+    say_in_vain,
+    say_over,
+)
 from xlashard.processes.asking import desk
 from xlashard.processes.connections import Connection
 from xlashard.processes.lines import Lines
 from xlashard.processes.notes import own_note
 from xlashard.processes.stacks import OWN_THREADS, ThreadStack, own_stacks
 
-GONE_EXIT_CODE = 75
-"""The exit code of a process that ends because another is gone: try again (`EX_TEMPFAIL`)."""
-
-# Seconds that the others have to hear from process 0 who is gone, before it ends itself.
-_HEARD = 0.5
 # Seconds to hear from process 0 who is gone, after a collective has noticed it first.
 _HEARD_FROM = 2.0
 # What an error of a collective on CPUs begins with when the connection to another process closes.
@@ -38,56 +40,6 @@ _LOOK = 0.5
 _ENDING = _IN_VAIN + 2.0
 # Seconds for which process 0 lets others go first that leave because of an error.
 _LEAVING = 15.0
-# Seconds for what was printed to come out.
-_FLUSH = 0.5
-
-
-def end_without(processes: tuple[int, ...]) -> None:
-    """Ends this process because others are gone, with a message; no exception can do it.
-
-    Its main thread may be in a collective that never returns, and JAX's client is about to end the
-    process itself, with a message that is hard to read.
-    """
-    me, count = coordination.process_index(), coordination.process_count()
-    is_are = "is" if len(processes) == 1 else "are"
-    coordinator = ", the coordinator," if 0 in processes else ""
-    going_on = coordination.is_recoverable()
-    what_now = "goes on without" if going_on else "ends: it can't go on without"
-    text = (
-        f"\nxlashard: {named_processes(processes)} of {count}{coordinator} {is_are} gone: the "
-        "connection closed before the end, as when a process is killed, preempted, out of "
-        f"memory or ended by its watchdog. Process {me} {what_now} it. See the end of its log, "
-        "then start all processes again; with --resume, where the program has it, they go on from "
-        "the last checkpoint.\n"
-    )
-    # The message first, and by no lock that another thread may hold.
-    os.write(2, text.encode())
-    if not going_on:
-        _exit(GONE_EXIT_CODE)
-
-
-def _exit(code: int) -> NoReturn:
-    _flush_soon()
-    if coordination.process_index() == 0:
-        time.sleep(_HEARD)
-    os._exit(code)
-
-
-def _flush_soon() -> None:
-    flushing = threading.Thread(target=_flush, daemon=True)
-    try:
-        flushing.start()
-    except RuntimeError:
-        # The program is at its end, where there are no new threads, and nobody else who prints.
-        _flush()
-    else:
-        flushing.join(_FLUSH)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
 
 
 class Ending:
@@ -122,7 +74,7 @@ class Ending:
         _close(how)
         if self._lines is not None:
             self._lines.goodbye(_LEAVING if coordination.process_index() == 0 else 0)
-        _flush()
+        flush()
         os._exit(code)
 
     def _tell(self) -> None:
@@ -143,7 +95,7 @@ class Ending:
     def _lose(self, processes: tuple[int, ...]) -> None:
         if self._error is not None and self._lines is not None and self._lines.leaving:
             # Its error is told, and only JAX waits yet for those who won't come.
-            _exit(130 if isinstance(self._error, KeyboardInterrupt) else 1)
+            exit_at_once(130 if isinstance(self._error, KeyboardInterrupt) else 1)
         end_without(processes)
 
     def _mourn(self, process: int, error: str) -> None:
@@ -175,22 +127,16 @@ class Ending:
                 self._end_in_vain(*self._failure, f"waits for it in {place}")
             elif waited >= _SAID and not said:
                 said = True
-                _say_over(first_over, place)
+                say_over(first_over, place)
             time.sleep(_LOOK)
 
     def _end_in_vain(
         self, process: int, error: str, what: str = "was in a collective with it"
     ) -> NoReturn:
-        me, count = coordination.process_index(), coordination.process_count()
-        text = (
-            f"\nxlashard: process {process} of {count} has ended ({error}), and process {me} "
-            f"{what}. Process {me} ends: it can't go on without it. The log of process {process} "
-            "says more.\n"
-        )
-        os.write(2, text.encode())
-        if me == 0 and self._lines is not None:
+        say_in_vain(process, error, what)
+        if coordination.process_index() == 0 and self._lines is not None:
             self._lines.end_failed()
-        _exit(GONE_EXIT_CODE)
+        exit_at_once(GONE_EXIT_CODE)
 
 
 def _close(how: str) -> None:
@@ -199,16 +145,6 @@ def _close(how: str) -> None:
     with contextlib.suppress(Exception):
         own_note.end(how)
         desk.close()
-
-
-def _say_over(process: int, place: str) -> None:
-    me, count = coordination.process_index(), coordination.process_count()
-    text = (
-        f"\nxlashard: the program of process {process} of {count} is over, and process {me} is in "
-        f"{place}. If that is to be done together, it waits in vain: let all processes make the "
-        "same calls.\n"
-    )
-    os.write(2, text.encode())
 
 
 def _waiting_place(stack: ThreadStack | None) -> str | None:
