@@ -25,10 +25,11 @@ def plain(x: jax.Array, head: jax.Array, wanted: jax.Array) -> jax.Array:
 
 def spread(**rules: tuple[str, ...]) -> Place:
     mesh = Mesh(np.array(devices(8)).reshape(4, 2), ("fsdp", "tensor"))
-    return Layout(mesh, Rules(batch=("fsdp",), embed=("fsdp",), **rules)).place
+    return Layout(mesh, Rules(batch=("fsdp",), embed=("fsdp",), **rules))
 
 
-@pytest.mark.parametrize("parts", [1, 2, 6])
+# Three tokens of each of 16 parts have no equal pieces for two devices.
+@pytest.mark.parametrize("parts", [1, 2, 6, 16])
 @pytest.mark.parametrize("rules", [None, {"length": ("tensor",)}, {"vocab": ("tensor",)}])
 def test_parts_give_the_value_and_gradients_of_the_whole(
     parts: int, rules: dict[str, tuple[str, ...]] | None

@@ -5,7 +5,14 @@ import pytest
 import xlashard
 from tests.train.examples import MESHES, devices, settings
 from xlashard.train.errors import SettingsError
-from xlashard.train.layout import Declaration, Layout, build_mesh, initial_parameters, path_name
+from xlashard.train.layout import (
+    Declaration,
+    Layout,
+    build_mesh,
+    initial_parameters,
+    path_name,
+    unplaced,
+)
 from xlashard.train.model import declare
 from xlashard.train.step import make_recipe, state_shardings
 
@@ -23,6 +30,12 @@ def test_rules_turn_names_into_specs() -> None:
     assert mixed.spec((None, "batch", None)) == P(None, ("data", "fsdp"), None)
     assert mixed.spec(()) == P()
     assert layout("data").spec(("vocab", "embed")) == P(None, None)
+
+
+def test_a_place_tells_over_how_many_devices_an_axis_goes() -> None:
+    mixed = layout()
+    assert [mixed.ways(axis) for axis in ("batch", "embed", "length")] == [4, 2, 1]
+    assert unplaced.ways("batch") == 1
 
 
 def test_shardings_are_ours_and_lie_on_the_mesh() -> None:

@@ -61,7 +61,7 @@ def _measure(
         carry: tuple[jax.Array, ...], part: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, ...], None]:
         most, total, chosen = carry
-        _, scores, hits = _part(x, part, wanted, place)
+        _, scores, hits = _part(x, part, wanted, (parts, place))
         higher = jnp.maximum(most, scores.max(-1))
         total = total * jnp.exp(most - higher) + jnp.exp(scores - higher[..., None]).sum(-1)
         return (higher, total, chosen + jnp.where(hits, scores, 0.0).sum(-1)), None
@@ -84,7 +84,7 @@ def _gradients(
     (logs, weight), (parts, place) = logs_and_weight, how
 
     def add(dx: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        own, scores, hits = _part(x, part, wanted, place)
+        own, scores, hits = _part(x, part, wanted, how)
         change = (jnp.exp(scores - logs[..., None]) - hits) * weight
         change = place(change.astype(x.dtype), _SCORES)
         dx = dx + _product("blv,wv->blw", change, own)
@@ -93,27 +93,60 @@ def _gradients(
         return place(dx, _STREAM), down.astype(head.dtype)
 
     dx, down = jax.lax.scan(add, jnp.zeros(x.shape, jnp.float32), _cut(head, parts, place))
-    down = place(down.transpose(1, 0, 2).reshape(head.shape), ("embed", "vocab"))
+    down = place(_joined(down, place), ("embed", "vocab"))
     return dx.astype(x.dtype), down
 
 
 def _cut(head: jax.Array, parts: int, place: Place) -> tuple[jax.Array, jax.Array]:
     """The parts of the head [P, W, V / P], and the first token of each."""
-    width, vocab = head.shape
-    cut = head.reshape(width, parts, vocab // parts).transpose(1, 0, 2)
-    # Each part over all devices that share the vocabulary: their pieces of the head change places,
-    # once, and not the scores of each part.
-    return place(cut, (None, "embed", "vocab")), jnp.arange(parts) * (vocab // parts)
+    columns = head.shape[1] // parts
+    # Each device that shares the vocabulary gives every part an equal piece of its own columns:
+    # none of the head changes places, and all devices have as much to do for each part.
+    cut = place(_parted(head, parts, place), (None, "embed", "vocab"))
+    return cut, jnp.arange(parts) * (columns // _pieces(columns, place))
 
 
 def _part(
-    x: jax.Array, part: tuple[jax.Array, jax.Array], wanted: jax.Array, place: Place
+    x: jax.Array, part: tuple[jax.Array, jax.Array], wanted: jax.Array, how: tuple[int, Place]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A part of the head, gathered; its scores [B, L, V / P]; where the wanted token is."""
-    own, first = part
+    (own, first), (parts, place) = part, how
     own = place(own, (None, "vocab"))
     scores = place(_product("blw,wv->blv", x, own), _SCORES)
-    return own, scores, wanted[..., None] == first + jnp.arange(own.shape[1])
+    return own, scores, wanted[..., None] == first + _offsets(own.shape[1], parts, place)
 
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _pieces(columns: int, place: Place) -> int:
+    """How many pieces of the vocabulary, far from each other, a part with so many columns has."""
+    devices = place.ways("vocab")
+    return devices if columns % devices == 0 else 1
+
+
+def _offsets(columns: int, parts: int, place: Place) -> jax.Array:
+    """How far the token of each column of a part comes after that of its first [V / P]."""
+    pieces = _pieces(columns, place)
+    inside = jnp.arange(columns // pieces)
+    if pieces == 1:
+        return inside
+    return (jnp.arange(pieces)[:, None] * (columns // pieces * parts) + inside).reshape(columns)
+
+
+def _parted(head: jax.Array, parts: int, place: Place) -> jax.Array:
+    """The columns of each part of the head [P, W, V / P]."""
+    width, vocab = head.shape
+    pieces = _pieces(vocab // parts, place)
+    if pieces == 1:
+        return head.reshape(width, parts, -1).transpose(1, 0, 2)
+    return head.reshape(width, pieces, parts, -1).transpose(2, 0, 1, 3).reshape(parts, width, -1)
+
+
+def _joined(down: jax.Array, place: Place) -> jax.Array:
+    """What `_parted` has cut, with its columns in the order of the tokens again [W, V]."""
+    parts, width, columns = down.shape
+    pieces = _pieces(columns, place)
+    if pieces == 1:
+        return down.transpose(1, 0, 2).reshape(width, -1)
+    return down.reshape(parts, width, pieces, -1).transpose(1, 2, 0, 3).reshape(width, -1)

@@ -225,8 +225,8 @@ def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
       each one's share.
     - With `vocab`: the sums of the features that were looked up; of the gradient that leaves the
       head, in float32; of a maximum and a sum of each part for each token, and the score of its
-      next one. Several parts of the vocabulary cut the head another way than it lies: a device
-      hands all but its own piece on, and the gradient back.
+      next one. Several parts of the vocabulary have a piece of each device's own part of the head,
+      of which nothing goes over the links for that.
 
     Args:
         settings: A whole run.
@@ -269,8 +269,6 @@ def _weight_traffic(settings: Settings) -> _Sent:
         if "embed" in matrix.axes and matrix.name != "embedding":
             gathered = one if alone else 2 * one
             yield rules.embed, _part_of(settings, rules.embed) * whole * (gathered + summed)
-        if matrix.name == "head" and model.vocab_parts > 1:
-            yield rules.vocab, 2 * _part_of(settings, rules.vocab) * own * one
 
 
 def _activation_traffic(settings: Settings) -> _Sent:

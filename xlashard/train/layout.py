@@ -7,7 +7,7 @@ itself never mentions a mesh axis.
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from xlashard.train.errors import SettingsError
 from xlashard.train.settings import Rules, Settings
 
 type Axes = tuple[str | None, ...]
-type Place = Callable[[jax.Array, Axes], jax.Array]
-"""Fixes how an activation lies on the mesh, given its logical axes."""
+type Place = Layout | Unplaced
+"""Fixes how an activation lies on the mesh, given its logical axes, and tells what it takes."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Layout:
         spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
         return xlashard.with_sharding_constraint(x, xlashard.NamedSharding(self.mesh, spec))
 
+    def ways(self, axis: str) -> int:
+        """Over how many devices the rules spread a logical axis."""
+        return math.prod(self.mesh.shape[name] for name in getattr(self.rules, axis))
 
-def unplaced(x: jax.Array, axes: Axes) -> jax.Array:
-    """Leaves an activation as it is: the `Place` of a program without a mesh."""
-    del axes
-    return x
+    __call__ = place
 
 
 def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
@@ -117,6 +117,23 @@ def placed(x: jax.Array, place: Place, axes: Axes, back: Axes) -> jax.Array:
 
     forth.defvjp(lambda x: (place(x, axes), None), lambda _, gradient: (place(gradient, back),))
     return forth(x)
+
+
+class Unplaced:
+    """The `Place` of a program without a mesh."""
+
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        """Leaves an activation as it is."""
+        del axes
+        return x
+
+    def ways(self, axis: str) -> int:
+        """One device has all of each axis."""
+        del axis
+        return 1
+
+
+unplaced = Unplaced()
 
 
 def initial_parameters(declarations: Any, key: jax.Array) -> Any:

@@ -45,7 +45,7 @@ def pjit_step(recipe: Recipe, layout: Layout) -> Any:
     """The training step as one program over the mesh, its state laid out and given up."""
     state, whole = state_shardings(recipe, layout), layout.sharding()
     return xlashard.pjit(
-        functools.partial(recipe.train_step, place=layout.place),
+        functools.partial(recipe.train_step, place=layout),
         in_shardings=(state, batch_sharding(layout)),
         out_shardings=(state, whole),
         donate_argnums=(0,),
@@ -71,7 +71,7 @@ def build_programs(recipe: Recipe, layout: Layout, settings: Settings) -> Progra
     return Programs(
         train_step=step,
         evaluate=xlashard.pjit(
-            functools.partial(recipe.evaluate, place=layout.place),
+            functools.partial(recipe.evaluate, place=layout),
             in_shardings=(state["parameters"], batch),
             out_shardings=layout.sharding(),
         ),
