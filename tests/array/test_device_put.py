@@ -97,6 +97,7 @@ def test_values_without_dimensions_move_too(way: str) -> None:
         assert all(same(shard.data, np.asarray(np.int32(7))) for shard in x.addressable_shards)
 
 
+@pytest.mark.slow
 def test_other_devices(moves: list[str], way: str) -> None:
     emulated = way == "in one memory"
     first = NamedSharding(Mesh(DEVICES[:4], ("z",)), P("z"))

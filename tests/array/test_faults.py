@@ -137,6 +137,7 @@ READS: dict[str, Callable[[Array], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 @pytest.mark.parametrize("spec", [("x", "y"), ("y",), ()], ids=str)
 def test_reads_give_the_value_or_say_that_it_is_gone(read: Any, spec: Any) -> None:

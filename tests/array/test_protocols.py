@@ -90,6 +90,7 @@ def test_a_deleted_one_still_has_a_text() -> None:
     assert repr(x) == str(x) == f"{x}" == "Array(float32[4,2], deleted)"
 
 
+@pytest.mark.slow
 def test_iterating_stays_on_the_devices() -> None:
     v = value(np.float32, (130, 4))
     x = put(v, named("x", "y"))

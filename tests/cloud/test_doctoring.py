@@ -242,6 +242,7 @@ def test_all_workers_of_a_pod(cloud: Cloud, capsys: pytest.CaptureFixture[str]) 
     )
 
 
+@pytest.mark.slow
 def test_a_tpu_that_is_held_is_not_run_on(cloud: Cloud) -> None:
     sleeper = subprocess.Popen(["sleep", "60"])
     try:

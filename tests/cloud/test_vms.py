@@ -32,6 +32,7 @@ def await_text(cloud: Cloud, label: str, text: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_job_and_away_again(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +53,7 @@ def test_from_nothing_to_a_job_and_away_again(
     assert cloud.running() == []
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_made_again(cloud: Cloud) -> None:
     make(cloud)
     assert create(cloud.session()) == 0
@@ -62,6 +64,7 @@ def test_what_is_there_is_not_made_again(cloud: Cloud) -> None:
     assert cloud.said[-1] == "nothing to do: there is no one"
 
 
+@pytest.mark.slow
 def test_what_was_taken_away_is_in_the_way(cloud: Cloud) -> None:
     make(cloud)
     cloud.preempt()
@@ -98,6 +101,7 @@ def test_a_worker_that_does_not_come_up_is_named(cloud: Cloud) -> None:
     assert "gcloud compute tpus tpu-vm ssh one --zone=here --worker=1" in text
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_late_is_waited_for(cloud: Cloud) -> None:
     cloud.faults(ssh_fails={"1": 2})
     create(cloud.session())
@@ -112,6 +116,7 @@ def test_other_workers_than_the_name_says(cloud: Cloud) -> None:
         wait(cloud.session())
 
 
+@pytest.mark.slow
 def test_ssh_that_fails_twice_is_tried_again(cloud: Cloud) -> None:
     make(cloud)
     cloud.faults(ssh_fails={"0": 2})
@@ -122,6 +127,7 @@ def test_ssh_that_fails_twice_is_tried_again(cloud: Cloud) -> None:
     assert len(said) == 2
 
 
+@pytest.mark.slow
 def test_ssh_that_always_fails_is_told_with_its_command(cloud: Cloud) -> None:
     make(cloud)
     cloud.faults(ssh_fails={"0": 99, "1": 99})
@@ -133,6 +139,7 @@ def test_ssh_that_always_fails_is_told_with_its_command(cloud: Cloud) -> None:
     assert "It failed on 1 other worker too." in text
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_loses_no_byte(cloud: Cloud) -> None:
     make(cloud)
     cloud.write_code(job_sh="for i in $(seq 300); do echo line $i; done")
@@ -144,6 +151,7 @@ def test_a_connection_that_breaks_loses_no_byte(cloud: Cloud) -> None:
     assert cloud.log("1") == lines
 
 
+@pytest.mark.slow
 def test_the_first_that_fails_ends_the_others(cloud: Cloud) -> None:
     make(cloud)
     script = (
@@ -157,6 +165,7 @@ def test_the_first_that_fails_ends_the_others(cloud: Cloud) -> None:
     assert cloud.running() == []
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_left_is_ended(cloud: Cloud) -> None:
     make(cloud)
     # It detaches, and ignores being asked.
@@ -173,6 +182,7 @@ def _never_followed(session) -> None:
     start_job(session, ready_workers(session), new_job(session.settings.run.command, {}))
 
 
+@pytest.mark.slow
 def test_a_job_is_followed_again(cloud: Cloud) -> None:
     make(cloud)
     with pytest.raises(CloudError, match="(?s)no job was started on one.*run.py --name=one"):
@@ -185,6 +195,7 @@ def test_a_job_is_followed_again(cloud: Cloud) -> None:
     assert cloud.log("0") == "started\ndone\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_job_on_all_workers(cloud: Cloud) -> None:
     make(cloud)
 
@@ -204,12 +215,14 @@ def test_ctrl_c_ends_the_job_on_all_workers(cloud: Cloud) -> None:
     assert cloud.running() == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_not_set_up(cloud: Cloud) -> None:
     make(cloud)
     with pytest.raises(CloudError, match=r"(?s)worker 0 has no folder other.*setup.py --name=one"):
         run(cloud.session(run__command="true", setup__folder="other"))
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_is_told_once(cloud: Cloud) -> None:
     session = cloud.session(setup__install="echo no such package >&2; exit 9")
     create(session)
@@ -221,6 +234,7 @@ def test_an_installation_that_fails_is_told_once(cloud: Cloud) -> None:
     assert not any("try 2" in text for text in cloud.said)
 
 
+@pytest.mark.slow
 def test_code_is_copied_as_it_is_now(cloud: Cloud) -> None:
     installed = "echo x >>~/count"
     make(cloud, setup__install=installed)
@@ -234,6 +248,7 @@ def test_code_is_copied_as_it_is_now(cloud: Cloud) -> None:
     assert os.listdir(cloud.folder / "homes" / "one--0" / "job") == ["other.sh"]
 
 
+@pytest.mark.slow
 def test_a_shell_on_a_worker(cloud: Cloud, capfd: pytest.CaptureFixture[str]) -> None:
     make(cloud)
     assert ssh(cloud.session(), ["1", "pwd"]) == 0
@@ -244,6 +259,7 @@ def test_a_shell_on_a_worker(cloud: Cloud, capfd: pytest.CaptureFixture[str]) ->
         ssh(cloud.session(), ["7"])
 
 
+@pytest.mark.slow
 def test_several_slices_are_queued_and_named_in_logs(cloud: Cloud) -> None:
     cloud.faults(hosts=1)
     two = {"tpu__slices": 2, "tpu__accelerator": "v4-8", "tpu__capacity": "spot"}
@@ -260,6 +276,7 @@ def test_several_slices_are_queued_and_named_in_logs(cloud: Cloud) -> None:
     assert not list((cloud.folder / "queued").iterdir())
 
 
+@pytest.mark.slow
 def test_a_request_that_is_refused_says_why(cloud: Cloud) -> None:
     cloud.faults(stays="FAILED")
     create(cloud.session(tpu__queued=True))
@@ -268,6 +285,7 @@ def test_a_request_that_is_refused_says_why(cloud: Cloud) -> None:
     assert delete(cloud.session(tpu__queued=True)) == 0
 
 
+@pytest.mark.slow
 def test_logs_stay_where_they_are_said_to_be(cloud: Cloud) -> None:
     make(cloud)
     run(cloud.session(run__command="sh job.sh"))

@@ -161,6 +161,7 @@ def test_half_a_way_to_go_on(cloud: Cloud) -> None:
         how_to_resume(cloud.session(watch__checkpoints="/mnt/*"))
 
 
+@pytest.mark.slow
 def test_a_lost_worker_without_a_preemption_starts_the_job_again(cloud: Cloud) -> None:
     """Its processes are killed, as when its memory is full or it restarts."""
 

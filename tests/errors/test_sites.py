@@ -258,6 +258,7 @@ def unhit() -> list[Site]:
     ]
 
 
+@pytest.mark.slow
 def test_every_check_has_an_entry(unhit: list[Site]) -> None:
     left = [site for site in unhit if not matches(site)]
     assert not left, (
@@ -272,6 +273,7 @@ def test_every_exception_is_one(unhit: list[Site]) -> None:
     assert set(spoken_of.values()) == {1}, spoken_of
 
 
+@pytest.mark.slow
 def test_statements_are_found() -> None:
     sites = raise_sites(*ROOMS)
     assert len(sites) > 150

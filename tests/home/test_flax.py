@@ -63,6 +63,7 @@ def make_state() -> train_state.TrainState:
     return train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.1))
 
 
+@pytest.mark.slow
 def test_a_train_state_is_trained_written_and_read() -> None:
     state = make_state()
 

@@ -79,6 +79,7 @@ TARGETS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_restoring_into_shapes(tree: Any, saved: Path, target: str) -> None:
     wanted = shapes(tree, TARGETS[target])

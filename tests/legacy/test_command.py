@@ -113,6 +113,7 @@ def scripted(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return folder, run(folder, *flags, "old/script.py", "--report", "-m")
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_python_would_run_it(scripted) -> None:
     _, done = scripted
     assert done.stdout == "['old/script.py', '--report', '-m'] 7 False True\n"
@@ -165,6 +166,7 @@ def test_it_stays_the_main_module_also_for_processes_that_it_starts(tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["folder", "archive"])
 def test_a_folder_and_an_archive_run_as_python_runs_them(tmp_path: Path, form: str) -> None:
     folder = tmp_path / "old"
@@ -177,11 +179,13 @@ def test_a_folder_and_an_archive_run_as_python_runs_them(tmp_path: Path, form: s
     assert (done.stdout, done.stderr) == ("['one'] 7\n", "")
 
 
+@pytest.mark.slow
 def test_a_pipe_runs_as_a_script(tmp_path: Path) -> None:
     done = run(tmp_path, "/dev/stdin", "one", stdin="import sys; print(sys.argv[1:], __name__)\n")
     assert (done.stdout, done.stderr) == ("['one'] __main__\n", "")
 
 
+@pytest.mark.slow
 def test_a_package_that_imports_the_names_itself_and_one_that_fails(tmp_path: Path) -> None:
     for name, init in (("old", PACKAGE), ("broken", "import no_such_thing\n")):
         (tmp_path / name).mkdir()
@@ -200,6 +204,7 @@ def test_a_package_that_imports_the_names_itself_and_one_that_fails(tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()

@@ -152,6 +152,7 @@ def test_it_is_one_leaf(gda):
     assert treedef.unflatten(leaves)["w"] is gda
 
 
+@pytest.mark.slow
 def test_jax_takes_it(gda):
     assert jax.typeof(gda).shape == (8, 2)
     np.testing.assert_allclose(jnp.sin(gda), np.sin(WHOLE), rtol=1e-6)

@@ -33,6 +33,7 @@ def names_of_jax() -> dict[str, list]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imported", ["xlashard", "xlashard.legacy"])
 def test_an_import_adds_no_name_to_jax_and_removes_none(names_of_jax, imported: str) -> None:
     assert names_of_jax[f"by {imported}"] == []

@@ -91,6 +91,7 @@ def cut(size: int) -> str | tuple[str, ...] | None:
     return found[0] if found else None
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, 9)] * n)] * 2)),
     st.booleans(),

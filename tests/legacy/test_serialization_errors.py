@@ -168,6 +168,7 @@ def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> N
     refused(ProcessesError, saving.AsyncManager, "one of 2", "jax.distributed.initialize()")
 
 
+@pytest.mark.slow
 def test_without_tensorstore_the_import_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['tensorstore'] = None\n"

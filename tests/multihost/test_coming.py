@@ -45,6 +45,7 @@ def test_by_hand_it_shows_what_differs_between_them() -> None:
     assert "with the same coordinator and with process_id 0 … 2" in text
 
 
+@pytest.mark.slow
 def test_while_it_waits_it_says_for_whom(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

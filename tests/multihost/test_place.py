@@ -172,6 +172,7 @@ def test_half_an_environment_is_said_to_be_one(setting: Any) -> None:
         find(asked())
 
 
+@pytest.mark.slow
 def test_a_coordinator_whose_name_nobody_knows(setting: Any) -> None:
     hosts = "no-such-host.invalid,127.0.0.3"
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)

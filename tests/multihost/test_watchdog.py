@@ -59,6 +59,7 @@ def test_it_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> Non
     assert "steps come again" in again
 
 
+@pytest.mark.slow
 def test_a_pause_and_the_end_of_the_block_are_no_trouble(said: _Said) -> None:
     with Watchdog(timeout=0.1) as watchdog, watchdog.paused("a"), watchdog.paused("b"):
         assert not said.said.wait(0.5)

@@ -177,6 +177,7 @@ def test_arrays_are_found_inside_of_arguments(ours: Samples[Any]) -> None:
     assert {type(part) for part in result} == {Array}
 
 
+@pytest.mark.slow
 def test_functions_compute_with_tracers() -> None:
     x = device_put(np.arange(8, dtype=np.float32), named("x"))
 

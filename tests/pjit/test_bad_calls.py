@@ -30,6 +30,7 @@ def test_there_are_thousands():
     assert len(MAKERS) * CALLS >= 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", sweep(MAKERS, quick=MAKERS[::3]), ids=lambda make: make.__name__)
 def test_every_bad_call_is_refused(bench, make):
     seed = zlib.crc32(make.__name__.encode())

@@ -157,6 +157,7 @@ def test_an_nnx_model(mesh):
     assert spec_of(out) == ("x",)
 
 
+@pytest.mark.slow
 def test_a_bound_step_over_an_optimiser(mesh):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
     named = NamedSharding(mesh, P("x"))

@@ -162,6 +162,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", KINDS, ids=lambda k: next(iter(getattr(k, "keywords", {})), None) or k.__name__
 )
@@ -258,6 +259,7 @@ def test_clear_cache_of_one_function_leaves_others(compilations):
     assert compilations.count == 2
 
 
+@pytest.mark.slow
 def test_clear_caches_of_jax(compilations, mesh):
     traces = Traces(lambda x: x * x)
     f = pjit(traces.fun, in_shardings=sharded())
@@ -323,6 +325,7 @@ def sizes(pjit_like, place, sharding):
     return found
 
 
+@pytest.mark.slow
 def test_cache_size_counts_as_jax_does(mesh):
     ours = NamedSharding(mesh, P("x"))
     assert sizes(pjit, device_put, ours) == sizes(jax.jit, jax.device_put, ours.twin())

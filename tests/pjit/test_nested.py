@@ -88,6 +88,7 @@ def test_make_jaxpr_shows_one_equation_with_its_shardings(mesh):
         assert "witness" not in said and "GSPMDSharding" not in said
 
 
+@pytest.mark.slow
 def test_settings_of_jax_are_followed_inside(mesh):
     f = sharded(mesh)
 
@@ -137,6 +138,7 @@ def test_shapes_without_running(mesh):
     assert jax.eval_shape(pjit(lambda x: x * 2), 1.0).weak_type
 
 
+@pytest.mark.slow
 def test_next_to_shard_map_and_inside_it(mesh, partitioner):
     def body(x):
         return pjit(lambda x: jax.lax.psum(x, "x") * jax.lax.axis_index("x"))(jnp.sin(x))

@@ -210,6 +210,7 @@ def test_memory_kinds_follow_the_data(mesh):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["one device", "eight devices"])
 def test_layouts_follow_the_data(mesh, where):
     place = SingleDeviceSharding(jax.devices()[0])

@@ -58,6 +58,7 @@ class TestDrawing:
             assert program == draw_program.__wrapped__(seed)
             assert program_text(program) == program_text(draw_program.__wrapped__(seed))
 
+    @pytest.mark.slow
     def test_programs_differ(self):
         assert len({program_text(draw_program(seed)) for seed in range(20)}) == 20
 

@@ -352,6 +352,7 @@ def test_layouts(mesh):
     assert step.state.format.layout.major_to_minor == (1, 0)
 
 
+@pytest.mark.slow
 def test_keys(mesh):
     def fun(state, x):
         key, new = jax.random.split(state["key"])

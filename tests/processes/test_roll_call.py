@@ -69,6 +69,7 @@ def test_all_come_and_the_address_is_free_again(opened: list[Connection]) -> Non
     assert str(host[2].caller) == "pid 1002 on host2"
 
 
+@pytest.mark.slow
 def test_who_is_missing_is_told_to_all_and_raised_in_all() -> None:
     told: list[tuple[int, ...]] = []
     everybody = calls(4, timeout=1.5, told=lambda missing, seconds: told.append(missing))
@@ -77,6 +78,7 @@ def test_who_is_missing_is_told_to_all_and_raised_in_all() -> None:
     assert told == [(1, 3), (1, 3)], "once in each, after a second"
 
 
+@pytest.mark.slow
 def test_alone_it_waits_for_a_shorter_time() -> None:
     host, guest = calls(2, alone=0.3)
     (error,) = outcomes([host])
@@ -175,6 +177,7 @@ def test_something_else_at_the_address(answer: bytes, kind: type[Exception], tex
     assert text in (error.reason if isinstance(error, AbsentError) else str(error))
 
 
+@pytest.mark.slow
 def test_something_that_says_nothing() -> None:
     guest = calls(2, alone=0.5)[1]
     with listen(guest.coordinator):

@@ -55,6 +55,7 @@ def test_who_fails_first_gives_the_exit_code(capfd: pytest.CaptureFixture[str]) 
     )
 
 
+@pytest.mark.slow
 def test_a_timeout_shows_stacks(capfd: pytest.CaptureFixture[str]) -> None:
     source = "def stuck(): __import__('time').sleep(1000)\nstuck()"
     code, _, err = pod(capfd, "--timeout", "1", "--", *python(source))

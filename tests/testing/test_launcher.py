@@ -187,6 +187,7 @@ def test_when_one_fails_the_others_are_ended(act: str, told: str, code: int) -> 
     assert "ValueError: broken" in report or "raise" not in act
 
 
+@pytest.mark.slow
 def test_who_does_not_listen_is_killed() -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     done = ran(python(deaf + FAIL_IN_ONE.format("sys.exit(3)")), 2, grace=0.2)
@@ -219,6 +220,7 @@ def test_all_that_fail_are_told_in_order() -> None:
     assert verdict.exit_code() == 137
 
 
+@pytest.mark.slow
 def test_after_a_timeout_all_stacks_are_shown() -> None:
     done = ran(python(STUCK), timeout=2)
     assert done.verdict.timed_out == (0, 1)
@@ -233,6 +235,7 @@ def test_after_a_timeout_all_stacks_are_shown() -> None:
     assert done.verdict.codes == (-signal.SIGABRT,) * 2
 
 
+@pytest.mark.slow
 def test_a_timeout_leaves_no_core_file(tmp_path: Path) -> None:
     source = "import resource, time; resource.setrlimit(resource.RLIMIT_CORE, (2**20, 2**20));"
     source += f"import os; os.chdir({str(tmp_path)!r}); time.sleep(1000)"
@@ -252,6 +255,7 @@ def test_a_report_shows_the_last_lines() -> None:
     assert "[it wrote nothing]" in ran([sys.executable, "-c", "raise SystemExit(1)"], 1).report()
 
 
+@pytest.mark.slow
 def test_processes_may_end_before_all_have_started() -> None:
     for _ in range(10):
         assert ran(["true"], 4).verdict.codes == (0,) * 4

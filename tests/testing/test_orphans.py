@@ -47,6 +47,7 @@ def test_they_end_when_the_guard_is_killed() -> None:
         assert all_gone(pids)
 
 
+@pytest.mark.slow
 def test_they_end_after_a_timeout() -> None:
     done = ran(family(signal.SIGTERM), timeout=1)
     assert done.verdict.timed_out == (0, 1)

@@ -23,6 +23,7 @@ def drawn(heads: int, kv_heads: int, scale: float = 1.0) -> list[jax.Array]:
     return [scale * jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
 @pytest.mark.parametrize("block", [4, 12, 24])
 def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int) -> None:
@@ -43,6 +44,7 @@ def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int)
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = drawn(2, 2, scale=40.0)
     found = blockwise_attention(q, k, v, 4)

@@ -118,6 +118,7 @@ def test_each_misfit_is_told_once() -> None:
 SIZES = st.integers(1, 12)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=200)
 @given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4, 8]))
 def test_a_corrected_batch_is_accepted(

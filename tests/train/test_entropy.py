@@ -29,6 +29,7 @@ def spread(**rules: tuple[str, ...]) -> Place:
 
 
 # Three tokens of each of 16 parts have no equal pieces for two devices.
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 6, 16])
 @pytest.mark.parametrize("rules", [None, {"length": ("tensor",)}, {"vocab": ("tensor",)}])
 def test_parts_give_the_value_and_gradients_of_the_whole(

@@ -44,6 +44,7 @@ def densely(x: jax.Array, given: dict[str, jax.Array], active: int) -> jax.Array
     return jnp.einsum("bsew,bse->bsw", each, shares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("active", [1, 2])
 def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None:
     shape = model(f"model.active_experts={active}", f"model.capacity={4 / active}")
@@ -66,6 +67,7 @@ def test_with_room_for_all_it_is_the_mixture_of_all_experts(active: int) -> None
     assert measured["dropped"] == 0
 
 
+@pytest.mark.slow
 def test_a_full_expert_lets_tokens_pass() -> None:
     shape = model("model.active_experts=1", "model.capacity=0.5")
     given = weights(shape)
@@ -80,6 +82,7 @@ def test_a_full_expert_lets_tokens_pass() -> None:
     np.testing.assert_allclose(measured["balance"], 4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_equally_busy_experts_have_a_balance_of_one() -> None:
     shape = model("model.active_experts=1")
     given = weights(shape)

@@ -72,6 +72,7 @@ def test_loss_is_the_mean_surprise(parameters: dict) -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_position_sees_later_ones(parameters: dict) -> None:
     changed = TOKENS.copy()
     changed[:, 9] ^= 1
@@ -93,6 +94,7 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
     np.testing.assert_allclose(near, far, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
     model = settings(f"model.kv_heads={kv_heads}").model
@@ -161,6 +163,7 @@ def greedy(parameters: dict, prompt: bytes, count: int) -> bytes:
     return text[len(prompt) :].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [b"T", b"The model "])
 def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, prompt: bytes) -> None:
     written = generate(parameters, np.frombuffer(prompt, np.uint8), 0, jnp.float32(0), 6, MODEL)
@@ -177,6 +180,7 @@ def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
     assert written(1) != written(2)
 
 
+@pytest.mark.slow
 def test_bytes_are_drawn_by_their_chances() -> None:
     scores = jnp.full(256, -jnp.inf).at[65].set(jnp.log(3.0)).at[66].set(0.0)
     keys = jax.random.split(jax.random.key(0), 4000)

@@ -171,6 +171,7 @@ def filled(draw: st.DrawFn, cls: type) -> Any:
     return cls(**given_values)
 
 
+@pytest.mark.slow
 @given(filled(Settings))
 def test_settings_survive_toml(settings: Settings) -> None:
     assert read(Settings, tomllib.loads(to_toml(settings))) == settings
@@ -181,6 +182,7 @@ def test_any_string_survives_toml(text: str) -> None:
     assert tomllib.loads(f"value = {toml_value(text)}") == {"value": text}
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | NAMES, st.lists))
 def test_any_value_is_taken_or_refused_with_its_key(raw: Any) -> None:
     for leaf in leaves(Example):

@@ -44,6 +44,7 @@ def test_a_step_counts_and_measures() -> None:
     np.testing.assert_allclose(measured["learning_rate"], recipe().schedule(0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_mean_over_the_parts() -> None:
     parameters = recipe().initial_state(0)["parameters"]
     evaluate = jax.jit(recipe().evaluate)
@@ -82,6 +83,7 @@ def test_only_matrices_decay() -> None:
     np.testing.assert_array_equal(updates["layers"]["mlp"]["norm"], 0)
 
 
+@pytest.mark.slow
 def test_the_gradient_is_clipped() -> None:
     declarations = {"x": recipe().declarations["norm"]}
     optimizer = make_optimizer(

@@ -38,6 +38,7 @@ from xlashard.train.checkpoint.manifest import Manifest, read_manifest
 from xlashard.train.errors import CheckpointError, RunError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MESH, TALL, HALF, ONE], ids=["same", "tall", "half", "one"])
 def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
     restored = restore(saved, wanted(mesh))
@@ -92,6 +93,7 @@ def test_random_keys_come_back(tmp_path: Path) -> None:
             checkpoints.restore(like)
 
 
+@pytest.mark.slow
 def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
     step = pjit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
     now = jax.tree.map(pjit(lambda x: x + 0), state(1))

@@ -108,6 +108,7 @@ def test_a_damaged_file_is_refused_by_its_name(own: Path, damage: str) -> None:
     check_same(restore(own).state, 10)
 
 
+@pytest.mark.slow
 def test_every_byte_counts(own: Path) -> None:
     """One bit of each file in turn."""
     for file in [p for p in (own / "00000020").rglob("*") if p.is_file()]:

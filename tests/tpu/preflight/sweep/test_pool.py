@@ -48,6 +48,7 @@ def test_what_goes_wrong_costs_its_own_job_only():
     assert reasons["leave"] == "its process ended with exit code 3"
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_much_is_ended():
     large = behaving("grow", "well", bytes=300 * 2**20)
     found = ran(large, workers=1, bytes=150 * 2**20)

@@ -170,6 +170,7 @@ def test_a_topology_on_which_no_mesh_is_possible_is_told(tmp_path, monkeypatch):
     assert left_out.reason.startswith("no mesh of data=..4 has 8 devices: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False], ids=["a bar", "lines"])
 def test_progress_is_shown(swept, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
