@@ -55,11 +55,13 @@ def theirs(mistake: Mistake) -> Outcome:
 def run(setup: str, source: str) -> Outcome:
     """Runs a call after its setup, in names of their own.
 
-    Warnings count where nothing is raised; the deprecations of others don't.
+    Warnings count where nothing is raised; the deprecations of others don't, nor what is said of
+    a file or socket that nobody closed: it may be of any test, and collected just now.
     """
     with warnings.catch_warnings(record=True) as caught, _whole_tracebacks():
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", ResourceWarning)
         try:
             execute(setup, source)
         except Exception as error:

@@ -56,6 +56,7 @@ def again() -> PreflightReport:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_smallest_gives_its_report_again(again: PreflightReport) -> None:
     before = preflights.kept("1b_v5e_16")
     assert again.outcome == "fits"
