@@ -226,7 +226,8 @@ def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
     - With `vocab`: the sums of the features that were looked up; of the gradient that leaves the
       head, in float32; of a maximum and a sum of each part for each token, and the score of its
       next one. Several parts of the vocabulary have a piece of each device's own part of the head,
-      of which nothing goes over the links for that.
+      of which nothing goes over the links for that. (Parts that don't divide among the devices of
+      `vocab` are cut another way than the head lies; what that sends is left out.)
 
     Args:
         settings: A whole run.
