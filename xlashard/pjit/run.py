@@ -1,5 +1,6 @@
 """Running a prepared program on the arguments of a call, and how that is repeated."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -20,6 +21,9 @@ from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.transfers import arguments_may_move
 from xlashard.program.agreement import Naming
+
+_GIVEN_BACK = 0.25
+"""Seconds in which XLA has given back the buffers of a call that it refused; it needs a few ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +163,7 @@ def check_donated_once(
     Raises:
         DonationError: If there is one.
     """
+    _wait_until_given_back(list(compress(values, donated)))
     seen: dict[int, int] = {}
     for i, value in enumerate(values):
         address = _address(value)
@@ -171,6 +176,31 @@ def check_donated_once(
             f"{paths[taken]} is donated: pass a copy as one of them (jnp.copy(x)), or take "
             f"{paths[taken]} out of donate_argnums"
         ) from None
+
+
+def _wait_until_given_back(donated: Sequence[Any]) -> None:
+    """Waits until the donated arrays of a call that XLA refused are whole again.
+
+    The threads of some devices may still hold buffers when another has refused the call, and for
+    so long these look deleted.
+    """
+    end = time.monotonic() + _GIVEN_BACK
+    for value in donated:
+        handle = bare(value)
+        if not is_handle(handle) or (isinstance(value, Array) and value._deleted_by):
+            continue
+        while not _is_whole(handle) and time.monotonic() < end:
+            time.sleep(0.001)
+
+
+def _is_whole(handle: jax.Array) -> bool:
+    try:
+        # There are none of what somebody deleted by hand.
+        for part in split(handle) or ():
+            part.unsafe_buffer_pointer()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _address(value: Any) -> int:
