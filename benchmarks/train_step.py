@@ -50,27 +50,35 @@ OURS = Side(xlashard.pjit, xlashard.with_sharding_constraint, lambda sharding: s
 JAX = Side(jax.jit, jax.lax.with_sharding_constraint, plain)
 
 
+@dataclass(frozen=True)
+class SideLayout(Layout):
+    """A layout whose constraints one side makes."""
+
+    side: Side
+
+    def __call__(self, x: jax.Array, axes: Axes) -> jax.Array:
+        """Lays an activation out by the rules; axes beyond its own only take what they take."""
+        spec = xlashard.PartitionSpec(*tuple(self.spec(axes))[: x.ndim])
+        sharding = xlashard.NamedSharding(self.mesh, spec)
+        return self.side.constrain(x, self.side.sharding(sharding))
+
+
 class Job:
     """The main job's training step, compiled by one side."""
 
     def __init__(self, side: Side, settings: Settings, devices: list[Any]) -> None:
         self.side, self.settings = side, settings
-        self.layout = Layout(
-            build_mesh(settings.mesh, devices[: settings.devices.emulate]), settings.sharding.rules
-        )
+        mesh = build_mesh(settings.mesh, devices[: settings.devices.emulate])
+        self.layout = SideLayout(mesh, settings.sharding.rules, side)
         self.recipe = make_recipe(settings)
         shardings = state_shardings(self.recipe, self.layout)
         self.shardings = jax.tree.map(side.sharding, shardings)
 
     def step(self) -> Any:
         """The step as a function that was never called."""
-
-        def place(x: jax.Array, axes: Axes) -> jax.Array:
-            return self.side.constrain(x, self.side.sharding(self.layout.sharding(axes)))
-
         batch, whole = batch_sharding(self.layout), self.layout.sharding()
         return self.side.compile(
-            functools.partial(self.recipe.train_step, place=place),
+            functools.partial(self.recipe.train_step, place=self.layout),
             in_shardings=(self.shardings, self.side.sharding(batch)),
             out_shardings=(self.shardings, self.side.sharding(whole)),
             donate_argnums=(0,),
@@ -92,12 +100,16 @@ class Job:
         windows = text.windows(starts, length + 1)
         return jax.device_put(windows.reshape(training.accumulate, -1, length + 1), plain(sharding))
 
-    def first_step(self) -> None:
-        """Traces, lowers and compiles the step."""
+    def lowered(self) -> Any:
+        """The step, traced and lowered."""
         rows = self.settings.training.batch // self.settings.training.accumulate
         shape = (self.settings.training.accumulate, rows, self.settings.model.length + 1)
         shapes = jax.eval_shape(self.recipe.initial_state, 0)
-        self.step().lower(shapes, jax.ShapeDtypeStruct(shape, np.uint8)).compile()
+        return self.step().lower(shapes, jax.ShapeDtypeStruct(shape, np.uint8))
+
+    def first_step(self) -> None:
+        """Traces, lowers and compiles the step."""
+        self.lowered().compile()
 
 
 def looping(job: Job) -> Callable[[], None]:

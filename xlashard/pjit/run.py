@@ -160,6 +160,8 @@ def check_donated_once(
 ) -> None:
     """Says which argument shares its buffers with a donated one, after XLA refused a call.
 
+    The donated arrays are whole again when it comes back.
+
     Raises:
         DonationError: If there is one.
     """

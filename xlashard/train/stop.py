@@ -155,10 +155,15 @@ class Stop:
             raise
         finally:
             self._closed.set()
+            # The others of a group may need this one's watcher after it has failed.
             if self._group.count == 1:
-                self._calls.say(Call("end", 0))
-                self._watcher.join()
-        if self._group.index == 0 and self._group.count > 1:
+                self._end()
+        if self._group.count > 1:
+            self._end()
+
+    def _end(self) -> None:
+        """Waits until the watcher has heard that all is done, as the first process says."""
+        if self._group.index == 0:
             self._calls.say(Call("end", 0))
         self._watcher.join()
 

@@ -4,8 +4,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,24 +85,15 @@ def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
 
 
 def test_threads_do_not_take_each_others() -> None:
-    failures: list[Exception] = []
+    def work(_: int) -> None:
+        for number in range(50):
+            with passing_folder() as folder:
+                (folder / "module.txt").write_text(str(number))
+                remove_abandoned()
+                assert (folder / "module.txt").read_text() == str(number)
 
-    def work() -> None:
-        try:
-            for number in range(50):
-                with passing_folder() as folder:
-                    (folder / "module.txt").write_text(str(number))
-                    remove_abandoned()
-                    assert (folder / "module.txt").read_text() == str(number)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(work, range(4))]) == 4
 
 
 def test_a_compilation_removes_them_and_leaves_none(temporary: Path) -> None:

@@ -24,26 +24,15 @@ class Progress:
         self._is_shown = shown
         self._total = self._done = 0
         self._best: SweepResult | None = None
-        self._has_bar = shown and self._console.is_terminal
-        self._bar = Bar(
-            TextColumn("meshes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=self._console,
-            disable=not self._has_bar,
-        )
-        self._task = self._bar.add_task("", total=None)
+        self._bar = _bar(self._console) if shown and self._console.is_terminal else None
 
     def __enter__(self) -> Self:
-        if self._has_bar:
+        if self._bar:
             self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Where there is none, rich 13 ends it with an empty line.
-        if self._has_bar:
+        if self._bar:
             self._bar.stop()
 
     def start(self, total: int, known: Sequence[SweepResult]) -> None:
@@ -63,7 +52,7 @@ class Progress:
         self._done += 1
         self._compare(result)
         self._show()
-        if self._is_shown and not self._has_bar:
+        if self._is_shown and not self._bar:
             self._console.print(
                 f"{self._done}/{self._total} {result.where} {result.axes}: {_said(result)}",
                 soft_wrap=True,
@@ -76,9 +65,25 @@ class Progress:
             self._best = result
 
     def _show(self) -> None:
+        if not self._bar:
+            return
         best = self._best
         said = "" if best is None else f"best {_said(best)}: {best.axes} on {best.where}"
-        self._bar.update(self._task, total=self._total, completed=self._done, description=said)
+        (task,) = self._bar.task_ids
+        self._bar.update(task, total=self._total, completed=self._done, description=said)
+
+
+def _bar(console: Console) -> Bar:
+    bar = Bar(
+        TextColumn("meshes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )
+    bar.add_task("", total=None)
+    return bar
 
 
 def _said(result: SweepResult) -> str:

@@ -1,0 +1,14 @@
+"""The main job's step can be made by both sides; measuring it takes too long for a test."""
+
+import jax
+import pytest
+
+from benchmarks.train_step import JAX, OURS, ROOT, Job, Side
+from xlashard.train.settings import load_settings
+
+
+@pytest.mark.parametrize("side", [OURS, JAX], ids=["pjit", "jax.jit"])
+def test_the_step_of_the_main_job_is_lowered(side: Side) -> None:
+    settings = load_settings(str(ROOT / "configs" / "tiny.toml"))
+    job = Job(side, settings, jax.devices())
+    assert "sharding" in job.lowered().as_text()
