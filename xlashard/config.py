@@ -20,10 +20,10 @@ The launcher of emulated pods (`xlashard pod`) sets these in each process, and n
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from xlashard.errors import ConfigError
+from xlashard.lazily import dataclass
 
 type PartitionerName = Literal["shardy", "gspmd"]
 

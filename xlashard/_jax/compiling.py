@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from xlashard._jax import modules
 from xlashard._jax.shardings import Device, device_list, hlo_text
 from xlashard._jax.transfer import HandleType
 from xlashard.errors import ArgumentError
+from xlashard.lazily import dataclass
 
 type Executable = Any
 type Handle = jax.Array

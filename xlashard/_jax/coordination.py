@@ -6,13 +6,15 @@ asks to overwrite; readers may wait for a key to come.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
 from jax._src import cloud_tpu_init, clusters, config, distributed, xla_bridge
 from jax._src.clusters import cloud_tpu_cluster
 from jax._src.lib import _jax
+
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The first operation of a jaxpr whose result is forbidden though its operands are not."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jax._src import core, source_info_util
 
 from xlashard._jax.jaxprs import Jaxpr, Literal, as_function
+from xlashard.lazily import dataclass
 
 type Forbids = Callable[[Any], str | None]
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jax._src import config, core, sharding_impls
@@ -21,6 +20,7 @@ from xlashard._jax.shardings import (
 )
 from xlashard._jax.tracing import Jaxpr, inner_shardings, needs_devices
 from xlashard.errors import CompileError
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
 """Making primitives of our own, with the rules by which JAX transforms them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from xlashard._jax.shardings import (
     device_list,
 )
 from xlashard.errors import CompileError
+from xlashard.lazily import dataclass
 
 Primitive = core.Primitive
 AxisData = Any

@@ -6,7 +6,7 @@ result that it only constrains. Here such a value is taken from there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.tree_util import tree_leaves
 from jax._src.util import weakref_lru_cache
+
+from xlashard.lazily import dataclass
 
 type Jaxpr = Any
 

@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
 from xlashard._jax.shardings import JaxSharding, Mesh
+from xlashard.lazily import dataclass
 
 type Jaxpr = Any
 type TreeDef = Any

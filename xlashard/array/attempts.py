@@ -9,7 +9,6 @@ that no spec there says; from arguments that are given as bare tiles, results ar
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from xlashard.array.order import in_order, is_out_of_order
 from xlashard.array.placement import places
 from xlashard.array.reshard import reshard
 from xlashard.errors import DeviceMismatchError
+from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding, from_jax
 
 _IDS_SHOWN = 16

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
 from xlashard.array.host_put import put_on, put_value
 from xlashard.array.placement import Places
 from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan
+from xlashard.lazily import dataclass
 
 _EXCHANGES_KEPT = 512
 

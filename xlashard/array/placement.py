@@ -1,6 +1,5 @@
 """Where an array shall go: what callers may write, as one value, and as places for one shape."""
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from xlashard._jax.tracing import mesh_in_force
 from xlashard._jax.transfer import make_aval
 from xlashard.errors import ArgumentError, PlacementError
 from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
 from xlashard.sharding import (
     NamedSharding,
     PartitionSpec,

@@ -6,7 +6,7 @@ can be its source and its destination, under either partitioner and across proce
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from xlashard.array.host_put import put_value
 from xlashard.array.placement import Places, places
 from xlashard.array.slabs import Slabs, cut_into_slabs, move_slab
 from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
 from xlashard.program import (
     Partitioner,
     Program,

@@ -1,7 +1,6 @@
 """Which way an array goes from one placement to another: said first, and gone by `reshard`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
@@ -9,6 +8,7 @@ from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard.array.memory import in_one_memory
 from xlashard.array.placement import Places, places
 from xlashard.geometry import Tiling, load, refined
+from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
 _COMPARISONS_KEPT = 512

@@ -8,7 +8,6 @@ same change needs them for one slab at a time.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 
 from xlashard._jax.shardings import Device
 from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
 

@@ -9,7 +9,6 @@ much as one host.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +18,7 @@ from xlashard.errors import GroupTextError, TilingError
 from xlashard.geometry import strides
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.tile_assignment import TileAssignment
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True, slots=True)

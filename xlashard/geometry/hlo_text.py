@@ -1,10 +1,10 @@
 """The syntax of HLO shardings, read into its plain parts."""
 
 import re
-from dataclasses import dataclass
 from typing import Literal, NoReturn, get_args
 
 from xlashard.errors import ShardingTextError
+from xlashard.lazily import dataclass
 
 type Kind = Literal["tiled", "replicated", "maximal", "manual", "unreduced", "unknown", "tuple"]
 type Subgroup = Literal["manual", "unreduced", "replicated"]

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from xlashard.geometry import strides
 from xlashard.geometry.tiling import Tiling
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

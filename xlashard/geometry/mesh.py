@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from xlashard.errors import BoxError, GridError
 from xlashard.geometry.strides import check_positions
+from xlashard.lazily import dataclass
 
 
 class Box(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from xlashard.errors import TilingError
 from xlashard.geometry.cuts import Index
 from xlashard.geometry.tiling import Tiling
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True, slots=True)

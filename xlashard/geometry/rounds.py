@@ -5,10 +5,11 @@ which each device sends at most one piece and takes at most one, all of one shap
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from xlashard.geometry.reshard import Piece
 from xlashard.geometry.tiling import Tiling
+from xlashard.lazily import dataclass
 
 type Shape = tuple[int, ...]
 

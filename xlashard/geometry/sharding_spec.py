@@ -6,7 +6,6 @@ to the axes of a device grid, major to minor, some of which may only hold copies
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
 from typing import Any
@@ -19,6 +18,7 @@ from xlashard.geometry import strides
 from xlashard.geometry.spec import Spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.geometry.tiling import Tiling
+from xlashard.lazily import dataclass
 
 type ShardIndex = tuple[slice | int, ...]
 """One entry per dimension: a slice, or the one index that a device holds of an unstacked one."""

@@ -3,7 +3,6 @@
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from xlashard.errors import (
     UnknownAxisError,
     counted,
 )
+from xlashard.lazily import dataclass
 
 if TYPE_CHECKING:
     from xlashard.geometry.mesh import MeshGrid

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ from xlashard.geometry import strides
 from xlashard.geometry.hlo_text import Kind, ShardingText, Subgroup, read_sharding
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, validate_spec
+from xlashard.lazily import dataclass
 
 _SUBGROUPS: tuple[Subgroup, ...] = ("manual", "unreduced", "replicated")
 """Kinds of sub-groups, in the order in which XLA writes them."""

@@ -8,7 +8,7 @@ for just the positions asked about.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from itertools import product
 from operator import itemgetter
@@ -22,6 +22,7 @@ from xlashard.geometry.cuts import Index, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, divisibility_text, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
+from xlashard.lazily import dataclass
 
 _WHOLE = slice(None)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 
 from xlashard._jax import coordination
 from xlashard.errors import ProcessesError, XlashardError
+from xlashard.lazily import dataclass
 from xlashard.multihost.leaves import Leaf
 from xlashard.processes import (
     Difference,

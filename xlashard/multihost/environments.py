@@ -3,9 +3,9 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from xlashard._jax.coordination import Cluster, tpu_attribute
+from xlashard.lazily import dataclass
 
 # Seconds that a process waits while it has seen no other. Where a launcher starts them all at one
 # moment, a process that is alone has none. Over ssh and by hand some seconds lie between them, as

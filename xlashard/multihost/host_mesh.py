@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from xlashard.errors import ArgumentError, BoxError, counted
 from xlashard.geometry import MeshGrid, Spec, validate_spec
+from xlashard.lazily import dataclass
 from xlashard.sharding import (
     AbstractMesh,
     Mesh,

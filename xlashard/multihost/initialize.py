@@ -2,13 +2,13 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import NoReturn
 
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Joining
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ProcessesError
+from xlashard.lazily import dataclass
 from xlashard.multihost.coming import come_together
 from xlashard.multihost.ending import Ending
 from xlashard.multihost.place import Request, address_text, asked_text, bind_address, find

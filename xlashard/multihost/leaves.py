@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from xlashard.array.host_put import as_host_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over
 from xlashard.array.moving import at_path
 from xlashard.errors import ArgumentError, XlashardError
+from xlashard.lazily import dataclass
 from xlashard.wording import typed
 
 

@@ -1,8 +1,8 @@
 """Pieces of arrays that several processes hold, which must be the same in all of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from xlashard.lazily import dataclass
 from xlashard.processes import named_processes, odd_ones
 
 type Held = dict[str, dict[str, str]]

@@ -3,12 +3,13 @@
 import logging
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Cluster
 from xlashard.config import read_flags
 from xlashard.errors import ProcessesError
+from xlashard.lazily import dataclass
 from xlashard.multihost import environments
 from xlashard.multihost.environments import Environment
 from xlashard.multihost.security import MutualTLS

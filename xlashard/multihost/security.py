@@ -1,7 +1,8 @@
 """Certificates for JAX's coordination service."""
 
-from dataclasses import dataclass
 from typing import Any
+
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Who is stuck, and where: what the stacks of all processes say together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from xlashard.lazily import dataclass
 from xlashard.processes import grouped, named_processes
 from xlashard.processes.asking import Answer
 from xlashard.processes.stacks import ThreadStack

@@ -1,7 +1,6 @@
 """The arguments of one call: where each is, and whether it is bound to that place."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
 from xlashard.array import Array
 from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
+from xlashard.lazily import dataclass
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 

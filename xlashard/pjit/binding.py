@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import is_extended
 from xlashard.array.guards import guards_in_force
 from xlashard.errors import ArgumentError
+from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
 from xlashard.pjit.checks import check_place, check_type

@@ -1,11 +1,12 @@
 """One call of a pjit-ed function, before anything of it is placed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from xlashard._jax import context, tracing
 from xlashard.array.handles import KindOf
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.lower import Order
 from xlashard.pjit.recompile.history import Key, StaticValue

@@ -1,7 +1,6 @@
 """The values that a function closes over: which become arguments of its program, and where."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from xlashard._jax.refs import is_ref
 from xlashard._jax.tracing import abstractify
 from xlashard.array.host import value_of
 from xlashard.array.variables import variable_of
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare, check_alive
 from xlashard.processes import digest
 from xlashard.program.agreement import Naming

@@ -1,7 +1,6 @@
 """What a person sees of a function on its way to a program: names, trees and types."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import jax
 from xlashard._jax.tracing import Tracer
 from xlashard.array.handles import KindOf
 from xlashard.errors import ArgumentError
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import check_concrete
 from xlashard.pjit.call import Call
 from xlashard.pjit.checks import check_type

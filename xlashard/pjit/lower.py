@@ -1,7 +1,7 @@
 """From a jaxpr and an order to a module, ready to be compiled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from xlashard._jax import compiling
@@ -12,6 +12,7 @@ from xlashard._jax.refs import is_reference, without_references
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, physical_aval, source_of
 from xlashard.errors import CompileError
+from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
 from xlashard.pjit.resolve import Placement
 from xlashard.program import LoweredProgram, Partitioner, ProgramPlan, ValuePlan, lower_program

@@ -1,6 +1,5 @@
 """Where NaN or infinity in a result comes from, once it is forbidden and found."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ from xlashard._jax.checking import Forbidden, flag_against, unchecked
 from xlashard._jax.culprits import Culprit, find_culprit
 from xlashard._jax.jaxprs import has_effects
 from xlashard.errors import NonFiniteError
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 
 

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -10,6 +9,7 @@ import jax
 from xlashard._jax.tracebacks import shortened
 from xlashard.array.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
+from xlashard.lazily import dataclass
 from xlashard.pjit.resources import (
     UNSPECIFIED,
     ResourceTree,

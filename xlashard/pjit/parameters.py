@@ -1,13 +1,13 @@
 """The parameters of a pjit-ed function: which are static or donated, how leaves are named."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import jax
 
 from xlashard.errors import ArgumentError, ResourceError, counted
+from xlashard.lazily import dataclass
 from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.resources import UNSPECIFIED, Resource, ResourceTree, expand
 from xlashard.pjit.signature import Signature, positions_text

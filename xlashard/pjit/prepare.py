@@ -3,12 +3,13 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.refs import is_ref
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import ClosedValues
 from xlashard.pjit.lower import Interface, Order, lower_jaxpr

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import jax
 from xlashard._jax import dispatch, tracing
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import (

@@ -5,7 +5,6 @@ it must agree on one device assignment.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.lowering import dtype_name
@@ -18,6 +17,7 @@ from xlashard.errors import (
     ResourceError,
     ShardingError,
 )
+from xlashard.lazily import dataclass
 from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.resources import REPLICATED, as_tiles

@@ -1,7 +1,6 @@
 """Resources: where a person says that arguments and results go, as prefixes of their trees."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError, counted
 from xlashard.geometry import validate_spec
+from xlashard.lazily import dataclass
 from xlashard.sharding import (
     AbstractMesh,
     GSPMDSharding,

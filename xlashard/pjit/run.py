@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -16,6 +15,7 @@ from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import KindOf, is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import DonationError, NonFiniteError
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared

@@ -11,11 +11,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import jax
 
 from xlashard._jax import coordination
+from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.stacks import OWN_THREADS, ThreadStack, own_stacks
 

@@ -4,8 +4,10 @@ import errno
 import json
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from xlashard.lazily import dataclass
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take."""

@@ -9,11 +9,11 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 
 from xlashard._jax import coordination
 from xlashard.errors import DeadlockError
+from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.names import named_processes
 from xlashard.processes.notes import InVain

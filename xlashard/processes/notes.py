@@ -12,10 +12,11 @@ that waits elsewhere is taken for one that doesn't come, and other threads are t
 import json
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from xlashard._jax import coordination
+from xlashard.lazily import dataclass
 from xlashard.processes import store
 
 _PACKAGE = Path(__file__).resolve().parents[1]

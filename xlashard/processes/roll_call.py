@@ -13,9 +13,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from xlashard.lazily import dataclass
 from xlashard.processes.connections import ATTEMPT, Caller, Connection, connect, listen
 
 # Seconds between two attempts to reach process 0, and between two words to those who wait.

@@ -10,13 +10,13 @@ import json
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
 from xlashard.errors import counted
+from xlashard.lazily import dataclass
 from xlashard.processes.meeting import Invitation, meetings
 from xlashard.processes.names import grouped, named_processes
 from xlashard.wording import typed

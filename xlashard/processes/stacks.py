@@ -6,11 +6,12 @@ Of what they do below Python, in a collective for example, nothing can be had fr
 import linecache
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from xlashard.lazily import dataclass
 from xlashard.processes.calls import waits_for_device
 from xlashard.processes.notes import is_inner
 

@@ -1,7 +1,6 @@
 """Devices as a program depends on them: what they are, where they are, and in which order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import jax
 from xlashard._jax.compile_only import only_compiles
 from xlashard._jax.shardings import Device
 from xlashard._jax.torus import stated_wraps
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

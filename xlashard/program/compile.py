@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from xlashard.errors import (
     ProcessesError,
     ProgramTooLargeError,
 )
+from xlashard.lazily import dataclass
 from xlashard.program.agreement import ClosedOver, Terms
 from xlashard.program.donation import Donation, bytes_of
 from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal

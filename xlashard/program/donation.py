@@ -2,11 +2,11 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from xlashard.lazily import dataclass
 from xlashard.program.plan import ProgramPlan, ValuePlan
 
 

@@ -1,9 +1,10 @@
 """Why donated buffers can't be reused, in words: the nearest result, and what would help."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log, prod
 
+from xlashard.lazily import dataclass
 from xlashard.program.donation import bytes_of, has_room
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding

@@ -3,7 +3,7 @@
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from xlashard._jax import compiling, executables
 from xlashard._jax.shardings import Device
 from xlashard._jax.torus import libtpu_in_use
 from xlashard.errors import ArgumentError, SavedProgramError
+from xlashard.lazily import dataclass
 from xlashard.program.arrangement import (
     DeviceFacts,
     TorusFacts,

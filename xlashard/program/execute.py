@@ -1,7 +1,6 @@
 """A compiled program: buffer handles in, buffer handles out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
 from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
+from xlashard.lazily import dataclass
 from xlashard.program.agreement import AGREEMENTS, Naming, Terms
 from xlashard.program.executables import Loaded, Source
 from xlashard.program.hlo import Frame

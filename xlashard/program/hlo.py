@@ -8,9 +8,11 @@ line; of an instruction only its type, its opcode, its operands and its attribut
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
+
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True, slots=True)

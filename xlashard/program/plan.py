@@ -1,12 +1,12 @@
 """What a program is asked to be, as frozen values: the way in to this room."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from xlashard._jax.shardings import Device
 from xlashard.errors import PlanError
+from xlashard.lazily import dataclass
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 

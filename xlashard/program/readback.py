@@ -1,12 +1,13 @@
 """What the compiler decided: the sharding of every argument and result of a compiled program."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from xlashard._jax import compiling
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
+from xlashard.lazily import dataclass
 from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import (
     Mesh,

@@ -8,7 +8,6 @@ import json
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from xlashard._jax import compiling, coordination, executables
 from xlashard._jax.lowering import LoweredBody
 from xlashard.errors import ProcessesError, SharedBinaryWarning
+from xlashard.lazily import dataclass
 from xlashard.processes import Invitation, MissedError, meetings, named_processes, store
 from xlashard.program.agreement import AGREEMENTS, Terms, is_shared
 from xlashard.program.environment import Environment

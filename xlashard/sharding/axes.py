@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, spec_from_tiling
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

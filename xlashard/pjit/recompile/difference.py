@@ -1,12 +1,13 @@
 """What is different between two calls of a function that are not served by one program."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from xlashard._jax.context import changed_settings
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device
+from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.recompile.history import Key, StaticValue, shortened

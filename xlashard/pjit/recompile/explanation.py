@@ -1,10 +1,10 @@
 """Why a call of a function had something to make: what is new about it."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.difference import Difference, differences
 from xlashard.pjit.recompile.history import Record
 

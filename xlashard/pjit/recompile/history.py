@@ -3,12 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.frames import calling_line
 from xlashard._jax.shardings import Device
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.recompile.making import Making
 from xlashard.sharding import Mesh, Sharding

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 
 type Stage = Literal["trace", "lower", "compile"]

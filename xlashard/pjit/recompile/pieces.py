@@ -3,12 +3,12 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xlashard._jax.frames import calling_line
 from xlashard._jax.lowering import dtype_name
+from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.explanation import seconds_text
 from xlashard.pjit.recompile.making import Making
 

@@ -1,10 +1,11 @@
 """`explain_recompile`: what a pjit-ed function compiled, and why it did so again."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from xlashard.errors import counted
+from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.explanation import Explanation, seconds_text
 from xlashard.pjit.recompile.pieces import Piece
 

@@ -1,9 +1,9 @@
 """The agreements of this process with others, and whether and how long it looks for them."""
 
 import threading
-from dataclasses import dataclass
 
 from xlashard._jax import coordination
+from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.program.agreement.group import UNCHECKED, Group
 from xlashard.program.agreement.terms import Naming, Terms

@@ -1,9 +1,9 @@
 """In what two programs differ: the first thing that says most to whoever looks for the reason."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from xlashard.errors import counted
+from xlashard.lazily import dataclass
 from xlashard.program.agreement.listing import (
     Listing,
     first_difference,

@@ -3,11 +3,12 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from xlashard._jax import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
+from xlashard.lazily import dataclass
 from xlashard.processes import (
     Invitation,
     MissedError,

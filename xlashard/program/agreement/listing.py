@@ -3,8 +3,9 @@
 import linecache
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+
+from xlashard.lazily import dataclass
 
 _LOCATION = re.compile(r' ?\bloc\((#loc\d*|unknown|"(?:[^"\\]|\\.)*"[:\d to]*)\)')
 _NAMED = re.compile(r"(#loc\d*) = loc\((.*)\)")

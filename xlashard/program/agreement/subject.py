@@ -1,7 +1,9 @@
 """What a process says when it comes to a meeting about programs."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from xlashard.lazily import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
 from xlashard._jax import compiling, coordination, modules
 from xlashard._version import __version__
+from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
 from xlashard.program.agreement.listing import source_lines
 from xlashard.program.environment import Environment
