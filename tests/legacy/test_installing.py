@@ -108,6 +108,49 @@ def test_many_threads() -> None:
     assert not hasattr(jax, "tree_map")
 
 
+def test_blocks_that_overlap_in_many_threads() -> None:
+    start = threading.Barrier(8)
+    failed: list[BaseException] = []
+
+    def use(number: int) -> None:
+        start.wait()
+        try:
+            for turn in range(12):
+                with legacy.installed():
+                    assert jax.tree_map(abs, [-1]) == [1]
+                    if (number + turn) % 3 == 0:
+                        with legacy.installed():
+                            maps = importlib.import_module("jax.experimental.maps")
+                    else:
+                        maps = importlib.import_module("jax.experimental.maps")
+                    assert maps.Mesh is jax.experimental.maps.Mesh
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert not hasattr(jax, "tree_map")
+
+
+def test_the_first_of_two_blocks_to_end_leaves_the_names_to_the_other() -> None:
+    first, second = legacy.installed(), legacy.installed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert jax.tree_map(abs, [-1]) == [1]
+    legacy.uninstall()
+    assert jax.tree_map(abs, [-1]) == [1]
+    installing.install()
+    second.__exit__(None, None, None)
+    assert jax.tree_map(abs, [-1]) == [1]
+    legacy.uninstall()
+    assert not hasattr(jax, "tree_map")
+
+
 def entry(name: str, source: str) -> Entry:
     return Entry(name, "0.4.1", "works", source, "jax.numpy")
 

@@ -217,32 +217,59 @@ def _own_modules(table: Mapping[str, Entry]) -> set[str]:
 
 
 class Installer:
-    """At most one installation at a time."""
+    """The one installation of a process, which stays until its last user has left.
+
+    Users are `install()`, however often it is called, and every open block of `installed()`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._current: Installation | None = None
+        self._kept = False
+        self._blocks = 0
 
     def install(self, listener: Listener | None = None) -> bool:
-        """Puts the names in place.
+        """Puts the names in place until `uninstall`.
 
         Returns:
             Whether they were not there before.
         """
         with self._lock:
-            if self._current is not None:
-                return False
-            installation = Installation(entries(), listener)
-            installation.start()
-            self._current = installation
-            return True
+            new = self._start(listener)
+            self._kept = True
+            return new
 
     def uninstall(self) -> None:
-        """Takes them away, if they are there."""
+        """Takes them away, as soon as no block is open in any thread."""
         with self._lock:
-            if self._current is not None:
-                self._current.end()
-                self._current = None
+            self._kept = False
+            self._end_if_unused()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Keeps the names in place while the block is open."""
+        with self._lock:
+            self._start(None)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                self._end_if_unused()
+
+    def _start(self, listener: Listener | None) -> bool:
+        if self._current is not None:
+            return False
+        installation = Installation(entries(), listener)
+        installation.start()
+        self._current = installation
+        return True
+
+    def _end_if_unused(self) -> None:
+        if self._current is not None and not self._kept and not self._blocks:
+            self._current.end()
+            self._current = None
 
 
 INSTALLER = Installer()
@@ -266,13 +293,18 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes them away again: JAX is as it was. What a program has imported goes on working."""
+    """Takes them away again: JAX is as it was. What a program has imported goes on working.
+
+    While a block of `installed()` is open, in any thread, the names stay until it ends.
+    """
     INSTALLER.uninstall()
 
 
 @contextmanager
 def installed() -> Iterator[None]:
     """The names of 2022 and 2023 are there inside; outside of it as before.
+
+    Blocks may overlap, in one thread or in several: the last one to end takes the names away.
 
     Example:
         >>> from xlashard import legacy
@@ -282,9 +314,5 @@ def installed() -> Iterator[None]:
         >>> Mesh(np.array(jax.devices()), ("data",)).axis_names
         ('data',)
     """
-    new = INSTALLER.install()
-    try:
+    with INSTALLER.block():
         yield
-    finally:
-        if new:
-            INSTALLER.uninstall()
