@@ -141,6 +141,7 @@ def test_the_report_lists_names_and_lines_also_after_an_exception(scripted) -> N
     }
     assert lines == {
         "jax.config.config": {4: 1},
+        "jax.config.jax_array": {13: 1},
         "jax.config.jax_parallel_functions_output_gda": {12: 1},
         "jax.experimental.maps": {9: 1},
         "jax.experimental.maps.xmap": {22: 1},
@@ -278,6 +279,18 @@ def test_help(capsys) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert all(word in said for word in ("--report=FILE", "--jax_array=0", "-m module"))
+
+
+@pytest.mark.slow
+def test_a_flag_without_effect_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(
+        "import jax\njax.config.update('jax_parallel_functions_output_gda', True)\n"
+        "import sys\nif len(sys.argv) > 1: jax.config.update('jax_array', False)\n"
+    )
+    note = run(tmp_path, "old.py").stderr
+    assert "jax_parallel_functions_output_gda" in note and "--jax_array=0" in note
+    assert run(tmp_path, "old.py", "off").stderr == ""
+    assert run(tmp_path, "--jax_array=1", "old.py").stderr == ""
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import logging
+import re
 import weakref
 
 import jax
@@ -330,3 +331,12 @@ def test_a_program_of_info_logs_shows_it_among_them(logged):
         f(f32(5))
     ours = [r for r in logged.records if r.name == "xlashard.recompile"]
     assert [r.levelno for r in ours] == [logging.INFO]
+
+
+def test_one_function_for_each_leaf_of_a_tree_leaves_the_log_short(logged):
+    with logged.at_level(logging.INFO):
+        for _ in range(9):
+            pjit(lambda x: x + 1)(f32(3))
+    ours = [r.message for r in logged.records if r.name == "xlashard.recompile"]
+    made = [re.search(r"(\d+) pjit-ed functions", message) for message in ours]
+    assert [int(found[1]) for found in made if found] == [2, 3, 5, 9]

@@ -7,6 +7,7 @@ program of one mode is taken for one of the other. `jax.config` shows them only 
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from types import CodeType
 from typing import Any
 
 import jax
@@ -120,6 +121,13 @@ def show(flags: Sequence[Flag]) -> None:
 
 def _read_only(flag: Flag) -> property:
     return property(lambda _: flag.value)
+
+
+def code_of_reads() -> CodeType:
+    """Return the code that runs when a program reads one of these settings from `jax.config`."""
+    reader = _read_only(None).fget
+    assert reader is not None
+    return reader.__code__
 
 
 def hide(flags: Sequence[Flag]) -> None:

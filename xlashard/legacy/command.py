@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from xlashard._jax.coordination import process_index
+from xlashard._jax.era import tell_when_set
 from xlashard.errors import ConfigError
 from xlashard.legacy.children import serve_children
-from xlashard.legacy.flags import config
+from xlashard.legacy.flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.installing import INSTALLER
 from xlashard.legacy.joining import join_pod
-from xlashard.legacy.report import json_of, show_report
+from xlashard.legacy.report import Report, json_of, show_report
 from xlashard.legacy.running import MissingProgramError, Program, run
 from xlashard.legacy.uses import Recorder
 
@@ -124,6 +125,8 @@ def main(words: Sequence[str]) -> int:
     except (UsageError, ConfigError) as error:
         print(f"{_USAGE}\nerror: {error}", file=sys.stderr)
         return 2
+    if "jax_array" not in flags and "JAX_ARRAY" not in os.environ:
+        _advise_about_arrays()
     recorder = Recorder() if command.report else None
     if recorder is not None:
         # The last of all that the program leaves to be done at its end.
@@ -149,13 +152,41 @@ def main(words: Sequence[str]) -> int:
 
 def _write_report(recorder: Recorder, file: str) -> None:
     recorder.end()
+    report = Report.of(recorder.uses(), _own_folder())
     if not file:
-        show_report(recorder.uses(), sys.stderr)
+        show_report(report, sys.stderr)
         return
     try:
-        Path(_own_file(file)).write_text(json_of(recorder.uses()), encoding="utf-8")
+        Path(_own_file(file)).write_text(json_of(report), encoding="utf-8")
     except OSError as error:
         print(f"error: no report, for {error.filename!r} can't be written", file=sys.stderr)
+
+
+def _own_folder() -> str:
+    """Return the folder of the package that runs as the program; empty where it is a script."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    package = sys.modules.get(spec.name.partition(".")[0]) if spec is not None else None
+    return next(iter(getattr(package, "__path__", ())), "")
+
+
+def _advise_about_arrays() -> None:
+    """Name `--jax_array=0` at the end of a program that asks for GlobalDeviceArrays in vain."""
+    asked: list[bool] = []
+    tell_when_set(
+        parallel_functions_output_gda, lambda: asked.append(parallel_functions_output_gda.value)
+    )
+    tell_when_set(jax_array, asked.clear)
+
+    def advise() -> None:
+        if any(asked):
+            print(
+                "note: the program turned jax_parallel_functions_output_gda on, which has no "
+                "effect while jax_array is on: pjit returned jax.Arrays. For GlobalDeviceArrays "
+                "write `python -m xlashard.legacy --jax_array=0 ...`",
+                file=sys.stderr,
+            )
+
+    atexit.register(advise)
 
 
 def _own_file(file: str) -> str:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,10 @@ class Installation:
         return Members(
             module,
             whole=self._table.get(module),
-            entries={_last(name): self._table[name] for name in below if name not in self._own},
+            entries={
+                **self._entries_of_twin(module),
+                **{_last(name): self._table[name] for name in below if name not in self._own},
+            },
             children={
                 _last(name): child
                 for name in below
@@ -100,6 +104,21 @@ class Installation:
             },
             listener=self._listener,
         )
+
+    def _entries_of_twin(self, module: str) -> dict[str, Entry]:
+        """The entries that a module has under another of its names, as `jax.pxla` has.
+
+        Args:
+            module: The name of the module.
+        """
+        whole = self._table.get(module)
+        return {
+            _last(name): replace(entry, name=f"{module}.{_last(name)}")
+            for twin, other in self._table.items()
+            if whole is not None and twin != module and other.source == whole.source
+            for name, entry in self._table.items()
+            if _parent(name) == twin and name not in self._own
+        }
 
     def _is_inside(self, parent: str) -> bool:
         """Whether it is something that the table puts there, or a member of it."""

@@ -4,6 +4,7 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TextIO
 
@@ -15,48 +16,81 @@ from xlashard.errors import counted
 from xlashard.legacy.uses import Use
 
 _NOTHING = "no name of 2022 or 2023 ran: today's JAX runs this program as it is"
+_APART = "in installed packages, not counted: newer releases of them have today's names"
 _INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")})
 
 
-def show_report(uses: Sequence[Use], to: TextIO) -> None:
+@dataclass(frozen=True)
+class Report:
+    """What a run used of the era, as far as something else is to be written today.
+
+    Attributes:
+        own: Uses in the program's own files.
+        installed: Uses in packages that are installed, which the program's author can't change.
+    """
+
+    own: Sequence[Use]
+    installed: Sequence[Use]
+
+    @classmethod
+    def of(cls, uses: Sequence[Use], folder: str = "") -> "Report":
+        """Sort the uses of a run.
+
+        Args:
+            uses: What ran.
+            folder: Folder of the program, which counts as its own even where it is installed.
+        """
+        asking = [use for use in uses if not use.entry.stays]
+        apart = {use for use in asking if _is_installed(use) and not _is_below(use.file, folder)}
+        return cls([use for use in asking if use not in apart], [u for u in asking if u in apart])
+
+
+def show_report(report: Report, to: TextIO) -> None:
     """Writes which names ran, where, and what to write today.
 
     Args:
-        uses: What ran.
+        report: The sorted uses.
         to: Where to write it: in colours on a terminal, elsewhere lines of plain text.
     """
     if not to.isatty():
-        to.write(text_of(uses))
-    elif not uses:
-        Console(file=to).print(_NOTHING)
+        to.write(text_of(report))
     else:
-        Console(file=to, highlight=False).print(*_coloured(uses), sep="\n")
+        Console(file=to, highlight=False).print(*_coloured(report), sep="\n")
 
 
-def text_of(uses: Sequence[Use]) -> str:
+def text_of(report: Report) -> str:
     """The report as plain text: each name with what to write, and its lines below it.
 
     Args:
-        uses: What ran.
+        report: The sorted uses.
     """
-    if not uses:
-        return f"{_NOTHING}\n"
-    lines = [_title(uses)]
-    for entry, of_name in _by_name(uses):
-        lines.append(f"{entry.name} (until JAX {entry.gone}); today: {entry.today}")
-        if entry.note:
-            lines.append(f"  {entry.treatment}: {entry.note}")
-        lines += [f"  {_place(use)}{_times(use)}" for use in of_name]
+    lines = [_title(report.own), *_lines(report.own)]
+    if report.installed:
+        lines += [_APART, *_lines(report.installed)]
     return "\n".join(lines) + "\n"
 
 
-def json_of(uses: Sequence[Use]) -> str:
-    """The report for programs: `{"uses": [{"name", "gone", "treatment", "today", ...}]}`.
+def _lines(uses: Sequence[Use]) -> Iterator[str]:
+    for entry, of_name in _by_name(uses):
+        until = f" (until JAX {entry.gone})" if entry.gone else ""
+        yield f"{entry.name}{until}; today: {entry.today}"
+        if entry.note:
+            yield f"  {entry.treatment}: {entry.note}"
+        yield from (f"  {_place(use)}{_times(use)}" for use in of_name)
+
+
+def json_of(report: Report) -> str:
+    """The report for programs: `{"uses": [{"name", "today", "lines", ...}], "installed": [...]}`.
 
     Args:
-        uses: What ran.
+        report: The sorted uses.
     """
-    names = [
+    parts = {"uses": _records(report.own), "installed": _records(report.installed)}
+    return json.dumps(parts, indent=1) + "\n"
+
+
+def _records(uses: Sequence[Use]) -> list[dict[str, Any]]:
+    return [
         {
             "name": entry.name,
             "gone": entry.gone,
@@ -64,40 +98,40 @@ def json_of(uses: Sequence[Use]) -> str:
             "today": entry.today,
             "note": entry.note,
             "count": sum(use.count for use in of_name),
-            "lines": [
-                {
-                    "file": use.file,
-                    "line": use.line,
-                    "count": use.count,
-                    "installed": _is_installed(use),
-                }
-                for use in of_name
-            ],
+            "lines": [{"file": use.file, "line": use.line, "count": use.count} for use in of_name],
         }
         for entry, of_name in _by_name(uses)
     ]
-    return json.dumps({"uses": names}, indent=1) + "\n"
 
 
 def _by_name(uses: Sequence[Use]) -> Iterator[tuple[Any, list[Use]]]:
-    """Names with their lines: those of the program before those of installed packages."""
-    ordered = sorted(uses, key=lambda use: (use.entry.name, _is_installed(use), use.file, use.line))
+    ordered = sorted(uses, key=lambda use: (use.entry.name, use.file, use.line))
     for _, group in groupby(ordered, key=lambda use: use.entry.name):
         of_name = list(group)
         yield of_name[0].entry, of_name
 
 
 def _title(uses: Sequence[Use]) -> str:
+    if not uses:
+        return _NOTHING
     names = len({use.entry.name for use in uses})
     lines = len({(use.file, use.line) for use in uses})
     return f"{counted(names, 'name')} of 2022 and 2023 ran, at {counted(lines, 'line')}"
 
 
-def _coloured(uses: Sequence[Use]) -> Iterator[RenderableType]:
+def _coloured(report: Report) -> Iterator[RenderableType]:
     """The report for a terminal of any width: nothing stands beside anything else."""
-    yield Text(_title(uses), "italic")
+    yield Text(_title(report.own), "italic")
+    yield from _coloured_lines(report.own)
+    if report.installed:
+        yield Text(f"\n{_APART}", "italic")
+        yield from _coloured_lines(report.installed)
+
+
+def _coloured_lines(uses: Sequence[Use]) -> Iterator[RenderableType]:
     for entry, of_name in _by_name(uses):
-        yield Text.assemble("\n", (entry.name, "bold"), (f"  until JAX {entry.gone}", "dim"))
+        until = f"  until JAX {entry.gone}" if entry.gone else ""
+        yield Text.assemble("\n", (entry.name, "bold"), (until, "dim"))
         yield _indented(Text.assemble("today  ", (entry.today, "green")))
         if entry.note:
             yield _indented(Text(f"{entry.treatment}: {entry.note}", "dim"))
@@ -112,6 +146,10 @@ def _indented(text: Text) -> Padding:
 
 def _is_installed(use: Use) -> bool:
     return use.file.startswith(_INSTALLED)
+
+
+def _is_below(file: str, folder: str) -> bool:
+    return bool(folder) and file.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _place(use: Use) -> str:

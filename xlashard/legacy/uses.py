@@ -1,5 +1,6 @@
 """Which names of the era a program uses, and at which of its lines."""
 
+import contextlib
 import linecache
 import os
 import re
@@ -8,7 +9,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from xlashard._jax.era import tell_when_set
 from xlashard._jax.frames import JAX_FOLDER
 from xlashard.legacy import flags
 from xlashard.legacy.table import Entry, entries
+from xlashard.legacy.watched import watched_code
 
 # Whoever runs in these folders is not the program that is asked about.
 _NOT_THE_PROGRAM = (
@@ -27,6 +29,9 @@ _NOT_THE_PROGRAM = (
 _FREE_TOOLS = (3, 4)
 """Numbers of tools that Python's monitoring gives to nobody in particular."""
 
+
+_CONTEXTS = contextlib.__file__
+"""`with` blocks of programs that pass through Python's own helpers."""
 
 _CALLED_BY_NAME = re.compile(r"\w+\s*\(")
 
@@ -55,8 +60,9 @@ type _Place = tuple[str, str, int]
 class Recorder:
     """Counts the uses of the era's names, from `start` to `end`.
 
-    An import is a use, and so is asking a module for a name, calling what was imported, and setting
-    a flag.
+    An import is a use, and so is reading a name from a module, calling what was imported, also
+    through another name or file, handing it to a function such as `functools.partial`, reading or
+    setting a flag, and a behaviour of the era: `with mesh:`, `in_axis_resources=None`.
     """
 
     def __init__(self) -> None:
@@ -67,6 +73,10 @@ class Recorder:
         # What a file has asked for, by identity: these are the calls to count in it. The values
         # are kept, so that no other object can have the identity of one of them.
         self._known: defaultdict[str, dict[int, tuple[Entry, Any]]] = defaultdict(dict)
+        # Functions and classes of the era that today's JAX has under no name: a call of one is a
+        # use in any file.
+        self._shared: dict[int, tuple[Entry, Any]] = {}
+        self._watched: dict[CodeType, Callable[[FrameType], Sequence[Entry]]] = {}
         self._tool: int | None = None
         self._endings: list[Callable[[], None]] = []
 
@@ -82,7 +92,11 @@ class Recorder:
         self._tool = free[0]
         monitoring.use_tool_id(self._tool, "xlashard.legacy")
         monitoring.register_callback(self._tool, monitoring.events.CALL, self._call)
+        monitoring.register_callback(self._tool, monitoring.events.PY_START, self._enter)
         monitoring.set_events(self._tool, monitoring.events.CALL)
+        self._watched = watched_code()
+        for code in self._watched:
+            monitoring.set_local_events(self._tool, code, monitoring.events.PY_START)
 
     def end(self) -> None:
         """Counts no longer."""
@@ -93,7 +107,10 @@ class Recorder:
             monitoring = sys.monitoring
             # Some Pythons go on calling when the number is free, until all modules are torn down.
             monitoring.set_events(self._tool, monitoring.events.NO_EVENTS)
-            monitoring.register_callback(self._tool, monitoring.events.CALL, None)
+            for code in self._watched:
+                monitoring.set_local_events(self._tool, code, monitoring.events.NO_EVENTS)
+            for event in (monitoring.events.CALL, monitoring.events.PY_START):
+                monitoring.register_callback(self._tool, event, None)
             monitoring.free_tool_id(self._tool)
             self._tool = None
 
@@ -111,6 +128,8 @@ class Recorder:
         with self._lock:
             self._entries[entry.name] = entry
             self._known[file][id(value)] = entry, value
+            if _is_of_the_era(value):
+                self._shared.setdefault(id(value), (entry, value))
             self._asked[entry.name, file, frame.f_lineno] += 1
 
     def uses(self) -> Sequence[Use]:
@@ -125,18 +144,65 @@ class Recorder:
             ]
 
     def _call(self, code: CodeType, offset: int, function: Any, argument: Any) -> Any:
-        """Python is about to call something somewhere."""
-        known = self._known.get(code.co_filename, {})
-        found = known.get(id(getattr(function, "__func__", function)))
-        line = _line_of_name(code, offset) if found else None
-        if not found or line is None:
+        """Count a call of something known, or one that gets it as its first argument."""
+        file = code.co_filename
+        found = self._found_in(file, _called(function))
+        handed_on = found is None and argument is not sys.monitoring.MISSING
+        if handed_on:
+            found = self._found_in(file, [argument])
+        place = _place_of_call(code, offset) if found else None
+        if found is None or place is None:
             # Python does not ask again about this place.
             return sys.monitoring.DISABLE
-        entry, _ = found
-        place = entry.name, code.co_filename, line
+        entry, value = found
+        first, last, by_name = place
+        if not (handed_on or by_name):
+            # Behind a dot: read from a module of the era, which counted it, or from another one.
+            lines = range(first, last + 1)
+            if id(value) not in self._shared or any(
+                self._asked[entry.name, file, line] for line in lines
+            ):
+                return sys.monitoring.DISABLE
         with self._lock:
-            self._called[place] += 1
+            self._entries[entry.name] = entry
+            self._called[entry.name, file, first] += 1
         return None
+
+    def _found_in(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
+        """The first of some values that a file has read, or that only the era has."""
+        if file.startswith(_NOT_THE_PROGRAM):
+            return None
+        known = self._known.get(file, {})
+        found = (known.get(id(value)) or self._shared.get(id(value)) for value in values)
+        return next((each for each in found if each is not None), None)
+
+    def _enter(self, code: CodeType, offset: int) -> None:
+        """Count what a call of a watched function stands for, at the line of the program."""
+        frame: FrameType | None = sys._getframe(1)
+        found = self._watched[code](frame)
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename.startswith(_CONTEXTS):
+            caller = caller.f_back
+        if caller is None or caller.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+            return
+        with self._lock:
+            for entry in found:
+                self._entries[entry.name] = entry
+                self._called[entry.name, caller.f_code.co_filename, caller.f_lineno] += 1
+
+
+def _called(function: Any) -> list[Any]:
+    """What a call calls: also the function of a `partial`, and the class of a class method."""
+    if isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    return [getattr(function, "__func__", function), *[owner] * isinstance(owner, type)]
+
+
+def _is_of_the_era(value: Any) -> bool:
+    """Return whether a value is a function or class of this package, not one of JAX's own."""
+    of_module = getattr(value, "__module__", None)
+    return callable(value) and isinstance(of_module, str) and of_module.startswith("xlashard.")
 
 
 def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
@@ -151,13 +217,12 @@ def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
 
 
 @lru_cache(maxsize=4096)
-def _line_of_name(code: CodeType, offset: int) -> int | None:
-    """The line of a call, if what is called stands there as a name alone.
-
-    Where it stands behind a dot, it was asked for there, and counted.
-    """
-    line, _, column, _ = next(islice(code.co_positions(), offset // 2, None))
-    if line is None or column is None:
-        return line
+def _place_of_call(code: CodeType, offset: int) -> tuple[int, int, bool] | None:
+    """First and last line of a call, and whether what is called is a name without dots."""
+    line, last, column, _ = next(islice(code.co_positions(), offset // 2, None))
+    if line is None:
+        return None
+    if column is None:
+        return line, last or line, True
     text = linecache.getline(code.co_filename, line).encode()[column:].decode()
-    return line if _CALLED_BY_NAME.match(text) else None
+    return line, last or line, _CALLED_BY_NAME.match(text) is not None

@@ -29,6 +29,23 @@ class Entry:
     today: str
     note: str = ""
 
+    @property
+    def stays(self) -> bool:
+        """Whether a program may keep the name: today's JAX has it, for the same purpose."""
+        parent = self.name.rpartition(".")[0]
+        return self.name in _STAYING or parent == _MULTIHOST or self.name == _MULTIHOST
+
+
+_MULTIHOST = "jax.experimental.multihost_utils"
+_STAYING = frozenset(
+    {
+        "jax.config",
+        "jax.pmap",
+        "jax.sharding.Mesh",
+        "jax.experimental.array_serialization.serialization",
+    }
+)
+
 
 def members(parent: str, gone: str, source: str, today: Mapping[str, str]) -> Iterator[Entry]:
     """Entries of names of one module that went together and work as they did.

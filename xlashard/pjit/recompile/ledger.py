@@ -61,6 +61,8 @@ class Ledger:
         explanation = self._explained(records, len(records) - 1)
         if explanation.why == "first":
             return
+        if explanation.why == "made anew" and level == logging.INFO and not self._site[0].is_due():
+            return
         advice = [f"\n  hint: {hint}" for hint in hints([explanation], records, self._makers)]
         LOGGER.log(level, "%s%s", explanation.text(self._function), "".join(advice))
 

@@ -26,6 +26,17 @@ class Site:
         self._lock = threading.Lock()
         self._calls: deque[tuple[int, int]] = deque(maxlen=_KEPT)
         self._makers = 0
+        self._made_anew = 0
+
+    def is_due(self) -> bool:
+        """Count a function that was made anew; return whether to log this one.
+
+        The first is due, the second, the fourth, and so on: a program that makes one function for
+        each leaf of a large tree has ten lines in its log, not a thousand.
+        """
+        with self._lock:
+            self._made_anew += 1
+            return self._made_anew & (self._made_anew - 1) == 0
 
     def new_maker(self) -> int:
         """A number for one more pjit-ed function, once it has something to make."""
