@@ -1,5 +1,7 @@
 """What may say where an argument or a result goes."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from xlashard import (
     P,
     Sharding,
     SingleDeviceSharding,
+    jit,
     pjit,
 )
 from xlashard.errors import MeshError, ResourceError
@@ -42,6 +45,61 @@ def test_none_means_replicated(mesh, partitioner):
         out = pjit(double, in_shardings=None, out_shardings=None)(f32(8))
     assert out.sharding.is_fully_replicated
     assert len(out.devices()) == 8
+
+
+FOUR_LAST = make_mesh((4,), ("x",), jax.devices()[4:])
+AROUND = {
+    "nested": lambda g: pjit(lambda x: g(x) + 1),
+    "jit": lambda g: jax.jit(lambda x: g(x) + 1),
+    "grad": lambda g: jax.grad(lambda x: g(x).sum()),
+    "nested grad": lambda g: pjit(jax.grad(lambda x: g(x).sum())),
+    "jvp": lambda g: lambda x: jax.jvp(g, (x,), (x,)),
+    "vmap": jax.vmap,
+    "remat": lambda g: jax.grad(lambda x: jax.checkpoint(g)(x).sum()),
+    "scan": lambda g: lambda x: jax.lax.scan(lambda c, _: (g(c), None), x, length=2)[0],
+    "shard_map": lambda g: jax.shard_map(g, mesh=FOUR_LAST, in_specs=P("x"), out_specs=P("x")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", AROUND)
+def test_none_needs_no_devices_of_its_own(around, partitioner):
+    """Inside another program or a transformation None is about the devices of what runs."""
+    x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
+    for compiled in (jit(double, out_shardings=None), pjit(double, out_shardings=None)):
+        out = AROUND[around](compiled)(x)
+        wanted = AROUND[around](double)(f32(8)) if around != "shard_map" else f32(8) * 2
+        jax.tree.map(np.testing.assert_array_equal, out, wanted)
+        if around not in ("grad", "remat"):  # where JAX makes the first cotangent on device 0
+            assert all(o.devices() == set(FOUR_LAST.devices.flat) for o in jax.tree.leaves(out))
+
+
+def test_none_of_a_nested_pjit_is_replicated(partitioner):
+    g = pjit(double, out_shardings=None)
+    x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
+    assert pjit(lambda x: g(x))(x).sharding.is_fully_replicated
+    assert jax.vmap(g)(x).sharding.is_fully_replicated
+
+
+def test_none_of_jit_is_unspecified(mesh, partitioner):
+    x = jax.device_put(f32(8), JaxNamedSharding(mesh, P("x")))
+    f = jit(double, in_shardings=(None,), out_shardings=None)
+    theirs = jax.jit(double, in_shardings=(None,), out_shardings=None)
+    for around in (mesh, jax.set_mesh(mesh)):
+        with around:
+            assert f(x).sharding == theirs(x).sharding == x.sharding
+    with mesh, pytest.raises(ResourceError, match="committed"):
+        pjit(double, in_shardings=None)(x)
+    tree = jit(lambda t: t, in_shardings=({"a": None, "b": x.sharding, "c": None},))
+    out = tree({"a": x, "b": x, "c": None})
+    assert out["a"].sharding == x.sharding and out["c"] is None
+
+
+def test_jit_has_the_parameters_of_pjit():
+    assert inspect.signature(jit) == inspect.signature(pjit)
+    assert jit(donate_argnums=0)(double)(jnp.ones(4)).shape == (4,)
+    with pytest.raises(TypeError, match="donate"):
+        jit(double, donate_argnum=0)  # pyright: ignore[reportCallIssue]
 
 
 def test_set_mesh_counts_as_a_mesh_in_force(mesh):

@@ -14,6 +14,7 @@ from jax._src.lax.eval_jaxpr import register_call_primitive_rules
 
 from xlashard._jax.residuals import register_linearization
 from xlashard._jax.shardings import (
+    AbstractMesh,
     Device,
     JaxGSPMDSharding,
     JaxNamedSharding,
@@ -206,14 +207,16 @@ class _Witness(tuple[Any, ...]):
 
 
 @lru_cache(maxsize=1024)
-def place_witness(devices: tuple[Device, ...], mesh: Mesh | None) -> Any:
+def place_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None) -> Any:
     """A jaxpr that names devices, and their mesh if there is one, in JAX's own words.
 
     JAX's own compiled functions learn which devices their program is for, and on which mesh to say
     their results, from the primitives that they know, in whatever jaxpr those stand. As a parameter
     of an equation of ours (`witness`) this jaxpr tells them, and nothing of it is ever run.
     """
-    if mesh is None or not mesh.are_all_axes_auto:
+    if mesh is None and not devices:
+        return _Witness()
+    if mesh is None or (devices and not mesh.are_all_axes_auto):
         # Explicit axes are part of types, where JAX finds them.
         everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
     else:

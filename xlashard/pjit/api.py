@@ -1,5 +1,6 @@
 """`pjit`: a Python function as one program over many devices."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, overload
 
@@ -10,7 +11,7 @@ from xlashard.pjit.function import Function
 from xlashard.pjit.jitted import Jitted
 from xlashard.pjit.options import DonationMode, either, made_or_decorator, read_options, read_static
 from xlashard.pjit.recompile.report import RecompileReport
-from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.resources import UNSPECIFIED, none_as_unspecified
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
 
 
@@ -84,8 +85,9 @@ def pjit(
         fun: A function of pytrees of arrays. Without it comes a decorator with these options:
             `@pjit(donate_argnums=0)`.
         in_shardings: Where the arguments go: a prefix of the tuple of arguments whose leaves are
-            None (replicated), a PartitionSpec on the mesh in force at the call, a Sharding,
-            `UNSPECIFIED` (stay where they are), or `FROM_GDA` (the same, of arrays only).
+            None (replicated over the devices of the program; unspecified under `jit`), a
+            PartitionSpec on the mesh in force at the call, a Sharding, `UNSPECIFIED` (stay where
+            they are), or `FROM_GDA` (the same, of arrays only).
         out_shardings: Where the results go, as a prefix of the result; what is unspecified stays
             where the partitioner puts it.
         static_argnums: Positions of arguments that are part of the program; hashable.
@@ -137,7 +139,46 @@ def pjit(
         return made_or_decorator(fun, lambda f: _dispatched(Function(f, options, static)))
 
 
-jit = pjit
+def _with_signature_of[F](function: F) -> Callable[[Callable[..., Any]], F]:
+    """Give a function the parameters of another one, for callers and for type checkers."""
+
+    def given(wrapper: Any) -> F:
+        wrapper.__signature__ = _PARAMETERS
+        return wrapper
+
+    return given
+
+
+_PARAMETERS = inspect.signature(pjit)
+
+
+@_with_signature_of(pjit)
+def jit(*args: Any, **kwargs: Any) -> Any:
+    """Compile a function as `pjit` does, with None in shardings read as `jax.jit` reads it.
+
+    None leaves an argument where it is, and a result where the partitioner puts it, as
+    `UNSPECIFIED` does. Under `pjit` it means replicated, as it did when that was JAX's name for it.
+
+    Args:
+        *args: The positional arguments of `pjit`.
+        **kwargs: The keyword arguments of `pjit`.
+
+    Returns:
+        A function of the same arguments, with `lower`, `trace`, `eval_shape` and `clear_cache`.
+
+    Example:
+        >>> import numpy as np
+        >>> double = jit(lambda x: x * 2, out_shardings=None)
+        >>> print(double(np.arange(4)))
+        [0 2 4 6]
+    """
+    bound = _PARAMETERS.bind(*args, **kwargs)
+    for name in bound.arguments.keys() & _RESOURCES:
+        bound.arguments[name] = none_as_unspecified(bound.arguments[name])
+    return pjit(*bound.args, **bound.kwargs)
+
+
+_RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_resources"}
 
 
 def explain_recompile(fun: Any) -> RecompileReport:

@@ -22,8 +22,9 @@ from xlashard._jax.primitives import (
     place_witness,
     spmd_axis_names,
 )
-from xlashard._jax.shardings import default_memory_kind
+from xlashard._jax.shardings import default_memory_kind, device_assignment
 from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import default_device
 from xlashard.array import device_put
 from xlashard.array.guards import free_transfers
 from xlashard.array.handles import wrap_result
@@ -36,6 +37,8 @@ from xlashard.pjit.resources import (
     Resource,
     as_tiles,
     expand,
+    names_devices,
+    on_devices,
     read_resources,
     to_sharding,
 )
@@ -168,8 +171,8 @@ def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
 def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
     """The parameters of an equation that constrains a value."""
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    witness = place_witness(sharding.devices, mesh if isinstance(mesh, Mesh) else None)
-    return {"sharding": sharding, "witness": witness}
+    devices = sharding.devices if names_devices(sharding) else ()
+    return {"sharding": sharding, "witness": place_witness(devices, mesh)}
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
@@ -179,6 +182,10 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
 
 
 def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
+    if not names_devices(sharding):
+        if not isinstance(x, jax.Array):
+            return x
+        sharding = on_devices(sharding, device_assignment(x.sharding))
     check_is_there(sharding.devices)
     aval = tracing.abstractify(x)
     sharding = _dividing(sharding, aval.shape)
@@ -244,6 +251,8 @@ def _with_batch_dim(
     sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...]
 ) -> XLACompatibleSharding:
     """The sharding of the batched value; without axes of its own the batch is left open."""
+    if sharding is REPLICATED:
+        return sharding
     if not isinstance(sharding, NamedSharding):
         tiles = sharding.rank_tiling(ndim - 1)
         counts = (*tiles.counts[:dim], 1, *tiles.counts[dim:])
@@ -267,6 +276,8 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -
     manual = lowering.manual_axes(ctx)
     if sharding.num_devices == 1 or _is_all_manual(sharding, manual):
         return x
+    if sharding is REPLICATED and manual:
+        return x  # the axes that shard_map leaves to the partitioner have no names here
     partitioner = Partitioner.SHARDY if lowering.uses_shardy() else Partitioner.GSPMD
     if manual and partitioner is Partitioner.GSPMD:
         text = lowering.manual_text(ctx, sharding.twin(aval.shape), aval.ndim + trailing)
@@ -319,13 +330,17 @@ def only_places(eqn: Any) -> bool:
 def _special_memory(sharding: XLACompatibleSharding) -> bool:
     """Whether a sharding names another memory than its devices' default one."""
     kind = sharding.memory_kind
-    return kind is not None and kind != default_memory_kind(sharding.devices[0])
+    if kind is None:
+        return False
+    device = sharding.devices[0] if names_devices(sharding) else default_device()
+    return kind != default_memory_kind(device)
 
 
 def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:
-    """The shardings of all constraints of ours inside a jaxpr, each once."""
+    """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
     found: dict[XLACompatibleSharding, None] = {}
     for eqn in tracing.equations(jaxpr):
         if eqn.primitive in (constraint_p, boundary_p):
-            found[eqn.params["sharding"]] = None
+            if names_devices(eqn.params["sharding"]):
+                found[eqn.params["sharding"]] = None
     return list(found)

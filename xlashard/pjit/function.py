@@ -291,13 +291,24 @@ class Function:
     ) -> tuple[tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]]:
         """What is said of arguments and of results, as programs can be told."""
         placement = self.order(call, arguments).placement
+
+        def pinned(
+            requested: Sharding | None, sharding: XLACompatibleSharding | None
+        ) -> XLACompatibleSharding | None:
+            if self._device() is not None:
+                return SingleDeviceSharding(placement.devices[0])
+            if requested is None or placement.committed:
+                return None if requested is None else sharding
+            # The devices are those of the program around this call.
+            return requested if isinstance(requested, XLACompatibleSharding) else sharding
+
         ins = tuple(
-            None if is_reference(aval) else self._pinned(said, sharding)
-            for aval, said, sharding in zip(
+            None if is_reference(aval) else pinned(requested, sharding)
+            for aval, requested, sharding in zip(
                 call.traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
-        return ins, tuple(map(self._pinned, call.out_shardings, placement.out_shardings))
+        return ins, tuple(map(pinned, call.out_shardings, placement.out_shardings))
 
     def _given(self, call: Call, count: int) -> BatchGiving | None:
         """What a call gives away that stands under `vmap` alone; None for nothing."""
@@ -307,15 +318,6 @@ class Function:
         paths = (*("",) * first, *call.traced.arg_names)
         donated = (*(False,) * first, *call.donated)
         return BatchGiving(donated, paths, self.taker, mode=self.options.donation)
-
-    def _pinned(
-        self, said: Sharding | None, sharding: XLACompatibleSharding | None
-    ) -> XLACompatibleSharding | None:
-        """What the body's boundary must say of a value, for programs of which it is a part."""
-        device = self._device()
-        if device is not None:
-            return SingleDeviceSharding(device)
-        return None if said is None else sharding
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and its programs."""

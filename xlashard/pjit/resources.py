@@ -5,12 +5,13 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 
 from xlashard._jax import tracing
 from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
-from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.shardings import Device, Format, JaxSharding, UnspecifiedValue
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError, counted
-from xlashard.geometry import validate_spec
+from xlashard.geometry import Tiling, validate_spec
 from xlashard.lazily import dataclass
 from xlashard.sharding import (
     AbstractMesh,
@@ -266,18 +267,69 @@ def as_tiles(said: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
     return GSPMDSharding(said.devices, tiles, memory_kind=said.memory_kind)
 
 
-class _Replicated(Sharding):
-    """`None` as a resource, before the program's devices are known."""
+class _Replicated(XLACompatibleSharding):
+    """Replication over the devices of the program, before these are known."""
 
     def __repr__(self) -> str:
+        return "REPLICATED"
+
+    def __reduce__(self) -> str:
         return "REPLICATED"
 
     @property
     def devices(self) -> tuple[Any, ...]:
         return ()
 
+    def rank_tiling(self, ndim: int) -> Tiling:
+        return Tiling((1,) * ndim, 1, ((1, 0),))
+
 
 REPLICATED = _Replicated()
+"""`None` as a resource of `pjit`, as long as the devices of its program are not known."""
+
+
+def names_devices(sharding: Sharding) -> bool:
+    """Return False for `REPLICATED` and for shardings on an abstract mesh."""
+    if sharding is REPLICATED:
+        return False
+    return not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh))
+
+
+def on_devices(
+    sharding: XLACompatibleSharding, devices: Sequence[Device]
+) -> XLACompatibleSharding:
+    """Return a sharding that names no devices as one over these.
+
+    Raises:
+        MeshError: If it stands on an abstract mesh of another size.
+    """
+    if sharding is REPLICATED:
+        return GSPMDSharding.get_replicated(devices)
+    if not isinstance(sharding, NamedSharding) or names_devices(sharding):
+        return sharding
+    if sharding.mesh.size != len(devices):
+        raise MeshError(
+            f"{sharding} stands on an abstract mesh of {sharding.mesh.size} devices, but the "
+            f"program runs on {len(devices)}: write NamedSharding(mesh, {sharding.spec}) on a mesh "
+            "of its devices"
+        )
+    mesh = mesh_over(tuple(devices), sharding.mesh)
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+@lru_cache(maxsize=256)
+def mesh_over(devices: tuple[Device, ...], mesh: AbstractMesh) -> Mesh:
+    """Return the mesh over devices with the axes of an abstract one."""
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def none_as_unspecified(tree: Any) -> Any:
+    """Return a tree of resources with `UNSPECIFIED` for each None, as `jax.jit` reads it."""
+    return jax.tree_util.tree_map(
+        lambda leaf: UNSPECIFIED if leaf is None else leaf, tree, is_leaf=_is_leaf
+    )
 
 
 def expand(
