@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType
 
 from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
 from xlashard import (
@@ -14,6 +15,7 @@ from xlashard import (
     P,
     SingleDeviceSharding,
     device_put,
+    jit,
     pjit,
     with_sharding_constraint,
 )
@@ -248,3 +250,100 @@ def test_an_open_dimension_takes_a_committed_argument_as_it_is(mesh):
     other = device_put(f32(8, 4), NamedSharding(mesh, P("y", "x")))
     with pytest.raises(ResourceError, match="in_shardings puts x"):
         f(other)
+
+
+SPECS = [
+    P("x", "y"),
+    P("x", None),
+    P("y"),
+    P(("y", "x"), None),
+    P(None, "x"),
+    P(None, None),
+    P(("x",)),
+]
+
+
+def shapes_of(x):
+    """Results of several shapes: as the argument, turned, longer, shorter, and of none of it."""
+    return x * 2, x.T, x[None], x.sum(1), x.sum(), x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 2), (1, 1)])
+def test_results_have_the_specs_that_jax_gives_them(sizes, axis_type, partitioner):
+    """Axis by axis: those of size 1 and Nones at the end stay, and types with them."""
+    mesh = jax.make_mesh(sizes, ("x", "y"), axis_types=(axis_type,) * 2)
+    f, theirs = jit(shapes_of), jax.jit(shapes_of)
+    for spec in SPECS:
+        x = device_put(f32(8, 8), NamedSharding(mesh, spec))
+        for out, wanted in zip(f(x), theirs(x), strict=True):
+            assert out.sharding == wanted.sharding, (spec, out.shape)
+            assert jax.typeof(out) == jax.typeof(wanted)
+            assert jax.typeof(out).sharding == jax.typeof(wanted).sharding
+
+
+def test_the_spelling_is_that_of_the_first_argument(mesh, partitioner):
+    """Also where that argument came from the host, and for results of another rank."""
+    one, two = f32(8, 8), f32(8)
+    spelled = NamedSharding(mesh, P("x", None))
+
+    def f(*args):
+        return (sum(args), args[0] * 2, args[-1] * 2)
+
+    for args in (
+        (one, device_put(one, spelled)),
+        (two, device_put(one, spelled)),
+        (np.float32(2), device_put(one, spelled)),
+        (device_put(one, NamedSharding(mesh, P("x"))), device_put(one, spelled)),
+        (device_put(one, spelled), device_put(one, NamedSharding(mesh, P(None, "y")))),
+    ):
+        for out, wanted in zip(jit(f)(*args), jax.jit(f)(*args), strict=True):
+            assert out.sharding == wanted.sharding
+
+
+def test_results_feed_jax_without_another_trace(mesh):
+    seen = []
+    f = jax.jit(lambda x: seen.append(jax.typeof(x)) or x * 2)
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x", None)))
+    f(x)
+    f(pjit(lambda x: x + 1)(x))
+    assert len(seen) == f._cache_size() == 1
+
+
+def test_types_of_several_meshes_stay_apart(mesh):
+    explicit = jax.make_mesh((4, 2), ("x", "y"))
+    a = device_put(f32(8, 4), NamedSharding(mesh, P("x", None)))
+    b = device_put(f32(8, 4), NamedSharding(explicit, P("x", "y")))
+
+    def f(a, b):
+        return (a * 2, b * 2, a.T, b.T)
+
+    for args in ((a, b), (b, a)):
+        for out, wanted in zip(jit(f)(*args), jax.jit(f)(*args), strict=True):
+            assert out.sharding == wanted.sharding and jax.typeof(out) == jax.typeof(wanted)
+            assert out.sharding.mesh.axis_types == wanted.sharding.mesh.axis_types
+
+
+def test_types_name_the_mesh_inside(mesh):
+    seen = []
+
+    def f(x):
+        seen.append(jax.typeof(x).sharding.mesh)
+        return x * 2
+
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    for M in (jit, jax.jit, pjit):
+        M(lambda x: f(x))(x)
+    assert seen == [mesh.abstract_mesh] * 3
+
+
+@pytest.mark.parametrize("types", ["Auto Auto", "Explicit Explicit", "Explicit Auto"])
+def test_out_info_has_the_shardings_that_are_known(types):
+    kinds = tuple(AxisType[name] for name in types.split())
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=kinds)
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    for requested in (None, NamedSharding(mesh, P("x", "y"))):
+        f, theirs = (M(lambda x: x * 2, out_shardings=requested).trace(x) for M in (jit, jax.jit))
+        assert f.out_info.sharding == theirs.out_info.sharding
+        assert f.lower().out_info.sharding == theirs.lower().out_info.sharding

@@ -43,9 +43,10 @@ def test_tracing(f):
     assert isinstance(traced.lower(), Lowered)
 
 
-def test_eval_shape(f, compilations):
+def test_eval_shape(f, mesh, compilations):
     out = f.eval_shape(shapes(PARAMS), shapes(f32(8, 4)))
-    assert out == {"y": jax.ShapeDtypeStruct((8, 8), np.float32)}
+    placed = NamedSharding(mesh, P("x", "y"))
+    assert out == {"y": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=placed)}
     assert jax.eval_shape(f, PARAMS, f32(8, 4))["y"].shape == (8, 8)
     assert compilations.count == 0
 

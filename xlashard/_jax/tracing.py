@@ -13,7 +13,7 @@ from jax._src import pjit as jax_pjit
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
-from xlashard._jax.shardings import JaxSharding, Mesh
+from xlashard._jax.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any
@@ -199,21 +199,6 @@ def abstractify(value: object) -> Any:
     return core.shaped_abstractify(value)
 
 
-def stand_in(value: Any) -> Any:
-    """What stands for an argument while its function is traced.
-
-    An array on a mesh has that mesh in its type. Where all axes are automatic it says nothing
-    there, but a function would be traced, and compiled, once with and once without it.
-    """
-    if isinstance(value, Tracer) or not isinstance(value, jax.Array):
-        return value
-    aval = core.shaped_abstractify(value)
-    mesh = aval.sharding.mesh
-    if mesh.empty or not mesh.are_all_axes_auto or aval.memory_space != core.MemorySpace.Device:
-        return value
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
 def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
     """For each dimension of a value the explicit mesh axes that its type cuts it along.
 
@@ -227,6 +212,35 @@ def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
         tuple(a for a in _as_tuple(entry) if a in explicit)
         for entry in (*sharding.spec, *(None,) * (aval.ndim - len(sharding.spec)))
     )
+
+
+def mesh_of_type(aval: Any) -> AbstractMesh | None:
+    """Return the mesh in the type of a value; None where there is none, or `shard_map` has axes."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty or sharding.mesh._any_axis_manual:
+        return None
+    return sharding.mesh
+
+
+def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
+    """Return the mesh and the spec that the type of a value prescribes; None where it does not.
+
+    A type prescribes a sharding on explicit axes. Next to them, automatic axes may cut the
+    dimensions that it leaves uncut.
+    """
+    mesh = mesh_of_type(aval)
+    if mesh is None or not mesh._any_axis_explicit:
+        return None
+    spec = aval.sharding.spec
+    if mesh._any_axis_auto:
+        spec = spec.update(partitions=tuple(spec.UNCONSTRAINED if d is None else d for d in spec))
+    return mesh, spec
+
+
+def explicit_sharding(aval: Any) -> JaxSharding | None:
+    """Return the sharding in the type of a value, if all axes of its mesh are explicit."""
+    mesh = mesh_of_type(aval)
+    return None if mesh is None or not mesh.are_all_axes_explicit else aval.sharding
 
 
 def _as_tuple(entry: Any) -> tuple[str, ...]:

@@ -340,7 +340,7 @@ def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
     found: dict[XLACompatibleSharding, None] = {}
     for eqn in tracing.equations(jaxpr):
-        if eqn.primitive in (constraint_p, boundary_p):
-            if names_devices(eqn.params["sharding"]):
-                found[eqn.params["sharding"]] = None
+        constrains = eqn.primitive in (constraint_p, boundary_p)
+        if constrains and names_devices(eqn.params["sharding"]):
+            found[eqn.params["sharding"]] = None
     return list(found)

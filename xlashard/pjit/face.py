@@ -128,6 +128,7 @@ class Stage:
     """What every stage of a function answers alike."""
 
     _face: Face
+    _known_out_shardings: Sequence[Any] = ()
 
     def __repr__(self) -> str:
         face = self._face
@@ -180,9 +181,10 @@ class Stage:
 
     @property
     def out_info(self) -> Any:
-        """Shapes and dtypes of the result, as its tree of `jax.ShapeDtypeStruct`."""
+        """Shapes, dtypes and known shardings of the result, as a tree of `jax.ShapeDtypeStruct`."""
         face = self._face
-        return face.out_tree.unflatten([struct(aval) for aval in face.out_avals])
+        shardings = self._known_out_shardings or (None,) * len(face.out_avals)
+        return face.out_tree.unflatten(list(map(struct, face.out_avals, shardings)))
 
 
 def struct(aval: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:

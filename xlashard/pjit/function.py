@@ -87,9 +87,8 @@ class Function:
         self.parameters.check_call(args, kwargs)
         paths, values = self.parameters.paths(args, kwargs)
         check_values(values, paths)
-        types = self.parameters.map_dynamic(tracing.stand_in, args, kwargs)
         try:
-            traced = self.tracer(*types, mesh)
+            traced = self.tracer(args, kwargs, mesh)
         except RuntimeError:
             if not context.is_tracing_forbidden():
                 raise

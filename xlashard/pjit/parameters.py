@@ -99,22 +99,6 @@ class Parameters:
         ]
         return positional, keyword
 
-    def map_dynamic(
-        self, fun: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with every dynamic leaf mapped."""
-        static_args, static_names = self.static_argnums, self.static_argnames
-        return (
-            tuple(
-                arg if i in static_args else jax.tree_util.tree_map(fun, arg)
-                for i, arg in enumerate(args)
-            ),
-            {
-                name: arg if name in static_names else jax.tree_util.tree_map(fun, arg)
-                for name, arg in kwargs.items()
-            },
-        )
-
     def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[str], list[Any]]:
         """The path and the value of each dynamic leaf, in the order in which JAX flattens."""
         positional, keyword = self._dynamic(args, kwargs)

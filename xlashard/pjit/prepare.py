@@ -9,20 +9,22 @@ from typing import Any
 
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.refs import is_ref
+from xlashard._jax.tracing import mesh_of_type
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import ClosedValues
 from xlashard.pjit.lower import Interface, Order, lower_jaxpr
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
+from xlashard.pjit.resources import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
 from xlashard.program.executables import EXECUTABLES
 from xlashard.sharding import (
     Mesh,
     NamedSharding,
-    PartitionSpec,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    on_mesh,
 )
 
 
@@ -71,27 +73,84 @@ def said_as(parts: ProgramParts, placement: Placement, kept: Sequence[bool]) -> 
     taken = [*(None,) * (len(parts.in_shardings) - len(mine)), *mine]
     written = len(parts.out_shardings) - len(placement.out_shardings)
     given = [*placement.out_shardings, *(None,) * written]
-    mesh = placement.mesh
-    return replace(
-        parts,
-        in_shardings=tuple(
-            _said_as(*pair, mesh) for pair in zip(taken, parts.in_shardings, strict=True)
-        ),
-        out_shardings=tuple(
-            _said_as(*pair, mesh) for pair in zip(given, parts.out_shardings, strict=True)
-        ),
-        committed=placement.committed,
-    )
+    model = _model(taken, parts.in_avals)
+    ins = _named_after(model, taken, parts.in_shardings, parts.in_avals, placement.mesh)
+    consts = len(taken) - len(mine)
+    model = _model(ins[consts:], parts.in_avals[consts:])
+    outs = _named_after(model, given, parts.out_shardings, parts.out_avals, placement.mesh)
+    return replace(parts, in_shardings=ins, out_shardings=outs, committed=placement.committed)
 
 
-def _said_as(
-    said: XLACompatibleSharding | None, found: XLACompatibleSharding, mesh: Mesh | None
+type _Model = tuple[NamedSharding | SingleDeviceSharding, Any]
+"""A sharding by which the others of a program are named, and the aval of its value."""
+
+
+def _model(
+    shardings: Sequence[XLACompatibleSharding | None], avals: Sequence[Any]
+) -> _Model | None:
+    """Return the first sharding that can name others: JAX takes that one, and so do we."""
+    for sharding, aval in zip(shardings, avals, strict=True):
+        if isinstance(sharding, NamedSharding | SingleDeviceSharding):
+            return sharding, aval
+    return None
+
+
+def _named_after(
+    model: _Model | None,
+    requested: Sequence[XLACompatibleSharding | None],
+    found: Sequence[XLACompatibleSharding],
+    avals: Sequence[Any],
+    mesh: Mesh | None,
+) -> tuple[XLACompatibleSharding, ...]:
+    """Return what was requested of values, and what the partitioner chose in a model's writing.
+
+    Args:
+        model: See `_Model`; None where no argument has one.
+        requested: For each value its sharding; None for the one that was found.
+        found: For each value the sharding that the compiler reports.
+        avals: The types of the values.
+        mesh: The mesh of the program, by which values are named without a model.
+    """
+    named = []
+    for asked, sharding, aval in zip(requested, found, avals, strict=True):
+        if asked is None:
+            named.append(_named(sharding, aval, model, mesh))
+        else:
+            named.append(_closed(asked, sharding, aval) if is_open(asked) else asked)
+    return tuple(named)
+
+
+def _closed(
+    requested: XLACompatibleSharding, found: XLACompatibleSharding, aval: Any
 ) -> XLACompatibleSharding:
-    if said is not None and not is_open(said):
-        return said
-    if mesh is not None and isinstance(found, SingleDeviceSharding):
-        return NamedSharding(mesh, PartitionSpec(), memory_kind=found.memory_kind)
-    return found
+    """Return what the partitioner made of a sharding that leaves dimensions to it."""
+    typed = mesh_of_type(aval)
+    if typed is not None and typed.size == found.num_devices:
+        spec = aval.sharding.spec
+        written = NamedSharding(
+            mesh_over(found.devices, typed), spec, memory_kind=found.memory_kind
+        )
+        if found.is_equivalent_to(written, aval.ndim):
+            return written
+    return _named(found, aval, None, mesh_of(requested))
+
+
+def _named(
+    found: XLACompatibleSharding, aval: Any, model: _Model | None, mesh: Mesh | None
+) -> XLACompatibleSharding:
+    """Return a sharding that the partitioner chose, by the spec of a model or on a mesh."""
+    typed = mesh_of_type(aval)
+    if model is not None:
+        sharding, of = model
+        if isinstance(sharding, SingleDeviceSharding):
+            return found
+        mesh = mesh_of(sharding)
+        alike = aval.ndim == of.ndim and typed == sharding.mesh.abstract_mesh
+        if alike and found.is_equivalent_to(sharding, aval.ndim):
+            return sharding
+    if typed is not None and typed.size == found.num_devices:
+        mesh = mesh_over(found.devices, typed)
+    return found if mesh is None else on_mesh(found, mesh, aval.ndim)
 
 
 class ProgramCache:

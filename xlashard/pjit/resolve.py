@@ -7,8 +7,9 @@ it must agree on one device assignment.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name, memory_kind_of
 from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.tracing import sharding_of_type
 from xlashard._jax.transfer import default_device
 from xlashard.errors import (
     DeviceMismatchError,
@@ -20,7 +21,7 @@ from xlashard.errors import (
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.resources import REPLICATED, as_tiles
+from xlashard.pjit.resources import REPLICATED, as_tiles, mesh_over
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,
@@ -146,9 +147,18 @@ def resolve(wanted: Wanted) -> Placement:
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
-        outs.append(sharding)
+        outs.append(_typed(aval, devices) if sharding is None else sharding)
     committed = multi or bool(voices)
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
+
+
+def _typed(aval: Any, devices: tuple[Device, ...]) -> XLACompatibleSharding | None:
+    """Return the sharding that the type of a result prescribes; None where it has no such axes."""
+    typed = sharding_of_type(aval)
+    if typed is None or typed[0].size != len(devices):
+        return None
+    mesh, spec = typed
+    return NamedSharding(mesh_over(devices, mesh), spec, memory_kind=memory_kind_of(aval))
 
 
 @dataclass(frozen=True)

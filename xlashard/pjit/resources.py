@@ -295,9 +295,7 @@ def names_devices(sharding: Sharding) -> bool:
     return not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh))
 
 
-def on_devices(
-    sharding: XLACompatibleSharding, devices: Sequence[Device]
-) -> XLACompatibleSharding:
+def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XLACompatibleSharding:
     """Return a sharding that names no devices as one over these.
 
     Raises:
@@ -315,6 +313,12 @@ def on_devices(
         )
     mesh = mesh_over(tuple(devices), sharding.mesh)
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def mesh_of(sharding: Sharding) -> Mesh | None:
+    """Return the mesh of devices on which a sharding stands, or None."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) else None
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis, compiling
+from xlashard._jax import analysis, compiling, tracing
 from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import check_values
@@ -17,7 +17,9 @@ from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import Interface, Order, lower_for_platform
 from xlashard.pjit.options import compiler_option_items
+from xlashard.pjit.resources import names_devices
 from xlashard.program import LoweredProgram
+from xlashard.sharding import Sharding, XLACompatibleSharding
 
 
 def trace_call(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Traced":
@@ -40,6 +42,10 @@ class Traced(Stage, jax.stages.Traced):
         self._function = function
         self._call = call
         self._face = Face.of(call)
+        self._known_out_shardings = tuple(
+            requested if _is_concrete(requested) else tracing.explicit_sharding(aval)
+            for aval, requested in zip(self._face.out_avals, call.out_shardings, strict=True)
+        )
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,6 +104,10 @@ class Traced(Stage, jax.stages.Traced):
         return Lowered(self, order, interface, program, platform)
 
 
+def _is_concrete(sharding: Sharding | None) -> bool:
+    return isinstance(sharding, XLACompatibleSharding) and names_devices(sharding)
+
+
 def _platform(asked: Sequence[str] | None, own: str, name: str) -> str:
     if asked is None:
         return own
@@ -127,6 +137,7 @@ class Lowered(Stage, jax.stages.Lowered):
         self._program = program
         self._platform = platform
         self._face = traced._face
+        self._known_out_shardings = order.placement.out_shardings
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The module as text.

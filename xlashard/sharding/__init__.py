@@ -11,7 +11,7 @@ from xlashard.geometry import (
     Unstacked,
 )
 from xlashard.sharding.base import Sharding, XLACompatibleSharding
-from xlashard.sharding.convert import from_hlo, from_jax, to_jax
+from xlashard.sharding.convert import from_hlo, from_jax, on_mesh, to_jax
 from xlashard.sharding.named import NamedSharding, grid_of, partition_spec, spec_of
 from xlashard.sharding.op import GSPMDSharding, OpShardingSharding
 from xlashard.sharding.pmap import PmapSharding
@@ -37,6 +37,7 @@ __all__ = [
     "from_hlo",
     "from_jax",
     "grid_of",
+    "on_mesh",
     "partition_spec",
     "spec_of",
     "to_jax",

@@ -15,8 +15,8 @@ from xlashard._jax.shardings import (
     listed_device_ids,
 )
 from xlashard.errors import GeometryError, ShardingError
-from xlashard.geometry import TileAssignment, spec_from_tile_assignment
-from xlashard.sharding.base import Sharding
+from xlashard.geometry import TileAssignment, spec_from_tile_assignment, spec_from_tiling
+from xlashard.sharding.base import Sharding, XLACompatibleSharding
 from xlashard.sharding.named import NamedSharding, grid_of, partition_spec
 from xlashard.sharding.op import GSPMDSharding
 from xlashard.sharding.single import SingleDeviceSharding
@@ -84,3 +84,21 @@ def from_hlo(
         if named is not None:
             return named
     return GSPMDSharding(devices, text, memory_kind=memory_kind)
+
+
+def on_mesh(sharding: XLACompatibleSharding, mesh: Mesh, ndim: int) -> XLACompatibleSharding:
+    """Return the sharding by its spec on a mesh, or as it is where it has none there.
+
+    Args:
+        sharding: The sharding.
+        mesh: The mesh to name axes of; its devices must stand in the same order.
+        ndim: The rank of the value.
+    """
+    named = isinstance(sharding, NamedSharding)
+    if (named and sharding.mesh == mesh) or mesh._flat_devices_tuple != sharding.devices:
+        return sharding
+    try:
+        spec = spec_from_tiling(grid_of(mesh), sharding.rank_tiling(ndim))
+    except GeometryError:
+        return sharding
+    return NamedSharding(mesh, partition_spec(spec), memory_kind=sharding.memory_kind)
