@@ -241,7 +241,7 @@ def test_the_primitives_are_those_of_jaxprs(mesh):
         double = era.pjit(lambda x: era.with_sharding_constraint(x * 2, P("x")))
         jaxpr = jax.make_jaxpr(lambda x: double(x) + 1)(f32(8, 4))
     (called,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is era.pjit_p]
-    inner = called.params["call_jaxpr"]
+    inner = called.params["jaxpr"]
     assert era.sharding_constraint_p in [eqn.primitive for eqn in inner.eqns]
 
 

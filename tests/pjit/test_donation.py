@@ -4,9 +4,11 @@ import gc
 import warnings
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import partial_eval
 
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, device_put, pjit
@@ -301,3 +303,28 @@ def test_what_nobody_can_have_taken():
         DeletedError, match=r"delete\(\) was called on it, or it was donated to a pr"
     ):
         device_put(f32(1)) + x
+
+
+def test_an_evaluated_jaxpr_donates_as_under_jax():
+    def scale(x, y):
+        return x * 2, y.sum()
+
+    for jit in (jax.jit, pjit):
+        jaxpr = jax.make_jaxpr(jit(scale, donate_argnums=0))(f32(8), f32(8))
+        x, y = jnp.ones(8), jnp.ones(8)
+        doubled, _ = jax.extend.core.jaxpr_as_fun(jaxpr)(x, y)
+        np.testing.assert_array_equal(doubled, np.full(8, 2))
+        assert x.is_deleted() and not y.is_deleted()
+
+
+def test_a_call_whose_arguments_changed_donates_nothing():
+    """The known and unknown parts of a call take residuals as well, which may be used again."""
+    jaxpr = jax.make_jaxpr(pjit(lambda x, y: (jnp.sin(x), x * y), donate_argnums=(0, 1)))(1.0, 2.0)
+    known, unknown, _, _ = partial_eval.partial_eval_jaxpr_nounits(jaxpr, [False, True], False)
+    for part in (known, unknown):
+        (call,) = [eqn for eqn in part.eqns if eqn.primitive.name == "pjit"]
+        assert len(call.params["jaxpr"].invars) == len(call.invars)
+        assert call.params["donated_invars"] == (False,) * len(call.invars)
+    smaller, used = partial_eval.dce_jaxpr(jaxpr, [True, False])
+    assert used == [True, False]
+    assert smaller.eqns[0].params["donated_invars"] == (True,)

@@ -301,3 +301,20 @@ def test_compiler_options_reach_the_pieces(mesh):
     f = pjit(jnp.sin, compiler_options={"xla_nonsense": True})
     with pytest.raises(Exception, match="xla_nonsense"):
         jax.grad(lambda x: f(x).sum())(f32(4))
+
+
+def test_an_equation_has_the_parameters_that_walkers_of_jaxprs_read():
+    def calls(jaxpr):
+        for eqn in jaxpr.eqns:
+            if "jaxpr" in eqn.params:
+                body = eqn.params["jaxpr"]
+                yield eqn.params["name"], eqn.params["donated_invars"], len(body.eqns)
+                yield from calls(body)
+
+    def found(jit):
+        inner = jit(layer, donate_argnums=0)
+        return list(calls(jax.make_jaxpr(jit(lambda w, x: inner(w, x) + 1))(W, X)))
+
+    assert found(pjit) == found(jax.jit)
+    (call,) = jax.make_jaxpr(pjit(layer))(W, X).eqns
+    same(call.primitive.bind(W, X, **call.params), [layer(W, X)])

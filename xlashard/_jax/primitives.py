@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import compress
 from typing import Any
 
 import jax
 from jax._src import checkify, core
-from jax._src.interpreters import ad, batching, mlir
+from jax._src.interpreters import ad, batching, mlir, remat
 from jax._src.interpreters import partial_eval as pe
 
 # Public as jax.extend.core.register_call_primitive_rules, whose package imports Pallas.
 from jax._src.lax.eval_jaxpr import register_call_primitive_rules
+from jax._src.state import discharge
 
 from xlashard._jax.residuals import register_linearization
 from xlashard._jax.shardings import (
@@ -28,23 +30,43 @@ Primitive = core.Primitive
 AxisData = Any
 
 
+class CallPrimitive(Primitive):
+    """Primitive that calls a jaxpr, its parameter `jaxpr`.
+
+    JAX's rules for calls name that parameter `call_jaxpr`; `bind` takes both names.
+    """
+
+    multiple_results = True
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        """Bind the call; donation is dropped where the arguments are no longer its own."""
+        if "call_jaxpr" in params:
+            params["jaxpr"] = params.pop("call_jaxpr")
+        if len(params.get("donated_invars", ())) != len(args):
+            params["donated_invars"] = (False,) * len(args)
+        return super().bind(*args, **params)
+
+
 def call_primitive(
     name: str, impl: Callable[..., Sequence[Any]], is_placing: Callable[[Any], bool]
 ) -> Primitive:
-    """A primitive that calls a jaxpr (its parameter `call_jaxpr`), differentiable, batchable, ...
+    """Return a primitive that calls a jaxpr and that JAX can differentiate, batch and so on.
 
     JAX's rules for such primitives transform the jaxpr inside and bind the same primitive again,
     so every piece of a transformed call comes back to `impl`.
 
     Args:
         name: Its name in jaxprs.
-        impl: Runs it on concrete values: `impl(*args, call_jaxpr=..., **params)`.
-        is_placing: Of an equation inside the body, whether it only says where its value belongs.
+        impl: Runs it on concrete values: `impl(*args, jaxpr=..., **params)`.
+        is_placing: Return True for an equation of the body that only places its value.
 
-    Further parameters: `label`, the name of what is called, and `options` of the compiler.
+    Parameters of its equations: `jaxpr`, the body; `name` of the called function; `donated_invars`,
+    a flag for each argument, which only batching and evaluation preserve; `options` of the
+    compiler; `donation`, the mode of reporting unusable donations.
     """
-    primitive = Primitive(name)
+    primitive = CallPrimitive(name)
     register_call_primitive_rules(primitive)
+    _take_renamed(primitive)
     primitive.def_impl(impl)
     mlir.register_lowering(primitive, _lower_call, cacheable=False)
     register_linearization(primitive, is_placing)
@@ -53,8 +75,77 @@ def call_primitive(
     return primitive
 
 
+def _take_renamed(primitive: Primitive) -> None:
+    """Wrap the rules that JAX registered for a call, for the parameter names of this package."""
+    for table in (ad.primitive_jvps, ad.fancy_transposes, remat.rules):
+        if primitive in table:  # JAX 0.11 has no rule of remat for calls.
+            table[primitive] = _renamed(table[primitive], donates=False)
+    for table in (batching.fancy_primitive_batchers, core.custom_typechecks):
+        table[primitive] = _renamed(table[primitive])
+    primitive.def_effectful_abstract_eval(_renamed(primitive.abstract_eval))
+    primitive.to_lojax = _renamed(primitive.to_lojax)
+    discharged = partial(discharge._eval_jaxpr_discharge_rule, primitive)
+    discharge.register_discharge_rule(primitive)(_renamed(discharged))
+    pe.dce_rules[primitive] = _dce_call
+    pe.custom_partial_eval_rules[primitive] = partial(
+        _partial_eval_call, pe.custom_partial_eval_rules[primitive]
+    )
+    pe.partial_eval_jaxpr_custom_rules[primitive] = partial(
+        pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation
+    )
+
+
+def _renamed(rule: Callable[..., Any], *, donates: bool = True) -> Callable[..., Any]:
+    """Return a rule of JAX for a call, which takes the body as `jaxpr`.
+
+    Args:
+        rule: The rule.
+        donates: True if the rule binds a call of the same arguments, which may donate them.
+    """
+
+    def call(*args: Any, jaxpr: Any, donated_invars: tuple[bool, ...] = (), **params: Any) -> Any:
+        kept = donated_invars if donates else ()
+        return rule(*args, call_jaxpr=jaxpr, donated_invars=kept, **params)
+
+    return call
+
+
+def _dce_call(*args: Any) -> tuple[list[bool], Any]:
+    """Drop from a call what no result needs; its equation is the last argument."""
+    *needed, eqn = args
+    params = dict(eqn.params)
+    params["call_jaxpr"] = params.pop("jaxpr")
+    used, smaller = pe.dce_rules[core.eval_jaxpr_p](*needed, eqn.replace(params=params))
+    if smaller is None:
+        return used, None
+    params = dict(smaller.params)
+    params["jaxpr"] = params.pop("call_jaxpr")
+    params["donated_invars"] = tuple(compress(params["donated_invars"], used))
+    return used, smaller.replace(params=params)
+
+
+def _partial_eval_call(rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any) -> Any:
+    """Run the known part of a call; the equation of the unknown part gets our parameter names."""
+    results = _renamed(rule, donates=False)(trace, *tracers, **params)
+    unknown = (getattr(result, "recipe", None) for result in results)
+    for recipe in (*unknown, *(handle.recipe for handle in trace.effect_handles)):
+        if "call_jaxpr" in (getattr(recipe, "params", None) or ()):
+            recipe.params["jaxpr"] = recipe.params.pop("call_jaxpr")
+            recipe.params["donated_invars"] = (False,) * len(recipe.in_tracers)
+    return results
+
+
+def _without_donation(*args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters of the known and of the staged part of a call, donating nothing."""
+    *_, known, staged = args
+    return (
+        {**known, "donated_invars": (False,) * len(known["jaxpr"].invars)},
+        {**staged, "donated_invars": (False,) * len(staged["jaxpr"].invars)},
+    )
+
+
 def _lower_call(
-    ctx: Any, *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
+    ctx: Any, *args: Any, jaxpr: Any, name: str, options: tuple[tuple[str, Any], ...], **_: Any
 ) -> Sequence[Any]:
     """The call keeps a function of its own in the module, so that equal bodies are emitted once.
 
@@ -65,13 +156,13 @@ def _lower_call(
     """
     if options:
         raise CompileError(
-            f"{label} has compiler_options={dict(options)}, but is called inside another program, "
+            f"{name} has compiler_options={dict(options)}, but is called inside another program, "
             "which is compiled as one: give them to the outermost pjit"
         )
-    names = ctx.name_stack.extend(f"{ctx.primitive.name}({label})")
+    names = ctx.name_stack.extend(f"{ctx.primitive.name}({name})")
     with mlir.source_info_to_location(ctx.module_context, None, names, ctx.traceback):
         return mlir.core_call_lowering(
-            ctx, *args, name=label, call_jaxpr=call_jaxpr, inline_jax_late=False
+            ctx, *args, name=name, call_jaxpr=jaxpr, inline_jax_late=False
         )
 
 
@@ -81,28 +172,33 @@ def _check_call(
     error: Any,
     enabled_errors: Any,
     *args: Any,
-    call_jaxpr: Any,
+    jaxpr: Any,
     **params: Any,
 ) -> tuple[Any, list[Any]]:
     """A call under checkify: the errors found so far go in with the arguments."""
     found, error_tree = jax.tree.flatten(error)
     values = [*found, *args]
     checked, out_tree, _ = checkify.jaxpr_to_checkify_jaxpr(
-        context, call_jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
+        context, jaxpr, enabled_errors, error_tree, *map(core.typeof, values)
     )
-    out = primitive.bind(*values, call_jaxpr=checked, **params)
+    out = primitive.bind(*values, **{**params, "jaxpr": checked, "donated_invars": ()})
     return jax.tree.unflatten(out_tree, out)
 
 
 def _print_call(eqn: Any, context: Any, settings: Any) -> Any:
     """As JAX prints its own calls: the name, the body, and options where there are any."""
-    body = eqn.params["call_jaxpr"]
+    body = eqn.params["jaxpr"]
     if body not in context.shared_jaxprs:
         context.suggest_same_var_names(body.invars, eqn.invars)
         context.suggest_same_var_names(body.outvars, eqn.outvars)
-    said = {k: v for k, v in eqn.params.items() if v != ()}
-    said = {"name": said.pop("label"), "jaxpr": said.pop("call_jaxpr"), **said}
-    return core._pp_eqn(eqn.replace(params=said), context, settings, params=list(said))
+    shown = ["name", *(k for k in _PRINTED if eqn.params[k] not in _PRINTED[k]), "jaxpr"]
+    if any(eqn.params["donated_invars"]):
+        shown.insert(1, "donated_invars")
+    return core._pp_eqn(eqn, context, settings, params=shown)
+
+
+# Parameters of a call that are printed only when they differ from these defaults.
+_PRINTED: dict[str, tuple[Any, ...]] = {"options": ((),), "donation": ("warn",)}
 
 
 def identity_primitive(

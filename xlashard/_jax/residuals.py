@@ -60,7 +60,7 @@ class _Linearized:
 
 
 def register_linearization(primitive: core.Primitive, is_placing: Callable[[Any], bool]) -> None:
-    """Sets how calls of a primitive (with the parameter `call_jaxpr`) are linearized.
+    """Sets how calls of a primitive (with the parameter `jaxpr`) are linearized.
 
     Args:
         primitive: The primitive.
@@ -75,15 +75,16 @@ def _linearize(
     is_vjp: bool,
     nonzero: Sequence[bool],
     *primals: Any,
-    call_jaxpr: Jaxpr,
+    jaxpr: Jaxpr,
     **params: Any,
 ) -> tuple[Any, ...]:
+    params["donated_invars"] = ()  # The backward part may need the arguments.
     stays = tuple(map(_stays_where_it_is, primals))
-    parts = _parts(call_jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
-    given = primitive.bind(*primals, call_jaxpr=parts.forward, **params)
+    parts = _parts(jaxpr, tuple(nonzero), is_vjp, stays, is_placing)
+    given = primitive.bind(*primals, jaxpr=parts.forward, **params)
     found = [primals[s.position] if s.is_argument else given[s.position] for s in parts.sources]
     results, residuals, structured = _split(found, parts.count)
-    arguments = [*call_jaxpr.consts, *primals]
+    arguments = [*jaxpr.consts, *primals]
     rest = iter(residuals)
     residuals = [next(rest) if i is None else arguments[i] for i in parts.handed_on]
 
@@ -93,9 +94,9 @@ def _linearize(
         marked = is_vjp and hasattr(ad, "vjp_node")
         backward = ad.vjp_node(primitive) if marked else primitive
         out = backward.bind(
-            *residuals, *taken, *tree_leaves(structured), call_jaxpr=parts.backward, **params
+            *residuals, *taken, *tree_leaves(structured), jaxpr=parts.backward, **params
         )
-        return list(_with_zeros(out, parts.nonzero, call_jaxpr.out_avals))
+        return list(_with_zeros(out, parts.nonzero, jaxpr.out_avals))
 
     return (
         results,

@@ -10,7 +10,6 @@ import jax
 from jax._src import core, dispatch, sharding_impls
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
-from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
 
 from xlashard._jax.shardings import AbstractMesh, JaxSharding, Mesh
@@ -163,17 +162,6 @@ def is_staging() -> bool:
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
-
-
-def are_only_batched(values: Sequence[Any]) -> bool:
-    """True if behind all tracers of `vmap` there are concrete values."""
-    return not any(isinstance(_behind_batching(value), Tracer) for value in values)
-
-
-def _behind_batching(value: Any) -> Any:
-    while isinstance(value, batching.BatchTracer):
-        value = value.val
-    return value
 
 
 def value_behind(value: Any) -> Any:

@@ -29,9 +29,7 @@ from xlashard.pjit.options import PjitOptions
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
-    BatchGiving,
     constrained_body,
-    giving,
     inner_shardings,
     pjit_p,
 )
@@ -279,10 +277,14 @@ class Function:
         if options.inline and tracing.is_staging():
             results = as_function(body)(*values)
         else:
-            with giving(self._given(call, len(values))):
-                results = pjit_p.bind(
-                    *values, call_jaxpr=body, label=traced.name, options=options.compiler_options
-                )
+            results = pjit_p.bind(
+                *values,
+                jaxpr=body,
+                name=traced.name,
+                donated_invars=(*(False,) * (len(values) - len(call.donated)), *call.donated),
+                options=options.compiler_options,
+                donation=options.donation,
+            )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
     def _ends(
@@ -308,15 +310,6 @@ class Function:
             )
         )
         return ins, tuple(map(pinned, call.out_shardings, placement.out_shardings))
-
-    def _given(self, call: Call, count: int) -> BatchGiving | None:
-        """What a call gives away that stands under `vmap` alone; None for nothing."""
-        if not any(call.donated) or not tracing.are_only_batched(call.values):
-            return None
-        first = count - len(call.donated)
-        paths = (*("",) * first, *call.traced.arg_names)
-        donated = (*(False,) * first, *call.donated)
-        return BatchGiving(donated, paths, self.taker, mode=self.options.donation)
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and its programs."""

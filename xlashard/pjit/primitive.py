@@ -6,9 +6,7 @@ still says where its values belong.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ import jax
 from xlashard._jax import dispatch, tracing
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
+from xlashard.array.takers import Taker
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
@@ -34,105 +33,88 @@ from xlashard.pjit.run import Giving, Results, run_repeatably
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
-@dataclass(frozen=True, eq=False)
-class BatchGiving(Giving):
-    """What a call gives away that is about to run under `vmap`, and under nothing else.
+def _impl(
+    *args: Any,
+    jaxpr: Any,
+    name: str,
+    donated_invars: tuple[bool, ...],
+    options: tuple[tuple[str, Any], ...],
+    donation: str,
+) -> Sequence[Any]:
+    """Run a piece of a transformed call as a program."""
+    piece = _Piece(name, options, donated_invars, donation)
+    return PROGRAMS.kept(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))(*args)
 
-    Only then each of its arguments is an argument of the program that runs, and nobody keeps one
-    for later, as a gradient does.
+
+@dataclass(frozen=True)
+class _Piece:
+    """Parameters of a piece besides its jaxpr.
 
     Attributes:
-        mode: What to do about a donated argument that no result can reuse.
+        name: The name of the called function.
+        options: Options of the compiler.
+        donated: For each argument, True if the program may reuse its buffers.
+        donation: Mode of reporting a donated argument that no result can reuse.
     """
 
-    mode: str = "warn"
+    name: str
+    options: tuple[tuple[str, Any], ...]
+    donated: tuple[bool, ...]
+    donation: str
 
 
-_giving: ContextVar[BatchGiving | None] = ContextVar(
-    "what the call under vmap gives away", default=None
-)
+def _dispatched(jaxpr: Any, piece: _Piece) -> Any:
+    """Return the dispatcher that repeats the calls of a piece without entering Python.
 
-
-@contextmanager
-def giving(what: BatchGiving | None) -> Iterator[None]:
-    """Lets the call that is bound within the block give away its arguments."""
-    token = _giving.set(what)
-    try:
-        yield
-    finally:
-        _giving.reset(token)
-
-
-def _impl(
-    *args: Any, call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...]
-) -> Sequence[Any]:
-    """Runs a piece of a transformed call as a program."""
-    given = _giving.get()
-    if given is not None and len(given.donated) != len(args):
-        given = None
-    kept_as = None if given is None else (given.donated, given.mode)
-    key = "piece", label, options, kept_as
-    call = PROGRAMS.kept(call_jaxpr, key, lambda: _dispatched(call_jaxpr, label, options, given))
-    return call(*args)
-
-
-def _dispatched(
-    call_jaxpr: Any, label: str, options: tuple[tuple[str, Any], ...], given: BatchGiving | None
-) -> Any:
-    """What repeats the calls of a piece without entering Python.
-
-    It is kept as long as the piece is, and so must not keep that.
+    It is kept as long as the jaxpr is, and so must not keep that.
     """
-    piece = weakref.ref(call_jaxpr)
-    results = Results(jax.tree_util.tree_structure([0] * len(call_jaxpr.outvars)))
+    body = weakref.ref(jaxpr)
+    results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
+    given = None
+    if any(piece.donated):
+        paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
+        given = Giving(piece.donated, tuple(paths), Taker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
-        body = piece()
-        prepared = _prepared(args, body, label, options, given)
-        return *run_repeatably(prepared, args, results, given, body), False
+        prepared = _prepared(args, body(), piece)
+        return *run_repeatably(prepared, args, results, given, body()), False
 
     def evaluate(*args: Any) -> list[Any]:
-        return as_function(piece())(*args)
+        return as_function(body())(*args)
 
-    return dispatch.new_dispatcher(label, evaluate, miss, ((), ()), label)
+    return dispatch.new_dispatcher(piece.name, evaluate, miss, ((), ()), piece.name)
 
 
-def _prepared(
-    args: Sequence[Any],
-    call_jaxpr: Any,
-    label: str,
-    options: tuple[tuple[str, Any], ...],
-    given: BatchGiving | None,
-) -> Prepared:
-    """The program of a piece for its arguments."""
+def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
+    """Return the program of a piece for its arguments."""
+    label = piece.name
     paths = [f"argument {i} of {label}" for i in range(len(args))]
-    arguments = describe_arguments(args, paths, call_jaxpr.in_avals)
-    ins, outs = boundary(call_jaxpr, boundary_p, "sharding")
+    arguments = describe_arguments(args, paths, jaxpr.in_avals)
+    ins, outs = boundary(jaxpr, boundary_p, "sharding")
     in_shardings = tuple(
         None if argument.committed else _closed(sharding, argument.aval)
         for sharding, argument in zip(ins, arguments, strict=True)
     )
-    inner = inner_shardings(call_jaxpr)
+    inner = inner_shardings(jaxpr)
     placed = inner or any(argument.committed for argument in arguments)
     wanted = Wanted(
         arguments=arguments,
         in_shardings=in_shardings,
-        out_shardings=tuple(map(_closed, outs, call_jaxpr.out_avals)),
-        result_avals=tuple(call_jaxpr.out_avals),
+        out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
+        result_avals=tuple(jaxpr.out_avals),
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
         inner=inner,
         mesh=None if placed else tracing.mesh_in_force(),
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
-    donated = (False,) * len(args) if given is None else given.donated
-    order = Order(label, resolve(wanted), layouts, donated, options=options)
+    order = Order(label, resolve(wanted), layouts, piece.donated, options=piece.options)
     making = Making()
-    prepared = PROGRAMS.prepared(call_jaxpr, order, making)
-    PIECES.note(tracing.source_of(call_jaxpr), making, (call_jaxpr.in_avals, call_jaxpr.out_avals))
-    if given is not None and prepared.lowered is not None:
-        prepared.lowered.report_donation(given.mode, label)
-        prepared.lowered.report_donation(given.mode, label, prepared.program)
+    prepared = PROGRAMS.prepared(jaxpr, order, making)
+    PIECES.note(tracing.source_of(jaxpr), making, (jaxpr.in_avals, jaxpr.out_avals))
+    if any(piece.donated) and prepared.lowered is not None:
+        prepared.lowered.report_donation(piece.donation, label)
+        prepared.lowered.report_donation(piece.donation, label, prepared.program)
     return prepared
 
 
@@ -150,8 +132,7 @@ def _closed(sharding: Any, aval: Any) -> Any:
 
 
 pjit_p = call_primitive("pjit", _impl, only_places)
-"""A call of a pjit-ed function; parameters `call_jaxpr`, `label`, the function's name, and
-`options` of the compiler."""
+"""A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
