@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, sharding_impls
+from jax._src import core, dispatch, dtypes, sharding_impls, source_info_util
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
 from jax._src.interpreters import partial_eval as pe
@@ -156,12 +156,25 @@ def is_top_level() -> bool:
 
 def is_staging() -> bool:
     """True where what is bound becomes a part of a jaxpr, behind whatever transformations."""
+    return _staging_trace() is not None
+
+
+def staged(value: Any) -> Tracer:
+    """Return the tracer of a value in the jaxpr under way; a tracer is returned unchanged."""
+    if isinstance(value, Tracer):
+        return value
+    trace = _staging_trace()
+    if trace is None:
+        raise RuntimeError("no jaxpr is being traced: check is_staging() first")
+    return trace.to_jaxpr_tracer(dtypes.canonicalize_value(value), source_info_util.current())
+
+
+def _staging_trace() -> Any:
+    """The trace that makes a jaxpr, behind those of transformations; None outside of any."""
     trace = core.trace_ctx.trace
-    while trace is not None:
-        if isinstance(trace, pe.DynamicJaxprTrace):
-            return True
+    while trace is not None and not isinstance(trace, pe.DynamicJaxprTrace):
         trace = getattr(trace, "parent_trace", None)
-    return False
+    return trace
 
 
 def value_behind(value: Any) -> Any:

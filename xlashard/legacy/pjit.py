@@ -18,11 +18,11 @@ from xlashard.pjit import stages
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.options import (
     DonationMode,
+    Selected,
     PjitOptions,
     either,
     made_or_decorator,
     read_options,
-    read_static,
 )
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.sharding import Mesh
@@ -109,7 +109,7 @@ def pjit(
         )
         if not world_in_force().jax_array:
             check_specified(options)
-        static = read_static(static_argnums, static_argnames)
+        static = Selected.of(static_argnums, static_argnames, "static")
         return made_or_decorator(fun, lambda f: _dispatched(EraFunction(f, options, static)))
 
 

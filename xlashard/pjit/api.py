@@ -9,7 +9,7 @@ from xlashard.errors import ArgumentError
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.jitted import Jitted
-from xlashard.pjit.options import DonationMode, either, made_or_decorator, read_options, read_static
+from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
 from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.resources import UNSPECIFIED, none_as_unspecified
 from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
@@ -135,7 +135,7 @@ def pjit(
                 "share_binary": share_binary,
             },
         )
-        static = read_static(static_argnums, static_argnames)
+        static = Selected.of(static_argnums, static_argnames, "static")
         return made_or_decorator(fun, lambda f: _dispatched(Function(f, options, static)))
 
 

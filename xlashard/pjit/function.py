@@ -25,7 +25,7 @@ from xlashard.pjit.arguments import (
 from xlashard.pjit.call import Call
 from xlashard.pjit.closed import check_closed_over, closed_over_places, named_value
 from xlashard.pjit.lower import Interface, Order
-from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
@@ -63,11 +63,11 @@ class Function:
         self,
         fun: Callable[..., Any],
         options: PjitOptions,
-        static: tuple[Sequence[int], Sequence[str]],
+        static: Selected,
     ) -> None:
         self.fun = fun
         self.options = options
-        self.parameters = Parameters.of(fun, static, options)
+        self.parameters = Parameters.of(fun, static, options.donate)
         self.ledger = Ledger(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
         self.tracer = tracing.FunctionTracer(
@@ -275,7 +275,7 @@ class Function:
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]
         if options.inline and tracing.is_staging():
-            results = as_function(body)(*values)
+            results = list(map(tracing.staged, as_function(body)(*values)))
         else:
             results = pjit_p.bind(
                 *values,

@@ -28,8 +28,7 @@ class PjitOptions:
     Attributes:
         in_resources: Where arguments go, as a prefix of the tuple of arguments.
         out_resources: Where results go, as a prefix of the result.
-        donate_argnums: Positions of arguments whose buffers may be reused.
-        donate_argnames: Names of arguments whose buffers may be reused.
+        donate: Positions and names of arguments whose buffers may be reused.
         keep_unused: Keep arguments that no result needs.
         device: Run on this one device.
         backend: Run on this platform.
@@ -42,8 +41,7 @@ class PjitOptions:
 
     in_resources: ResourceTree
     out_resources: ResourceTree
-    donate_argnums: tuple[int, ...]
-    donate_argnames: tuple[str, ...]
+    donate: "Selected"
     keep_unused: bool
     device: Any
     backend: str | None
@@ -52,6 +50,31 @@ class PjitOptions:
     donation: DonationMode
     share_binary: bool = False
     kind_of: KindOf | None = None
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Parameters selected by position, by name, or by both.
+
+    Attributes:
+        argnums: Positions; None if the caller gave none, so that they follow from the names.
+        argnames: Names; None if the caller gave none, so that they follow from the positions.
+    """
+
+    argnums: tuple[int, ...] | None = None
+    argnames: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, argnums: Any, argnames: Any, what: str) -> "Selected":
+        """Check `static_argnums` and `static_argnames`, or those of `donate`.
+
+        Raises:
+            ArgumentError: If they hold other values than ints and texts.
+        """
+        return cls(
+            None if argnums is None else index_tuple(argnums, f"{what}_argnums"),
+            None if argnames is None else name_tuple(argnames, f"{what}_argnames"),
+        )
 
 
 @dataclass(frozen=True)
@@ -96,14 +119,12 @@ def read_options(
             f"device must be a jax.Device such as jax.devices()[0], not {chosen!r}; for a platform "
             "write backend='cpu'"
         )
-    argnums, argnames = donated
     out_resources = read_resources(outs.value, outs.name)
     refuse_from_gda(out_resources)
     return PjitOptions(
         in_resources=read_resources(in_shardings, ins.name),
         out_resources=out_resources,
-        donate_argnums=index_tuple(argnums, "donate_argnums"),
-        donate_argnames=name_tuple(argnames, "donate_argnames"),
+        donate=Selected.of(*donated, "donate"),
         keep_unused=bool(rest["keep_unused"]),
         device=chosen,
         backend=backend,
@@ -113,15 +134,6 @@ def read_options(
         share_binary=bool(rest["share_binary"]),
         kind_of=rest.get("kind_of"),
     )
-
-
-def read_static(argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Checks positions and names of static arguments.
-
-    Raises:
-        ArgumentError: If they are something else.
-    """
-    return index_tuple(argnums, "static_argnums"), name_tuple(argnames, "static_argnames")
 
 
 def either(first: tuple[str, Any], second: tuple[str, Any]) -> Named:

@@ -8,7 +8,7 @@ import jax
 
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
-from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.options import Selected
 from xlashard.pjit.resources import UNSPECIFIED, Resource, ResourceTree, expand
 from xlashard.pjit.signature import Signature, positions_text
 
@@ -35,8 +35,8 @@ class Parameters:
     def of(
         cls,
         fun: Callable[..., Any],
-        static: tuple[Sequence[int], Sequence[str]],
-        options: PjitOptions,
+        static: Selected,
+        donate: Selected,
     ) -> "Parameters":
         """Reads a function's signature and settles positions and names by it.
 
@@ -44,10 +44,8 @@ class Parameters:
             ArgumentError: If a parameter is both static and donated, or does not exist.
         """
         signature = Signature.of(fun)
-        static_nums, static_names = signature.settle(*static, "static")
-        donate_nums, donate_names = signature.settle(
-            options.donate_argnums, options.donate_argnames, "donate"
-        )
+        static_nums, static_names = signature.settle(static.argnums, static.argnames, "static")
+        donate_nums, donate_names = signature.settle(donate.argnums, donate.argnames, "donate")
         both = [signature.name(i) for i in donate_nums if i in static_nums]
         both += [n for n in donate_names if n in static_names]
         if both:

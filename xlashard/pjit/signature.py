@@ -66,28 +66,34 @@ class Signature:
         return name if name in self.by_keyword else f"{self.more}[{name!r}]"
 
     def settle(
-        self, argnums: Sequence[int], argnames: Sequence[str], what: str
+        self, argnums: Sequence[int] | None, argnames: Sequence[str] | None, what: str
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The same parameters by position and by name, each as far as it has one.
+        """Return the selected positions and names.
+
+        Where only one of the two was given, the other follows from the signature; where both were,
+        each stands as given: a parameter may be static when passed by position alone.
 
         Args:
-            argnums: Positions; negative ones count from the end.
-            argnames: Names.
+            argnums: Positions, of which negative ones count from the end, or None.
+            argnames: Names, or None.
             what: `"static"` or `"donate"`, for errors.
 
         Raises:
             ArgumentError: If one does not exist.
         """
-        positions = {self._position(i, what) for i in argnums}
-        for name in argnames:
+        positions = {self._position(i, what) for i in argnums or ()}
+        names = set(argnames or ())
+        for name in argnames or ():
             if name not in self.by_keyword and self.more is None:
                 raise ArgumentError(
                     f"{what}_argnames holds {name!r}, but {self.function} has no such parameter: "
                     + self._names_text(name)
                 )
-        positions |= {self.names.index(n) for n in argnames if n in self.names}
-        names = {self.names[i] for i in positions if i < len(self.names)} & self.by_keyword
-        return tuple(sorted(positions)), tuple(sorted({*argnames, *names}))
+        if argnums is None:
+            positions = {self.names.index(n) for n in names if n in self.names}
+        if argnames is None:
+            names = {self.names[i] for i in positions if i < len(self.names)} & self.by_keyword
+        return tuple(sorted(positions)), tuple(sorted(names))
 
     def _position(self, i: int, what: str) -> int:
         settled = i + len(self.names) if i < 0 and self.rest is None else i
