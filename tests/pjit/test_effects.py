@@ -8,7 +8,7 @@ from jax.experimental import io_callback
 
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, pjit
-from xlashard.errors import CompileError, TracingError, XlashardError
+from xlashard.errors import ArgumentError, CompileError, TracingError, XlashardError
 
 
 @pytest.fixture(params=["one device", "eight devices"])
@@ -281,3 +281,22 @@ def test_named_scopes_reach_the_module():
             return jnp.sin(x)
 
     assert "attention" in pjit(fun).lower(f32(3)).as_text(debug_info=True)
+
+
+@pytest.mark.parametrize(
+    "transformed", [pjit, jax.jit, lambda f: jax.vmap(f, (None, 0), (None, 0))]
+)
+def test_a_token_goes_in_and_comes_out(sharding, transformed):
+    def fun(token, x):
+        return jax.lax.after_all(token), x * 2
+
+    f, token, x = pjit(fun), jax.lax.create_token(), device_put(f32(8), sharding)
+    for function in (f, transformed(f), f.lower(token, x).compile()):
+        token, doubled = function(token, x)
+        token, doubled = function(token, doubled)  # a token of an own result
+        np.testing.assert_array_equal(doubled, f32(8) * 4)
+    token, _ = jax.jit(fun)(token, x)  # JAX takes it, and makes the next one
+    assert type(f(token, x)[0]) is type(jax.lax.create_token())
+    assert f.eval_shape(token, x)[0] == jax.eval_shape(jax.jit(fun), token, x)[0]
+    with pytest.raises(ArgumentError, match=r"compiled for token as token.*called with float32\[8\]"):
+        f.lower(token, x).compile()(x, x)

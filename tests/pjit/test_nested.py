@@ -318,3 +318,28 @@ def test_an_equation_has_the_parameters_that_walkers_of_jaxprs_read():
     assert found(pjit) == found(jax.jit)
     (call,) = jax.make_jaxpr(pjit(layer))(W, X).eqns
     same(call.primitive.bind(W, X, **call.params), [layer(W, X)])
+
+
+CONSTANTS = (1, True, 2.5, 1j, np.arange(3), np.float32(2), jnp.float32(3), jnp.arange(3))
+
+
+@pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
+def test_an_inlined_constant_is_a_tracer_of_its_type(constant):
+    def seen(jit):
+        inner = jit(lambda x: constant, inline=True)
+        found = []
+
+        def fun(x):
+            result = inner(x)
+            aval = jax.typeof(result)
+            found.append((isinstance(result, jax.core.Tracer), str(aval), aval.weak_type))
+            return x, result
+
+        jax.eval_shape(jit(fun), 1.0)
+        jax.eval_shape(jax.vmap(fun), np.ones(3, np.float32))
+        jax.eval_shape(lambda x: jax.lax.scan(lambda carry, _: fun(carry), x, None, 3), 1.0)
+        jax.make_jaxpr(jax.grad(lambda x: fun(x)[0]))(1.0)
+        return found
+
+    assert seen(pjit) == seen(jax.jit)
+    assert len(seen(pjit)) == 4

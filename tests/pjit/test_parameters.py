@@ -313,3 +313,37 @@ def test_options_alone_make_a_decorator():
     assert "x, *, n" in str(inspect.signature(power))
     with pytest.raises(ArgumentError, match="pjit takes a function, not NoneType"):
         pjit(donate_argnums=0)(None)
+
+
+@pytest.mark.parametrize("kind", ["static", "donate"])
+@pytest.mark.parametrize(
+    "selected",
+    [
+        {"argnums": 0},
+        {"argnames": "a"},
+        {"argnums": 0, "argnames": "b"},
+        {"argnums": (), "argnames": "a"},
+        {"argnums": (0,), "argnames": ("a", "b")},
+    ],
+    ids=str,
+)
+def test_positions_and_names_are_respected_as_jax_does(kind, selected):
+    """Names follow from positions, and positions from names, only where one of the two is given."""
+    options = {f"{kind}_{form}": value for form, value in selected.items()}
+
+    def seen(jit):
+        traced, outcomes = [], []
+
+        def add(a, b):
+            traced.append((type(a), type(b)))
+            return a + 1, b + 1
+
+        f = jit(add, **options)
+        for by_position in (2, 1, 0):
+            values = [1, 2] if kind == "static" else [jnp.ones(3), jnp.ones(3)]
+            named = dict(zip(("a", "b")[by_position:], values[by_position:], strict=True))
+            f(*values[:by_position], **named)
+            outcomes.append([isinstance(v, jax.Array) and v.is_deleted() for v in values])
+        return traced, outcomes
+
+    assert seen(pjit) == seen(jax.jit)

@@ -193,5 +193,7 @@ def register_lowering(primitive: Any, rule: Any) -> None:
 
 
 def dtype_name(aval: Any) -> str:
-    """`float32[8,16]`, as a jaxpr prints it."""
+    """`float32[8,16]`, as a jaxpr prints it; `token`."""
+    if aval is core.abstract_token:
+        return "token"
     return aval.str_short() if isinstance(aval, core.ShapedArray) else str(aval)

@@ -160,12 +160,13 @@ def is_staging() -> bool:
 
 
 def staged(value: Any) -> Tracer:
-    """Return the tracer of a value in the jaxpr under way; a tracer is returned unchanged."""
+    """Return the tracer of a value in the jaxpr under way; a tracer is returned unchanged.
+
+    Requires `is_staging()`.
+    """
     if isinstance(value, Tracer):
         return value
     trace = _staging_trace()
-    if trace is None:
-        raise RuntimeError("no jaxpr is being traced: check is_staging() first")
     return trace.to_jaxpr_tracer(dtypes.canonicalize_value(value), source_info_util.current())
 
 
@@ -261,9 +262,19 @@ def physical_aval(aval: Any) -> Any:
     return core.physical_aval(aval)
 
 
+def is_token(aval: Any) -> bool:
+    """Return True for the abstract value of a token (`jax.lax.create_token`)."""
+    return aval is core.abstract_token
+
+
+def shaped(aval: Any) -> Any:
+    """Return the shape and dtype of the arrays behind a token; another aval unchanged."""
+    return core.get_token_aval() if is_token(aval) else aval
+
+
 def is_extended(aval: Any) -> bool:
     """True for values whose buffers have another shape than they (PRNG keys)."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:

@@ -18,8 +18,8 @@ from xlashard.pjit import stages
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.options import (
     DonationMode,
-    Selected,
     PjitOptions,
+    Selected,
     either,
     made_or_decorator,
     read_options,

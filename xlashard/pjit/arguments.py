@@ -9,7 +9,7 @@ import numpy as np
 from xlashard._jax.compiling import special_layout, special_struct_layout
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.refs import buffer_of, is_ref
-from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error
+from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
 from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
@@ -60,7 +60,8 @@ def describe_arguments(
         DeletedError: If a value's buffers are gone.
     """
     return tuple(
-        _describe(value, path, aval) for value, path, aval in zip(values, paths, avals, strict=True)
+        _describe(value, path, shaped(aval))
+        for value, path, aval in zip(values, paths, avals, strict=True)
     )
 
 

@@ -86,8 +86,8 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
         )
     if prepared.stateful:
         raise ArgumentError(
-            f"{name} can't be bound: it takes references (jax.new_ref), which keep their state "
-            "themselves; call the compiled function, or pass arrays and return the new ones"
+            f"{name} can't be bound: it has references (jax.new_ref) or tokens, which keep their "
+            "state themselves; call the compiled function, or pass arrays and return the new ones"
         )
     state_tree = parts[argnum]
     start = sum(p.num_leaves for p in parts[:argnum])

@@ -56,7 +56,9 @@ class Call:
         traced, arguments = self.traced, self.making.arguments
         if arguments is None:
             types = zip(traced.arg_names, traced.in_avals, strict=True)
-            arguments = tuple(Argument(path, aval, None, False) for path, aval in types)
+            arguments = tuple(
+                Argument(path, tracing.shaped(aval), None, False) for path, aval in types
+            )
         return Key(
             source=tracing.source_of(traced.jaxpr),
             in_tree=traced.in_tree,

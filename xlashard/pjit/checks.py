@@ -3,7 +3,7 @@
 from typing import Any
 
 from xlashard._jax.lowering import dtype_name
-from xlashard._jax.tracing import abstractify
+from xlashard._jax.tracing import abstractify, is_token
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.pjit.advice import as_code, described, type_hint
 from xlashard.pjit.arguments import Argument
@@ -24,10 +24,15 @@ def check_type(value: Any, path: str, aval: Any, text: str, otherwise: str) -> N
         ArgumentError: If it is something else.
     """
     given = abstractify(value)
-    if (given.shape, given.dtype) == (aval.shape, aval.dtype):
+    if is_token(given) or is_token(aval):
+        if is_token(given) and is_token(aval):
+            return
+        hint = otherwise
+    elif (given.shape, given.dtype) == (aval.shape, aval.dtype):
         return
+    else:
+        hint = type_hint(given, aval, otherwise)
     wanted = f"{path} as {dtype_name(aval)}"
-    hint = type_hint(given, aval, otherwise)
     raise ArgumentError(f"{text.format(wanted, dtype_name(given))}: {hint}")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.tracing import Tracer, is_token
 from xlashard.array.handles import KindOf
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
@@ -187,6 +187,8 @@ class Stage:
         return face.out_tree.unflatten(list(map(struct, face.out_avals, shardings)))
 
 
-def struct(aval: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and place of an abstract value."""
+def struct(aval: Any, sharding: Any = None) -> Any:
+    """The shape, dtype and place of an abstract value; that of a token as it is."""
+    if is_token(aval):
+        return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)

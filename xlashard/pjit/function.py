@@ -148,7 +148,7 @@ class Function:
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
-            result_avals=tuple(traced.jaxpr.out_avals),
+            result_avals=tuple(map(tracing.shaped, traced.jaxpr.out_avals)),
             result_paths=traced.result_paths,
             inner=inner_shardings(traced.jaxpr),
             closed=closed_over_places(traced.jaxpr, self.fun),

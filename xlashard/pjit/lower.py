@@ -10,7 +10,7 @@ from xlashard._jax.jaxprs import drop_unused, hoist
 from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
 from xlashard._jax.refs import is_reference, without_references
 from xlashard._jax.shardings import default_memory_kind, layout_text
-from xlashard._jax.tracing import is_extended, physical_aval, source_of
+from xlashard._jax.tracing import is_extended, is_token, physical_aval, shaped, source_of
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
@@ -61,7 +61,7 @@ class Interface:
         kept: For each hoisted value and each argument, whether it is in use.
         written: Positions among hoisted values and arguments of the references whose new values
             are the last results.
-        stateful: Whether there are references among hoisted values and arguments.
+        stateful: True if it takes references, or takes or returns tokens.
         closed: All values that the function closes over.
     """
 
@@ -88,7 +88,8 @@ class Interface:
 def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
     """Hoists closed-over arrays out of a jaxpr, frees it of state, and drops what is not used."""
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
-    stateful = any(map(is_reference, hoisted.in_avals))
+    tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
+    stateful = tokens or any(map(is_reference, hoisted.in_avals))
     ready, written = without_references(hoisted)
     kept = (True,) * len(ready.in_avals)
     if not keep_unused:
@@ -115,7 +116,8 @@ def lower_jaxpr(
     const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
     all_ins = [*const_shardings, *placement.in_shardings]
     all_layouts = [*(None,) * len(interface.consts), *order.layouts[0]]
-    all_donated = [*(False,) * len(interface.consts), *order.donated]
+    given_away = [d and not is_token(a) for d, a in zip(order.donated, jaxpr.in_avals, strict=True)]
+    all_donated = [*(False,) * len(interface.consts), *given_away]
     for i in interface.written:
         # A reference is written in place, where it is known to stay in its place.
         all_donated[i] = not multi or all_ins[i] is not None
@@ -179,8 +181,10 @@ def _keep(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
 
 
 def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name: str) -> ValuePlan:
-    trailing = 0
-    if is_extended(aval):
+    trailing, token = 0, is_token(aval)
+    if token:
+        sharding, aval = None, shaped(aval)
+    elif is_extended(aval):
         trailing = physical_aval(aval).ndim - aval.ndim
     return ValuePlan(
         shape=tuple(aval.shape),
@@ -190,6 +194,7 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         memory_kind=_special_memory(sharding) if sharding is not None else memory_kind_of(aval),
         trailing=trailing,
         name=name or "",
+        is_token=token,
     )
 
 

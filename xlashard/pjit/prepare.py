@@ -39,7 +39,8 @@ class Prepared:
         kept: For each argument, whether the program takes it.
         written: For each of the last results the reference that is to hold it: one that the
             function closes over, or the position of an argument.
-        stateful: Whether it takes references, which jaxlib's dispatcher does not know.
+        stateful: True if it takes references, or takes or returns tokens: jaxlib's dispatcher
+            knows neither.
     """
 
     program: Program

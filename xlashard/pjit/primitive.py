@@ -101,7 +101,7 @@ def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
         arguments=arguments,
         in_shardings=in_shardings,
         out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
-        result_avals=tuple(jaxpr.out_avals),
+        result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
         inner=inner,
         mesh=None if placed else tracing.mesh_in_force(),

@@ -37,8 +37,8 @@ def save(kind: str, face: Face, prepared: Prepared) -> bytes:
     """
     if prepared.stateful:
         raise SavedProgramError(
-            f"{face.name} can't be saved: it takes references (jax.new_ref), which live in one "
-            "process; pass arrays and return the new ones"
+            f"{face.name} can't be saved: it has references (jax.new_ref) or tokens, which live "
+            "in one process; pass arrays and return the new ones"
         )
     program, sections = save_program(prepared.program, prepared.consts)
     header = {

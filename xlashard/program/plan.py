@@ -30,6 +30,7 @@ class ValuePlan:
         trailing: Dimensions that its buffers have past those of `shape` (PRNG keys), never cut.
         name: What a person would call it: `state['params']['w']`, `result[0]`.
         annotated: True if the module has a sharding for it already, which then stands.
+        is_token: True for a token, whose type in the module has no shape.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class ValuePlan:
     trailing: int = 0
     name: str = ""
     annotated: bool = False
+    is_token: bool = False
 
     @property
     def is_free(self) -> bool:

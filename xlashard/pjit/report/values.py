@@ -11,7 +11,7 @@ import jax
 
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.tracing import is_extended, physical_aval
+from xlashard._jax.tracing import is_extended, physical_aval, shaped
 from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.call import Call
@@ -143,7 +143,7 @@ class Program:
         return tuple(
             Value(
                 path=path,
-                aval=aval,
+                aval=shaped(aval),
                 sharding=next(taken) if is_kept else None,
                 placed=next(placed).sharding if is_kept else None,
                 given=given,
@@ -176,7 +176,7 @@ class Program:
             at = self.face.paths[reference] if isinstance(reference, int) else "closed over"
             paths.append(f"{at} as written")
         placed = [plan.sharding for plan in self.plan.results]
-        return tuple(map(Value, paths, parts.out_avals, parts.out_shardings, placed))
+        return tuple(map(Value, paths, map(shaped, parts.out_avals), parts.out_shardings, placed))
 
 
 def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
