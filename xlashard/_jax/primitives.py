@@ -115,7 +115,9 @@ def _dce_call(*args: Any) -> tuple[list[bool], Any]:
     *needed, eqn = args
     params = dict(eqn.params)
     params["call_jaxpr"] = params.pop("jaxpr")
-    used, smaller = pe.dce_rules[core.eval_jaxpr_p](*needed, eqn.replace(params=params))
+    # Its signature differs between releases of JAX.
+    rule: Any = pe.dce_rules[core.eval_jaxpr_p]
+    used, smaller = rule(*needed, eqn.replace(params=params))
     if smaller is None:
         return used, None
     params = dict(smaller.params)
@@ -127,9 +129,9 @@ def _dce_call(*args: Any) -> tuple[list[bool], Any]:
 def _partial_eval_call(rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any) -> Any:
     """Run the known part of a call; the equation of the unknown part gets our parameter names."""
     results = _renamed(rule, donates=False)(trace, *tracers, **params)
-    unknown = (getattr(result, "recipe", None) for result in results)
-    for recipe in (*unknown, *(handle.recipe for handle in trace.effect_handles)):
-        if "call_jaxpr" in (getattr(recipe, "params", None) or ()):
+    recipes: list[Any] = [getattr(result, "recipe", None) for result in results]
+    for recipe in (*recipes, *(handle.recipe for handle in trace.effect_handles)):
+        if "call_jaxpr" in getattr(recipe, "params", ()):
             recipe.params["jaxpr"] = recipe.params.pop("call_jaxpr")
             recipe.params["donated_invars"] = (False,) * len(recipe.in_tracers)
     return results

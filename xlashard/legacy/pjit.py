@@ -126,7 +126,7 @@ class EraFunction:
         self,
         fun: Callable[..., Any],
         options: PjitOptions,
-        static: tuple[Sequence[int], Sequence[str]],
+        static: Selected,
     ) -> None:
         self.fun = fun
         self._options = options

@@ -1,7 +1,7 @@
 """A pjit-ed function in one world: what the era asked of a call, and which arrays it gave."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from xlashard.pjit.arguments import Argument
 from xlashard.pjit.call import Call
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import Order
-from xlashard.pjit.options import PjitOptions
+from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.resources import Auto, FromGda
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
@@ -47,7 +47,7 @@ class WorldFunction(Function):
         self,
         fun: Callable[..., Any],
         options: PjitOptions,
-        static: tuple[Sequence[int], Sequence[str]],
+        static: Selected,
         manner: Manner,
     ) -> None:
         super().__init__(fun, replace(options, kind_of=kind_of(manner.world)), static)
