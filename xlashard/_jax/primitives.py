@@ -90,9 +90,8 @@ def _take_renamed(primitive: Primitive) -> None:
     pe.custom_partial_eval_rules[primitive] = partial(
         _partial_eval_call, pe.custom_partial_eval_rules[primitive]
     )
-    pe.partial_eval_jaxpr_custom_rules[primitive] = partial(
-        pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation
-    )
+    rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "jaxpr", _without_donation)
+    pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
 
 def _renamed(rule: Callable[..., Any], *, donates: bool = True) -> Callable[..., Any]:
