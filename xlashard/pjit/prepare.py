@@ -9,7 +9,7 @@ from typing import Any
 
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.refs import is_ref
-from xlashard._jax.tracing import mesh_of_type
+from xlashard._jax.tracing import mesh_of_type, shaped
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import ClosedValues
@@ -74,11 +74,12 @@ def said_as(parts: ProgramParts, placement: Placement, kept: Sequence[bool]) -> 
     taken = [*(None,) * (len(parts.in_shardings) - len(mine)), *mine]
     written = len(parts.out_shardings) - len(placement.out_shardings)
     given = [*placement.out_shardings, *(None,) * written]
-    model = _model(taken, parts.in_avals)
-    ins = _named_after(model, taken, parts.in_shardings, parts.in_avals, placement.mesh)
+    in_avals, out_avals = (tuple(map(shaped, a)) for a in (parts.in_avals, parts.out_avals))
+    model = _model(taken, in_avals)
+    ins = _named_after(model, taken, parts.in_shardings, in_avals, placement.mesh)
     consts = len(taken) - len(mine)
-    model = _model(ins[consts:], parts.in_avals[consts:])
-    outs = _named_after(model, given, parts.out_shardings, parts.out_avals, placement.mesh)
+    model = _model(ins[consts:], in_avals[consts:])
+    outs = _named_after(model, given, parts.out_shardings, out_avals, placement.mesh)
     return replace(parts, in_shardings=ins, out_shardings=outs, committed=placement.committed)
 
 
