@@ -167,7 +167,6 @@ def test_a_sharding_on_a_mesh(mesh):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: pxla.shard_args([], [], None, []),
         lambda: pxla.shard_arg_handlers.__setitem__(int, len),
         lambda: pxla.global_result_handlers[int],
         lambda: pxla.OutputType.GlobalDeviceArray,

@@ -120,7 +120,7 @@ def test_it_works(entry: Entry, installed: None) -> None:
 @pytest.mark.parametrize("name", REACHED_INTO)
 def test_what_programs_reach_into_works(name: str, installed: None) -> None:
     scope: dict[str, object] = {}
-    exec("import jax\nimport numpy as np", scope)
+    exec("import jax\nimport jax.numpy as jnp\nimport numpy as np", scope)
     exec(REACHED_INTO[name], scope)
 
 

@@ -3,6 +3,8 @@
 `jax`, `jnp`, `np` and `importlib` are imported.
 """
 
+from xlashard.legacy.era.modules import IMPORTED
+
 _JAXPR = "closed = jax.make_jaxpr(lambda x, y: x * 2 + y)(1.0, 2.0); jaxpr = closed.jaxpr; "
 _AVAL = "aval = jax.core.get_aval(jnp.ones(3, jnp.float32)); "
 
@@ -34,6 +36,18 @@ TREES = {
     "is_leaf=lambda x: x in ([1], [2])) == [4, 6]",
     "jax.tree_util.build_tree": _TREE + "t = jax.tree_structure({'w': [1, (2,)]});"
     "assert jax.tree_util.build_tree(t, [[1, [2]]]) == {'w': [1, (2,)]}",
+    **_use(
+        "jax.tree_util",
+        {
+            "AttributeKeyPathEntry": "assert AttributeKeyPathEntry('w').pprint() == '.w'",
+            "GetitemKeyPathEntry": "assert GetitemKeyPathEntry('w').pprint() == \"['w']\"",
+            "register_keypaths": "from jax.tree_util import AttributeKeyPathEntry\n"
+            "class Node: pass\n"
+            "register_keypaths(Node, lambda node: [AttributeKeyPathEntry('w')])\n"
+            "from xlashard.legacy.era.trees import KEY_PATHS\n"
+            "assert KEY_PATHS.pop(Node)(Node())[0].key == 'w'",
+        },
+    ),
 }
 
 CORE = {
@@ -181,6 +195,9 @@ NUMPY = {
     "jax.numpy.cumproduct": "assert jnp.cumproduct(jnp.array([2, 3])).tolist() == [2, 6]",
     "jax.numpy.product": "assert jnp.product(jnp.array([2, 3])) == 6",
     "jax.numpy.sometrue": "assert not jnp.sometrue(jnp.array([False]))",
+    "jax.numpy.isscalar": "assert not jnp.isscalar(jnp.ones(())) and jnp.isscalar(2.0)\n"
+    "assert jnp.isscalar(np.float32(1)) and not jnp.isscalar(np.ones(()))\n"
+    "assert jax.jit(lambda x: x * 2 if jnp.isscalar(x) else x)(3.0) == 6",
     "jax.numpy.NINF": "assert jnp.NINF == -np.inf",
     "jax.numpy.NZERO": "assert np.signbit(jnp.NZERO)",
     "jax.numpy.PZERO": "assert not np.signbit(jnp.PZERO)",
@@ -228,6 +245,29 @@ EVERYDAY = {
     "assert not isinstance(jnp.ones(2), jax.random.KeyArray)\n"
     "def f(key: jax.random.KeyArray | None = None): return key",
     "jax.random.PRNGKeyArray": _KEY + "assert isinstance(key, jax.random.PRNGKeyArray)",
+    "jax.random.default_prng_impl": "assert jax.random.default_prng_impl().key_shape == (2,)",
+    "jax._src.random.prng.PRNGKeyArray.unsafe_raw_array": "key = jax.random.key(0)\n"
+    "assert (key.unsafe_raw_array() == jax.random.PRNGKey(0)).all()\n"
+    "assert jax.random.split(key).unsafe_raw_array().shape == (2, 2)",
+    **_use(
+        "jax.experimental.compilation_cache.compilation_cache",
+        {
+            "initialize_cache": "before = jax.config.jax_compilation_cache_dir\n"
+            "from jax.experimental.compilation_cache.compilation_cache import is_initialized\n"
+            "try:\n    initialize_cache('/tmp/cache')\n    assert is_initialized()\n"
+            "finally: jax.config.update('jax_compilation_cache_dir', before)",
+            "is_initialized": "before = jax.config.jax_compilation_cache_dir\n"
+            "jax.config.update('jax_compilation_cache_dir', None)\n"
+            "try: assert not is_initialized()\n"
+            "finally: jax.config.update('jax_compilation_cache_dir', before)",
+        },
+    ),
+    "jax._src.util.prod": _imports("jax._src.util", "prod") + "assert prod((2, 3)) == 6",
+    "jax._src.test_util.create_global_mesh": "import jax._src.test_util as jtu, unittest\n"
+    "mesh = jtu.create_global_mesh((4, 2), ('x', 'y'))\n"
+    "assert mesh.shape['x'] == 4 and mesh.devices[0, 1].id == 1\n"
+    "try: jtu.create_global_mesh((1024,), ('x',))\nexcept unittest.SkipTest: pass\n"
+    "else: raise AssertionError",
     "jax.random.rbg_key": "assert jax.random.rbg_key(0).shape == (4,)",
     "jax.random.unsafe_rbg_key": "assert jax.random.unsafe_rbg_key(0).shape == (4,)",
     "jax.random.threefry2x32_key": _KEY + "assert (jax.random.threefry2x32_key(0) == key).all()",
@@ -302,6 +342,20 @@ HOST_CALLBACK = {
     "jax.experimental.host_callback.barrier_wait": _HCB + "hcb.barrier_wait('here')",
 }
 
+# A name that programs read of each module that others had as an attribute.
+MEMBERS = {
+    "ad": "primitive_jvps",
+    "batching": "primitive_batchers",
+    "core": "Primitive",
+    "lu": "wrap_init",
+    "maps": "thread_resources",
+    "mlir": "register_lowering",
+    "np": "ndarray",
+    "pe": "trace_to_jaxpr_dynamic",
+    "pxla": "thread_resources",
+    "xb": "get_backend",
+    "xla": "DeviceArray",
+}
 _MESH = "mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))\n"
 _NAMED = _MESH + "sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('x'))\n"
 _GDA_FILES = "jax.experimental.gda_serialization.serialization"
@@ -334,6 +388,70 @@ REACHED_INTO = {
             "assert isinstance(OrderedDict(x=0), ArrayMappingOrAutoOrUnspecified)",
         },
     ),
+    **{
+        f"{module}.{name}": f"import {module} as module\n"
+        f"assert module.{name}.__name__ and hasattr(module.{name}, {member!r})"
+        for module, names in IMPORTED.items()
+        for name, member in MEMBERS.items()
+        if name in names
+    },
+    **{
+        f"{module}.xc": _imports(module, "xc") + "assert xc.XlaComputation"
+        for module in ("jax.experimental.pjit", "jax.interpreters.pxla", "jax.interpreters.xla")
+    },
+    "jax.xla.xc": "import jax.xla\nassert jax.xla.xc.XlaComputation",
+    "jax.experimental.maps.FrozenDict": _imports("jax.experimental.maps", "FrozenDict")
+    + "assert {FrozenDict(x=0): 1}[FrozenDict({'x': 0})] == 1",
+    "jax.experimental.global_device_array._hashed_index": "import jax.experimental."
+    "global_device_array as g\n"
+    "assert g._hashed_index((slice(0, 2),)) == g._hashed_index((slice(0, 2, None),))",
+    **_use(
+        "jax.interpreters.pxla",
+        {
+            "_shard_arg": _MESH + "from jax.interpreters.pxla import InputsHandlerMode\n"
+            "devices = list(mesh.devices.flat)\n"
+            "x, rows = np.arange(8.0), [(slice(i, i + 1),) for i in range(8)]\n"
+            "pieces = _shard_arg(x, devices, rows, InputsHandlerMode.pmap)\n"
+            "assert [p.devices() for p in pieces] == [{d} for d in devices] and pieces[3] == 3\n"
+            "sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(('x', 'y')))\n"
+            "placed = jax.device_put(x, sharding)\n"
+            "again = _shard_arg(placed, devices, rows, InputsHandlerMode.pjit_or_xmap)\n"
+            "here = [s.data.unsafe_buffer_pointer() for s in placed.addressable_shards]\n"
+            "assert [p.unsafe_buffer_pointer() for p in again] == here",
+            "shard_args": "from jax.interpreters.pxla import InputsHandlerMode\n"
+            "devices = jax.devices()[:2]\n"
+            "(a, b), (c, _) = shard_args(devices, [[(slice(0, 1),), (slice(1, 2),)], [(), ()]], "
+            "InputsHandlerMode.pmap, [np.arange(2), 5])\n"
+            "assert (a[0], b[0], c) == (0, 1, 5) and b.devices() == {devices[1]}",
+            "_pmap_sharding_spec": "from jax.interpreters.pxla import ShardedAxis, Unstacked\n"
+            "aval = jax.ShapeDtypeStruct((4, 6), 'float32')\n"
+            "spec = _pmap_sharding_spec(2, 2, 4, (2, 2), aval, 1)\n"
+            "assert spec.sharding[1] == Unstacked(2) and spec.mesh_shape == (2, 2, 2)\n"
+            "assert spec.mesh_mapping == tuple(map(ShardedAxis, (1, 0, 2)))\n"
+            "assert _pmap_sharding_spec(4, 2, 2, (2, 1), aval, None).mesh_shape == (2, 2, 2, 1)",
+            "_check_gda_or_array_xla_sharding_match": _NAMED
+            + "x = jax.device_put(np.ones((8, 2)), sharding)\n"
+            "_check_gda_or_array_xla_sharding_match([x, 1.0], [sharding, sharding])\n"
+            "other = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('y'))\n"
+            "try: _check_gda_or_array_xla_sharding_match([x], [other])\nexcept ValueError: pass\n"
+            "else: raise AssertionError",
+        },
+    ),
+    "jax.interpreters.xla.device_put": "device = jax.devices()[1]\n"
+    "(buffer,) = jax.interpreters.xla.device_put(np.ones(3), device)\n"
+    "assert buffer.devices() == {device}",
+    "jax.experimental.array": "from jax.experimental import array\n"
+    "assert isinstance(jnp.ones(3), array.Array) and issubclass(type(jnp.ones(3)), array.Array)\n"
+    "device = jax.devices()[0]\n"
+    "sharding = jax.sharding.SingleDeviceSharding(device)\n"
+    "made = array.Array(jax.ShapedArray((3,), np.dtype('float32')), sharding, [jnp.ones(3)])\n"
+    "assert isinstance(made, array.Array) and not isinstance(3, array.Array)\n"
+    "assert array.make_array_from_callback((3,), sharding, np.ones(3).__getitem__).sum() == 3\n"
+    "assert array.make_array_from_single_device_arrays((3,), sharding, [made]).sum() == 3",
+    "jax._src.device_array": "from jax._src.device_array import DeviceArray, make_device_array\n"
+    "from jax._src import device_array\n"
+    "assert isinstance(jnp.ones(3), DeviceArray) and device_array._DeviceArray is DeviceArray\n"
+    "assert make_device_array(jnp.ones(3).aval, None, jnp.ones(3)).shape == (3,)",
     "jax.pmap": "x = jax.pmap(lambda v: v * 2)(np.ones((jax.local_device_count(), 3)));"
     "assert x[0].shape == (3,) and len(x[0].sharding.device_set) == 1",
     "jax.experimental.global_device_array._GdaFastPathArgs": _imports(

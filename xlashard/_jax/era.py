@@ -12,8 +12,10 @@ import jax.extend.backend
 import jax.extend.core
 import jax.extend.linear_util
 import jax.extend.random
+from jax._src import compilation_cache as inner_compilation_cache
 from jax._src import core as inner_core
 from jax._src import linear_util as inner_functions
+from jax._src import random as inner_random
 from jax._src import util as inner_util
 from jax._src import xla_bridge as inner_bridge
 from jax._src.array import ArrayImpl
@@ -33,6 +35,8 @@ xla_client: Any = inner_client
 xla_extension: Any = inner_extension
 generators: Any = jax.extend.random
 key_types: Any = inner_prng
+random: Any = inner_random
+compilation_cache: Any = inner_compilation_cache
 backend: Any = jax.extend.backend
 compile_options: Any = get_compile_options
 

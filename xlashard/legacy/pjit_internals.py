@@ -194,3 +194,28 @@ def local_to_global(
     if world_in_force().jax_array:
         return avals
     return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
+
+
+def check_gda_or_array_xla_sharding_match(
+    args: Sequence[Any], in_xla_shardings: Sequence[Any]
+) -> None:
+    """Check that global arrays lie as a compiled program takes them.
+
+    Args:
+        args: The arguments; only arrays that are committed are checked.
+        in_xla_shardings: The sharding of each.
+
+    Raises:
+        ShardingError: With the first array that lies otherwise, and both shardings.
+    """
+    for number, (x, wanted) in enumerate(zip(args, in_xla_shardings, strict=True)):
+        if not isinstance(x, jax.Array) or not x.committed:
+            continue
+        if is_unspecified_or_from_gda_or_auto(wanted):
+            continue
+        here, there = from_jax(x.sharding), from_jax(wanted)
+        if not here.is_equivalent_to(there, x.ndim):
+            raise ShardingError(
+                f"args[{number}] has the sharding {here}, but the compiled program takes {there}: "
+                f"write jax.device_put(args[{number}], sharding)"
+            )

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import jax
+import numpy as np
 
 import xlashard
 from xlashard.errors import DivisibilityError, TilingError, counted
@@ -14,6 +16,7 @@ from xlashard.geometry import (
     Replicated,
     ShardedAxis,
     ShardingSpec,
+    Unstacked,
 )
 from xlashard.geometry.sharding_spec import spec_over_one_dim
 
@@ -130,6 +133,51 @@ def pmap_sharding_spec(
     return ShardingSpec(mapped.sharding, (*mapped.mesh_mapping, *copies))
 
 
+def pmap_sharding_spec_of_parts(
+    nrep: int,
+    axis_size: int,
+    npart: int,
+    parts: Sequence[int] | None,
+    sharded_aval: Any,
+    map_axis: int | None,
+) -> ShardingSpec:
+    """Return the `ShardingSpec` that `pmap` gave a value whose replicas were partitioned too.
+
+    Args:
+        nrep: The number of replicas.
+        axis_size: The size of the mapped axis, which divides `nrep`.
+        npart: The number of devices of each replica.
+        parts: For each dimension of `sharded_aval` the number of parts; None for copies.
+        sharded_aval: The type of one replica's value, without the mapped dimension.
+        map_axis: The mapped dimension; None for copies of the whole.
+
+    Raises:
+        TilingError: `axis_size` does not divide `nrep`, or `parts` does not match `npart`.
+
+    Example:
+        >>> aval = jax.ShapeDtypeStruct((4,), "float32")
+        >>> pmap_sharding_spec_of_parts(4, 4, 2, (2,), aval, 0)
+        ShardingSpec((Unstacked(4), Chunked((2,))), (ShardedAxis(0), ShardedAxis(1)))
+    """
+    mapped = pmap_sharding_spec(nrep, axis_size, tuple(sharded_aval.shape), map_axis)
+    if npart == 1 and parts is None:
+        return mapped
+    inner = partitioned_sharding_spec(npart, parts, sharded_aval)
+    if map_axis is None:
+        return ShardingSpec(inner.sharding, (*mapped.mesh_mapping, *inner.mesh_mapping))
+    before = sum(not isinstance(entry, NoSharding) for entry in inner.sharding[:map_axis])
+    moved = (
+        ShardedAxis(entry.axis + (entry.axis >= before))
+        if isinstance(entry, ShardedAxis)
+        else entry
+        for entry in inner.mesh_mapping
+    )
+    return ShardingSpec(
+        (*inner.sharding[:map_axis], Unstacked(axis_size), *inner.sharding[map_axis:]),
+        (ShardedAxis(before), *mapped.mesh_mapping[1:], *moved),
+    )
+
+
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:
     """Which part of an array each device of a spec's grid holds, in the grid's order.
 
@@ -158,6 +206,73 @@ def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[
     """
     values: Iterable[Any] = [x] * len(devices) if replicate else x
     return [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+
+
+class InputsHandlerMode(Enum):
+    """The caller of `shard_args`: `pmap`, or `pjit` and `xmap`. Both place arrays in one way."""
+
+    pmap = 0
+    pjit_or_xmap = 1
+
+
+def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: Any) -> list[Any]:
+    """Put the piece of an array at each index on one device: the era's `pxla._shard_arg`.
+
+    A piece that lies on its device already is not copied.
+
+    Args:
+        x: An array, a NumPy array or a number.
+        devices: The devices.
+        arg_indices: An index of `x` for each device.
+        mode: An `InputsHandlerMode`; it does not change the pieces.
+
+    Returns:
+        An array on each device.
+
+    Example:
+        >>> devices, rows = jax.devices()[:1], [(slice(0, 2),)]
+        >>> shard_arg(np.arange(4), devices, rows, InputsHandlerMode.pmap)[0].shape
+        (2,)
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        here = {}
+    else:
+        here = {s.device: (_bounds(s.index, x.shape), s.data) for s in x.addressable_shards}
+    out = []
+    for device, index in zip(devices, arg_indices, strict=True):
+        there = here.get(device)
+        if there is not None and there[0] == _bounds(index, x.shape):
+            out.append(there[1])
+        else:
+            out.append(xlashard.device_put(x[index], device))
+    return out
+
+
+def shard_args(
+    devices: Sequence[Any], indices: Sequence[Sequence[Any]], mode: Any, args: Sequence[Any]
+) -> list[list[Any]]:
+    """Put the pieces of several arrays on devices: the era's `pxla.shard_args`.
+
+    Args:
+        devices: The devices.
+        indices: For each array an index for each device.
+        mode: An `InputsHandlerMode`; it does not change the pieces.
+        args: The arrays.
+    """
+    return [shard_arg(x, devices, of_x, mode) for x, of_x in zip(args, indices, strict=True)]
+
+
+def _bounds(index: Any, shape: Sequence[int]) -> Any:
+    """An index of contiguous elements in a form that can be compared."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if any(entry is Ellipsis or entry is None for entry in entries):
+        return None
+    full = (*entries, *[slice(None)] * (len(shape) - len(entries)))
+    return tuple(
+        entry.indices(size) if isinstance(entry, slice) else int(entry)
+        for entry, size in zip(full, shape, strict=True)
+    )
 
 
 def tile_aval_nd(axis_sizes: Mapping[str, int], in_axes: Mapping[str, int], aval: Any) -> Any:

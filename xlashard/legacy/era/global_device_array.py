@@ -34,6 +34,7 @@ __all__ = [
     "Shard",
     "_GdaFastPathArgs",
     "_get_shard_indices_replica_ids_uncached",
+    "_hashed_index",
     "get_shard_indices",
     "get_shard_indices_replica_ids",
     "get_shard_shape",
@@ -41,6 +42,11 @@ __all__ = [
 
 
 ArrayLike = np.ndarray | DeviceArray
+
+
+def _hashed_index(x: Index) -> int:
+    """Return a hash of an index, by the bounds of its slices."""
+    return hash(tuple((entry.start, entry.stop) for entry in x))
 
 
 class _GdaFastPathArgs(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.era import generators
+from xlashard._jax.era import generators, random
 
 
 class _KeyType(type):
@@ -39,6 +39,7 @@ class KeyArray(metaclass=_KeyType):
 
 
 PRNGKeyArray = KeyArray
+default_prng_impl = random.default_prng_impl
 threefry_2x32 = generators.threefry_2x32
 
 
@@ -66,3 +67,8 @@ def shuffle(key: jax.Array, x: Any, axis: int = 0) -> jax.Array:
         axis: The dimension.
     """
     return jax.random.permutation(key, x, axis, independent=True)
+
+
+def unsafe_raw_array(keys: jax.Array) -> jax.Array:
+    """Return the words of random keys as numbers of type uint32, `[..., words]`."""
+    return jax.random.key_data(keys)

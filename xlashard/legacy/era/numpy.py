@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xlashard.legacy.refusals import Refusal
 
@@ -36,6 +37,19 @@ def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) 
         invert: To say where it has not.
     """
     return jnp.isin(jnp.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
+
+
+def isscalar(element: Any) -> bool:
+    """Return whether a value is a number of Python or NumPy, or a traced number of Python.
+
+    An array of rank 0 with a dtype of its own is not one, as in `numpy.isscalar`.
+
+    Args:
+        element: The value.
+    """
+    if isinstance(element, jax.Array):
+        return element.ndim == 0 and element.weak_type
+    return np.isscalar(element)
 
 
 def msort(a: Any) -> jax.Array:

@@ -6,9 +6,11 @@ from xlashard import (
     OpShardingSharding,
     Sharding,
 )
+from xlashard._jax import era
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.legacy.constraint import with_sharding_constraint
+from xlashard.legacy.era.modules import imported_modules
 from xlashard.legacy.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.markers import AUTO_ON_MESH as AUTO
 from xlashard.legacy.markers import AutoAxisResource as _AUTOAxisResource
@@ -62,6 +64,9 @@ from xlashard.sharding.parse import (
     unflatten_array,
     unflatten_superdims,
 )
+
+__getattr__ = imported_modules("jax.experimental.pjit")
+xc = era.xla_client
 
 _pjit_call_impl = Refusal("jax.experimental.pjit._pjit_call_impl")
 _pjit_jaxpr = Refusal("jax.experimental.pjit._pjit_jaxpr")
@@ -128,4 +133,5 @@ __all__ = [
     "unflatten_array",
     "unflatten_superdims",
     "with_sharding_constraint",
+    "xc",
 ]

@@ -1,7 +1,7 @@
-"""The tree functions that `jax` and `jax.tree_util` had besides today's."""
+"""The tree functions and keys that `jax` and `jax.tree_util` had besides today's."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,3 +31,50 @@ def build_tree(treedef: Any, xs: Any) -> Any:
         xs: The leaves.
     """
     return treedef.from_iterable_tree(xs)
+
+
+class GetitemKeyPathEntry(NamedTuple):
+    """The step of a path from a node to its child that `node[key]` is.
+
+    Example:
+        >>> GetitemKeyPathEntry("w").pprint()
+        "['w']"
+    """
+
+    key: Any
+
+    def pprint(self) -> str:
+        """Return the step as code."""
+        return f"[{self.key!r}]"
+
+
+class AttributeKeyPathEntry(NamedTuple):
+    """The step of a path from a node to its child that `node.key` is.
+
+    Example:
+        >>> AttributeKeyPathEntry("weight").pprint()
+        '.weight'
+    """
+
+    key: str
+
+    def pprint(self) -> str:
+        """Return the step as code."""
+        return f".{self.key}"
+
+
+KEY_PATHS: dict[type, Callable[[Any], Sequence[Any]]] = {}
+"""The handlers that programs have registered, by the type of the node."""
+
+
+def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None:
+    """Register the steps from nodes of a type to their children.
+
+    JAX's registry takes the keys of a type together with the type, so paths in messages go on
+    with the numbers of the children.
+
+    Args:
+        ty: The type of the nodes.
+        handler: Returns for a node one key path entry per child.
+    """
+    KEY_PATHS[ty] = handler

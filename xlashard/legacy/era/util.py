@@ -1,6 +1,7 @@
 """`jax.util`: small functions on sequences."""
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from xlashard._jax.era import util
 
 HashableFunction = util.HashableFunction
 cache = util.cache
+prod = math.prod
 safe_map = util.safe_map
 safe_zip = util.safe_zip
 split_list = util.split_list

@@ -25,6 +25,23 @@ ENTRIES: tuple[Entry, ...] = (
     *members("jax", "0.3.16", f"{_ERA}.trees", {"tree_multimap": "jax.tree.map"}),
     *members("jax.tree_util", "0.3.16", f"{_ERA}.trees", {"tree_multimap": "jax.tree.map"}),
     *members("jax.tree_util", "0.7.0", f"{_ERA}.trees", {"build_tree": "jax.tree.unflatten"}),
+    *members(
+        "jax.tree_util",
+        "0.4.26",
+        f"{_ERA}.trees",
+        {
+            "AttributeKeyPathEntry": "jax.tree_util.GetAttrKey",
+            "GetitemKeyPathEntry": "jax.tree_util.DictKey",
+        },
+    ),
+    Entry(
+        "jax.tree_util.register_keypaths",
+        "0.4.26",
+        "differs",
+        f"{_ERA}.trees:register_keypaths",
+        "jax.tree_util.register_pytree_with_keys",
+        "The keys of a type come into the paths of messages only by the function of today.",
+    ),
     *members("jax", "0.4.14", "jax.core", {"ShapedArray": "jax.core.ShapedArray"}),
     *members("jax", "0.4.14", _API, {"curry": "functools.partial"}),
     *members("jax", "0.4.36", _API, {"clear_backends": "jax.extend.backend.clear_backends()"}),
@@ -65,6 +82,7 @@ ENTRIES: tuple[Entry, ...] = (
         {
             "KeyArray": "jax.Array",
             "PRNGKeyArray": "jax.Array",
+            "default_prng_impl": "jax.random.key_impl(jax.random.key(0))",
             "rbg_key": "jax.random.key(seed, impl='rbg')",
             "threefry2x32_key": "jax.random.key(seed, impl='threefry2x32')",
             "threefry_2x32": "jax.extend.random.threefry_2x32",
@@ -76,6 +94,13 @@ ENTRIES: tuple[Entry, ...] = (
         "0.4.31",
         f"{_ERA}.keys",
         {"shuffle": "jax.random.permutation(key, x, independent=True)"},
+    ),
+    Entry(
+        "jax._src.random.prng.PRNGKeyArray.unsafe_raw_array",
+        "0.4.24",
+        "works",
+        f"{_ERA}.keys:unsafe_raw_array",
+        "jax.random.key_data(keys)",
     ),
     Entry("jax.prng", "0.4.24", "works", f"{_ERA}.prng", "import jax.extend.random"),
     *members(
@@ -162,6 +187,22 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *members("jax.ad_checkpoint", "0.10.0", "jax", {"checkpoint": "jax.checkpoint"}),
     *members("jax.ad_checkpoint", "0.10.0", "jax", {"remat": "jax.checkpoint"}),
+    *members(
+        "jax.experimental.compilation_cache.compilation_cache",
+        "0.4.26",
+        f"{_ERA}.compilation_cache",
+        {
+            "initialize_cache": "jax.config.update('jax_compilation_cache_dir', path)",
+            "is_initialized": "jax.config.jax_compilation_cache_dir is not None",
+        },
+    ),
+    *members("jax._src.util", "0.4.14", f"{_ERA}.util", {"prod": "math.prod"}),
+    *members(
+        "jax._src.test_util",
+        "0.6.0",
+        f"{_ERA}.devices",
+        {"create_global_mesh": "jax.make_mesh(shape, names)"},
+    ),
     *members("jax.dlpack", "0.7.0", f"{_ERA}.devices", {"to_dlpack": "x.__dlpack__()"}),
     Entry(
         "jax.Device.live_buffers",

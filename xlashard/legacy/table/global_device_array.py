@@ -1,6 +1,6 @@
 """`GlobalDeviceArray` and what stood around it, and the classes of arrays before `jax.Array`."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.table.entry import Entry, members
 
 _GDA = "jax.experimental.global_device_array"
 _ERA = "xlashard.legacy.era.global_device_array"
@@ -29,7 +29,40 @@ _MEMBERS = (
     ("to_py", "0.4.7", "np.asarray(x)"),
 )
 
+_ARRAY = "jax.experimental.array"
+_DEVICE_ARRAY = "jax._src.device_array"
+_ERA_DEVICE_ARRAY = "xlashard.legacy.era.device_array"
+
 ENTRIES: tuple[Entry, ...] = (
+    Entry(_ARRAY, "0.4.4", "works", "xlashard.legacy.era.array", "jax.Array"),
+    Entry(
+        f"{_ARRAY}.Array",
+        "0.4.4",
+        "works",
+        "xlashard.legacy.era.array:Array",
+        "jax.Array",
+        "`isinstance` holds for every concrete `jax.Array`.",
+    ),
+    *members(
+        _ARRAY,
+        "0.4.4",
+        "xlashard.legacy.era.array",
+        {
+            "make_array_from_callback": "jax.make_array_from_callback",
+            "make_array_from_single_device_arrays": "jax.make_array_from_single_device_arrays",
+        },
+    ),
+    Entry(_DEVICE_ARRAY, "0.4.14", "works", _ERA_DEVICE_ARRAY, "jax.Array"),
+    *members(
+        _DEVICE_ARRAY,
+        "0.4.14",
+        _ERA_DEVICE_ARRAY,
+        {
+            "DeviceArray": "jax.Array",
+            "_DeviceArray": "jax.Array",
+            "make_device_array": "jax.device_put(buffer, device)",
+        },
+    ),
     Entry(_GDA, "0.4.7", "works", _ERA, "jax.Array"),
     _gda(
         "GlobalDeviceArray",
@@ -51,6 +84,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     _gda("_get_shard_indices_replica_ids_uncached", "x.global_shards"),
     _gda("_GdaFastPathArgs", _MAKE),
+    _gda("_hashed_index", "hash(tuple((s.start, s.stop) for s in index))"),
     _gda("Device", "jax.Device"),
     _gda("DeviceArray", "jax.Array"),
     _gda("ArrayLike", "jax.typing.ArrayLike"),

@@ -1,6 +1,7 @@
 """`jax.experimental.maps`: meshes, what is in force, and `xmap`."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.era.modules import imports
+from xlashard.legacy.table.entry import Entry, members
 
 _HOME = "jax.experimental.maps"
 _ERA = "xlashard.legacy.era.maps"
@@ -84,4 +85,6 @@ ENTRIES: tuple[Entry, ...] = (
         "xlashard.legacy.meshes:global_to_local",
         "x.sharding.shard_shape(x.shape)",
     ),
+    *members(_HOME, "0.4.31", _ERA, imports(_HOME)),
+    Entry(f"{_HOME}.FrozenDict", "0.4.31", "works", f"{_ERA}:FrozenDict", "types.MappingProxyType"),
 )

@@ -31,6 +31,7 @@ ENTRIES: tuple[Entry, ...] = (
             "trapz": "jax.numpy.trapezoid",
         },
     ),
+    *members("jax.numpy", "0.4.32", _ERA, {"isscalar": "numpy.isscalar(x)"}),
     *members("jax.numpy", "0.5.0", _ERA, {"round_": "jax.numpy.round"}),
     *members("jax.numpy", "0.10.0", _ERA, {"fix": "jax.numpy.trunc"}),
     *members("jax.lax", "0.4.30", _ERA, {"tie_in": "y"}),

@@ -1,6 +1,7 @@
 """`jax.experimental.pjit`, and what programs reach for inside of it."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.era.modules import imports
+from xlashard.legacy.table.entry import Entry, members
 
 _HOME = "jax.experimental.pjit"
 _ERA = "xlashard.legacy.era.pjit"
@@ -101,4 +102,6 @@ ENTRIES: tuple[Entry, ...] = (
         Entry(f"{_HOME}.{name}", "0.4.14", "refused", f"{_ERA}:{name}", today, _INNER)
         for name, today in _REFUSED
     ),
+    *members(_HOME, "0.8.0", _ERA, imports(_HOME)),
+    Entry(f"{_HOME}.xc", "0.8.0", "works", f"{_ERA}:xc", "import jax.extend.backend"),
 )

@@ -1,6 +1,7 @@
 """`jax.interpreters.pxla`, `jax.interpreters.sharded_jit`, and `jax.pxla`."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.era.modules import imports
+from xlashard.legacy.table.entry import Entry, members
 
 _HOME = "jax.interpreters.pxla"
 _ERA = "xlashard.legacy.era.pxla"
@@ -9,6 +10,8 @@ _PARSE = "xlashard.sharding.parse"
 _INNER = "it was a part of JAX's machinery, and nothing asks it any more"
 _PROGRAM = "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
 _NO_SHARDED_JIT = "JAX has no sharded_jit any more, and what it was told is said to jit"
+
+_PIECES = "[jax.device_put(x[index], device) for index, device in zip(indices, devices)]"
 
 _WORKS = (
     ("Mesh", "0.4.11", "jax.sharding.Mesh"),
@@ -48,13 +51,23 @@ _WORKS = (
     ("untile_aval_nd", "0.4.16", "jax.ShapeDtypeStruct(shape, dtype)"),
     ("show_axes", "0.4.7", "', '.join(axes)"),
     ("_hashable_index", "0.4.4", "index"),
+    ("InputsHandlerMode", "0.4.14", _PIECES),
+    ("_shard_arg", "0.4.14", _PIECES),
+    ("shard_args", "0.4.14", _PIECES),
+    ("_pmap_sharding_spec", "0.4.1", "jax.sharding.NamedSharding(mesh, spec)"),
+    (
+        "_check_gda_or_array_xla_sharding_match",
+        "0.4.7",
+        "x.sharding.is_equivalent_to(sharding, x.ndim)",
+    ),
+    ("xc", "0.8.2", "import jax.extend.backend"),
 )
 
 _REFUSED = (
-    *("ExecuteReplicated", "InputsHandlerMode", "MeshExecutable", "OutputType"),
+    *("ExecuteReplicated", "MeshExecutable", "OutputType"),
     *("custom_resource_typing_rules", "global_result_handlers", "lower_mesh_computation"),
     *("lower_sharding_computation", "parallel_callable", "resource_typecheck"),
-    *("shard_arg_handlers", "shard_args", "spmd_primitive_batchers", "xla_pmap_p"),
+    *("shard_arg_handlers", "spmd_primitive_batchers", "xla_pmap_p"),
 )
 
 ENTRIES: tuple[Entry, ...] = (
@@ -81,6 +94,7 @@ ENTRIES: tuple[Entry, ...] = (
         Entry(f"{_HOME}.{name}", "0.4.14", "refused", f"{_ERA}:{name}", _PROGRAM, _INNER)
         for name in _REFUSED
     ),
+    *members(_HOME, "0.8.2", _ERA, imports(_HOME)),
     Entry(
         "jax.interpreters.sharded_jit",
         "0.3.16",

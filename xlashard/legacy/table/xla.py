@@ -1,6 +1,7 @@
 """`jax.interpreters.xla` and `jax.xla`."""
 
-from xlashard.legacy.table.entry import Entry
+from xlashard.legacy.era.modules import imports
+from xlashard.legacy.table.entry import Entry, members
 
 _HOME = "jax.interpreters.xla"
 _ERA = "xlashard.legacy.era.xla"
@@ -39,4 +40,10 @@ ENTRIES: tuple[Entry, ...] = (
         Entry(f"{_HOME}.{name}", "0.4.14", "refused", f"{_ERA}:{name}", today, note)
         for name, today, note in _REFUSED
     ),
+    *members(_HOME, "0.4.14", _ERA, {"device_put": "(jax.device_put(x, device),)"}),
+    *(
+        Entry(f"{home}.xc", "0.4.14", "works", f"{_ERA}:xc", "import jax.extend.backend")
+        for home in (_HOME, "jax.xla")
+    ),
+    *members(_HOME, "0.8.2", _ERA, imports(_HOME)),
 )
