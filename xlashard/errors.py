@@ -263,6 +263,10 @@ class ResourceError(XlashardError, ValueError):
         self.path = path
 
 
+class ResourceTypeError(ResourceError, TypeError):
+    """An `in_shardings` or `out_shardings` leaf of a type that is not a sharding."""
+
+
 class DeviceMismatchError(XlashardError, ValueError):
     """Arguments of one program that live on different devices."""
 

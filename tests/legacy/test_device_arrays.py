@@ -63,6 +63,22 @@ def test_arrays_are_told_apart_by_where_they_are(mesh):
     assert isinstance(many, ShardedDeviceArray)
 
 
+def test_the_sharding_spec_has_an_entry_for_each_axis_of_the_mesh(mesh):
+    with legacy.installed():
+        x = jax.device_put(WHOLE, jax.sharding.NamedSharding(mesh, xlashard.P()))
+        assert x.sharding_spec.mesh_mapping == (Replicated(4), Replicated(2))
+    for x, expected in (
+        (sharded(mesh), (Replicated(4), Replicated(2))),
+        (sharded(mesh, "y"), (Replicated(4), ShardedAxis(0))),
+        (sharded(mesh, ("y", "x")), (ShardedAxis(1), ShardedAxis(0))),
+    ):
+        spec = of_kind(ShardedDeviceArray, x).sharding_spec
+        assert spec.mesh_mapping == expected
+        assert tuple(spec.indices(x.shape).flat) == tuple(
+            x.sharding.devices_indices_map(x.shape).values()
+        )
+
+
 def test_the_kind_of_a_result_is_told_by_its_handle(mesh):
     handles = [device_put(WHOLE, jax.devices()[1]).to_jax(), sharded(mesh, "x").to_jax()]
     kinds = tuple(map(device_array_kind, handles))

@@ -20,6 +20,7 @@ from xlashard.errors import (
     DeletedError,
     DeviceMismatchError,
     MeshError,
+    RefusedError,
     ResourceError,
 )
 from xlashard.legacy.device_arrays import ShardedDeviceArray
@@ -312,12 +313,67 @@ def test_constraints_without_jax_array(mesh: Any, partitioner: str) -> None:
         with mesh:
             out = f(X)
             assert out["a"].sharding == NamedSharding(mesh, P("y", "x"))
-            with pytest.raises(ArgumentError, match=r"inside a program.*pjit\(lambda x: x"):
+            with pytest.raises(RefusedError, match=r"inside a program.*pjit\(lambda x: x"):
                 body(X)
-        with pytest.raises(MeshError, match="mesh"):
-            jax.jit(body)(X)
-        with pytest.raises(MeshError, match="inside `with mesh:`"):
+        with pytest.raises(RefusedError, match="outside of any"):
             body(X)
+
+
+def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
+    """A spec that names no axis does nothing; a named axis is a ValueError."""
+
+    def constrained(spec: Any) -> Any:
+        return jax.jit(lambda x: legacy.with_sharding_constraint(x, spec) + 1)(X)
+
+    with off():
+        for spec in (EraSpec(), EraSpec(None, EraSpec.UNCONSTRAINED), None, P()):
+            np.testing.assert_array_equal(constrained(spec), X + 1)
+        on_mesh = constrained(NamedSharding(mesh, P("x")))
+        assert on_mesh.sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
+        with pytest.raises(ResourceError, match="axis 'x'.*inside `with mesh:`"):
+            constrained(EraSpec(None, "x"))
+        with pytest.raises(TypeError, match="axis_resources"):
+            constrained("x")
+
+
+def test_resources_of_another_type_are_type_errors() -> None:
+    for wrong in ("x", 3, {"a": "x"}):
+        with pytest.raises(TypeError, match=r"in_axis_resources.* is ") as caught:
+            legacy.pjit(lambda x: x, in_axis_resources=wrong, out_axis_resources=None)
+        assert isinstance(caught.value, ResourceError)
+
+
+@pytest.mark.parametrize("jax_array", [True, False])
+def test_another_mesh_inside_of_a_program_is_a_runtime_error(mesh: Any, jax_array: bool) -> None:
+    other = make_mesh((2, 4), ("x", "y"))
+    inner = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
+
+    def calls_under(mesh: Any) -> Any:
+        def body(x: Any) -> Any:
+            with mesh:
+                return inner(x)
+
+        return legacy.pjit(body, P("x"), P("x"))
+
+    with legacy.jax_array(jax_array), mesh:
+        np.testing.assert_array_equal(calls_under(make_mesh((4, 2), ("x", "y")))(X), X + 1)
+        with pytest.raises(RuntimeError, match=r"'y': 4.*inside a pjit-ed function.*'y': 2"):
+            calls_under(other)(X)
+        np.testing.assert_array_equal(inner(X), X + 1)
+    with legacy.jax_array(jax_array), other:
+        np.testing.assert_array_equal(inner(X), X + 1)
+
+
+def test_a_list_in_a_spec_is_taken_as_a_tuple(mesh: Any) -> None:
+    f = legacy.pjit(
+        lambda x: legacy.with_sharding_constraint(x, EraSpec(["y"])),
+        EraSpec(["x", "y"]),
+        EraSpec(None, ["y", "x"]),
+    )
+    y = np.zeros((8, 8), np.float32)
+    for world in (legacy.jax_array(True), off(), off(gda=True)):
+        with mesh, world:
+            assert f(y).sharding == NamedSharding(mesh, P(None, ("y", "x")))
 
 
 def test_constraints_with_jax_array(mesh: Any) -> None:

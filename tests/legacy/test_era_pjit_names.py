@@ -4,6 +4,7 @@ import inspect
 import itertools
 import pickle
 from collections import OrderedDict
+from unittest import mock
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from xlashard.errors import (
     ShardingError,
 )
 from xlashard.legacy import installing
+from xlashard.legacy.era import maps
 from xlashard.legacy.era import pjit as era
 from xlashard.legacy.positional import PositionalSemantics
 from xlashard.legacy.shardings import op_sharding
@@ -160,12 +162,38 @@ def test_the_specs_of_a_program_are_read_from_it(mesh, partitioner):
             .compile()
         )
     ins, outs = era._get_pspec_from_executable(compiled, mesh)
-    assert ins == (P("x", "y"), P(None, "x")) and outs == (P("y"), P())
+    assert ins == (P(("x",), ("y",)), P(None, ("x",))) and outs == (P(("y",)), P())
     assert all(type(spec) is P for spec in ins + outs)
     parsed_ins, parsed_outs = era._get_ppspec_from_executable(compiled, mesh)
     assert [p.partitions for p in parsed_ins] == [(("x",), ("y",)), ((), ("x",))]
     ops, _ = era._get_op_sharding_from_executable(compiled.runtime_executable())
     assert ops[0].tile_assignment_devices == list(range(8)) and len(parsed_outs) == 2
+
+
+class StandInDevice:
+    """What a test of the era made of a device."""
+
+    def __init__(self, number: int) -> None:
+        self.id, self.process_index = number, 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        StandInDevice,
+        lambda number: mock.Mock(id=number, process_index=0),
+        lambda number: mock.Mock(spec=jax.Device, id=number, process_index=0),
+    ],
+    ids=["object", "Mock", "Mock of a device"],
+)
+def test_tiles_on_mocks_of_devices(make):
+    devices = np.array([make(number) for number in range(8)])
+    mesh = maps.Mesh(devices.reshape(4, 2), ("x", "y"))
+    for kind in (jax.sharding.NamedSharding, NamedSharding):
+        tiles = era.to_op_sharding_sharding(kind(mesh, P("y")), 2)
+        assert isinstance(tiles, era.OpShardingSharding)
+        assert op_sharding.fget(tiles).tile_assignment_dimensions == [2, 1, 4]
+        assert tiles.devices_indices_map((8, 4))[devices[1]] == (slice(4, 8), slice(None))
 
 
 def test_programs_of_one_device_have_nothing_but_copies():

@@ -139,6 +139,20 @@ def test_a_batched_callback_is_called_once(order):
     assert isinstance(calls.asked[0], list)
 
 
+def test_pieces_of_a_batched_callback_are_not_committed(order):
+    made = GlobalDeviceArray.from_batched_callback(
+        (8, 2), order, P("x"), lambda indices: [WHOLE[index] for index in indices]
+    )
+    assert made.committed and not any(s.data.committed for s in made.local_shards)
+    one = made.local_data(3)
+    assert one.device == order.devices.flat[3]
+    np.testing.assert_array_equal(one, WHOLE[made.local_shards[3].index])
+    # Computations may take such pieces of several devices together.
+    assert (made.local_data(0) + one).shape == one.shape
+    single = GlobalDeviceArray.from_callback((8, 2), order, P("x"), WHOLE.__getitem__)
+    assert all(s.data.committed for s in single.local_shards)
+
+
 def test_a_batched_callback_with_devices_hears_each_index_once(order):
     calls = Calls(WHOLE)
     made = GlobalDeviceArray.from_batched_callback_with_devices(

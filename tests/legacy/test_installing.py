@@ -7,8 +7,10 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 
 import xlashard
@@ -168,6 +170,21 @@ def test_a_failure_leaves_nothing_behind() -> None:
         installing.Installation(table).start()
     assert vars(jax) == before
     assert not hasattr(jax.config, "jax_array")
+
+
+@pytest.mark.parametrize("module", ["jax.lib.xla_bridge", "jax._src.lib.xla_bridge"])
+def test_a_mock_of_the_process_index_reaches_jax(module: str) -> None:
+    with legacy.installed():
+        mesh = jax.sharding.Mesh(
+            np.array([mock.Mock(id=n, process_index=n // 4) for n in range(8)]), ("x",)
+        )
+        for _ in range(2):
+            with mock.patch(f"{module}.process_index", return_value=1):
+                assert jax.process_index() == 1
+                assert [device.id for device in mesh.local_devices] == [4, 5, 6, 7]
+                assert mesh.local_mesh.devices[0].id == 4
+            assert jax.process_index() == 0 and mesh.local_mesh.devices[0].id == 0
+            assert importlib.import_module(module).process_index() == 0
 
 
 def test_a_module_in_place_of_one_of_today() -> None:

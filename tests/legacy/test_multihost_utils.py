@@ -3,8 +3,10 @@
 import sys
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils as of_jax
 
+import xlashard
 from tests.legacy.multihost_checks import check_multihost_utils
 from xlashard import legacy
 from xlashard.legacy.era import multihost_utils
@@ -12,6 +14,18 @@ from xlashard.legacy.era import multihost_utils
 
 def test_multihost_utils_in_one_process() -> None:
     check_multihost_utils()
+
+
+def test_arrays_of_this_process_come_back_as_the_same_objects(mesh) -> None:
+    sharding = xlashard.NamedSharding(mesh, xlashard.P("x"))
+    arrays = {
+        "ours": xlashard.device_put(np.ones((8, 2)), sharding),
+        "of jax": jax.device_put(np.ones((8, 2)), sharding),
+    }
+    for jax_array in (True, False):
+        with legacy.jax_array(jax_array):
+            out = multihost_utils.global_array_to_host_local_array(arrays, mesh, xlashard.P("x"))
+        assert out["ours"] is arrays["ours"] and out["of jax"] is arrays["of jax"]
 
 
 def test_they_stand_where_programs_import_them_from() -> None:

@@ -94,9 +94,9 @@ def test_sharding_specs_of_parts_and_of_pmap():
 
 def test_mappings_and_specs():
     assert pxla.array_mapping_to_axis_resources(OrderedDict()) == P()
-    assert pxla.array_mapping_to_axis_resources({"x": 1}) == P(None, "x")
+    assert pxla.array_mapping_to_axis_resources({"x": 0, "y": 1}) == (("x",), ("y",))
     back = pxla.array_mapping_to_axis_resources(OrderedDict(y=0, x=0, z=3))
-    assert type(back) is P and back == (("y", "x"), None, None, "z")
+    assert type(back) is P and back == (("y", "x"), None, None, ("z",))
     assert pxla._get_array_mapping(None) == {} == pxla._get_array_mapping(P(None))
     assert isinstance(pxla._get_array_mapping(P("x")), pxla.ArrayMappingOrAutoOrUnspecified)
     assert isinstance(pxla._get_array_mapping(pxla.AUTO), pxla.ArrayMappingOrAutoOrUnspecified)
@@ -121,6 +121,28 @@ def test_what_xlas_shardings_say(text, ways, copies):
     assert not pxla.are_op_shardings_equal(op, HloSharding.from_string("{devices=[8,1]<=[8]}"))
     one = HloSharding.from_string("{maximal device=0}")
     assert pxla.are_op_shardings_equal(one, HloSharding.replicate())
+
+
+def test_shardings_of_tuples_are_compared_part_by_part():
+    cut, whole = "devices=[4,2]<=[8]", "replicated"
+    texts = {
+        name: "{" + ", ".join("{" + part + "}" for part in parts) + "}"
+        for name, parts in {
+            "a": [cut, whole],
+            "b": [cut, cut],
+            "c": [cut],
+            "w": [whole] * 2,
+        }.items()
+    }
+    ops = {name: HloSharding.from_string(text).to_proto() for name, text in texts.items()}
+    one = HloSharding.from_string("{" + cut + "}").to_proto()
+    for name, op in ops.items():
+        assert pxla.are_op_shardings_equal(op, HloSharding.from_string(texts[name]))
+        assert pxla.is_op_sharding_replicated(op) is (name == "w")
+        for other in ops.keys() - {name}:
+            assert not pxla.are_op_shardings_equal(op, ops[other])
+        assert not pxla.are_op_shardings_equal(op, one)
+        assert not pxla.are_op_shardings_equal(one, op)
 
 
 def test_arrays_are_put_on_devices_and_made_of_buffers():

@@ -94,11 +94,12 @@ def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) ->
     assert len(misses) == 3 + 9
 
 
-def test_one_device_gives_a_device_array() -> None:
+def test_a_mesh_of_one_device_gives_a_sharded_device_array() -> None:
     alone = xlashard.Mesh(np.array(jax.devices()[:1]), ("x",))
     with alone, in_world(PARTS):
         out = legacy.pjit(lambda x: x * 2, P("x"), P("x"))(X)
-    assert type(out) is DeviceArray and isinstance(out, jnp.ndarray)
+    assert type(out) is ShardedDeviceArray and isinstance(out, ShardedDeviceArray)
+    assert isinstance(out, jnp.ndarray) and type(out[0]) is DeviceArray
 
 
 def test_switching_for_all_threads(mesh: Any) -> None:

@@ -5,9 +5,11 @@ from typing import Any
 import xlashard
 from xlashard._jax import tracing
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.errors import ArgumentError, MeshError, ResourceError
+from xlashard.errors import RefusedError, ResourceError
+from xlashard.legacy.parsed import prepare_axis_resources
 from xlashard.legacy.worlds import world_in_force
 from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.sharding.parse import ParsedPartitionSpec
 
 
 def with_sharding_constraint(
@@ -16,7 +18,7 @@ def with_sharding_constraint(
     """Tells the partitioner how a value inside a program is dealt out.
 
     With `jax_array` it is `xlashard.with_sharding_constraint`, and moves concrete arrays outside of
-    any program. Without, it needs a mesh in force, and a program around it.
+    any program. Without, it needs a program around it, and a mesh in force for named axes.
 
     Args:
         x: A pytree of arrays.
@@ -28,9 +30,10 @@ def with_sharding_constraint(
         The same values.
 
     Raises:
-        ResourceError: With the leaf's path, if a resource does not fit; both names or none given.
-        MeshError: For a PartitionSpec without a mesh in force; without `jax_array`, for anything.
-        ArgumentError: Without `jax_array`, outside of any program.
+        ResourceError: With the leaf's path, if a resource does not fit; both names or none given;
+            without `jax_array`, for a named axis and no mesh in force.
+        MeshError: With `jax_array`, for a PartitionSpec without a mesh in force.
+        RefusedError: Without `jax_array`, outside of any program.
 
     Example:
         >>> import jax, numpy as np
@@ -50,20 +53,38 @@ def with_sharding_constraint(
                 "with_sharding_constraint takes axis_resources, or shardings, which means the "
                 "same: write with_sharding_constraint(x, P('data'))"
             )
-        if not world_in_force().jax_array:
-            _admit()
+        if not world_in_force().jax_array and not _is_to_do(said):
+            return x
         return xlashard.with_sharding_constraint(x, said)
 
 
-def _admit() -> None:
-    if tracing.mesh_in_force() is None:
-        raise MeshError(
-            "with_sharding_constraint was called with no mesh in force, which it needs while "
-            "jax_array is off: call the function around it inside `with mesh:`"
-        )
+def _is_to_do(resources: Any) -> bool:
+    """Return whether resources constrain anything while `jax_array` is off.
+
+    Raises:
+        RefusedError: There is no program around the call.
+        ResourceError: A spec names an axis, and no mesh is in force.
+    """
     if tracing.is_top_level():
-        raise ArgumentError(
-            "with_sharding_constraint speaks of values inside a program while jax_array is off, "
-            "and there is none around it: place arrays with pjit(lambda x: x, None, P('data'))(x), "
-            "or write jax.config.update('jax_array', True)"
+        raise RefusedError(
+            "with_sharding_constraint constrains values inside a program while jax_array is off, "
+            "and was called outside of any: place arrays with pjit(lambda x: x, None, P('data'))(x)"
+            ", or write jax.config.update('jax_array', True)",
+            name="jax.experimental.pjit.with_sharding_constraint",
         )
+    if tracing.mesh_in_force() is not None:
+        return True
+    leaves = prepare_axis_resources(resources, "axis_resources", allow_unconstrained_dims=True)[1]
+    for leaf in leaves:
+        axes = [a for axes in leaf for a in axes or ()] if _is_spec(leaf) else []
+        if axes:
+            raise ResourceError(
+                f"axis_resources of with_sharding_constraint has {leaf.get_partition_spec()}, and "
+                f"no mesh is in force that has the axis {axes[0]!r}: call the function around it "
+                "inside `with mesh:`"
+            )
+    return not all(map(_is_spec, leaves))
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ParsedPartitionSpec)

@@ -22,7 +22,9 @@ from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
 from xlashard.legacy.flags import pmap_no_rank_reduction
-from xlashard.sharding import from_jax
+from xlashard.legacy.parsed import get_array_mapping
+from xlashard.legacy.sharding_specs import mesh_sharding_specs
+from xlashard.sharding import Mesh, NamedSharding, from_jax
 
 
 def _devices_of(x: Any) -> int:
@@ -41,7 +43,7 @@ class _OnDevices(type(jax.Array)):
 
 class _OnSeveralDevices(_OnDevices):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return _devices_of(instance) > 1
+        return type(instance) is cls or _devices_of(instance) > 1
 
 
 def device_buffers(x: Any) -> list[Any]:
@@ -88,7 +90,7 @@ def device_buffer(x: Any) -> Any:
 
 
 def sharding_spec(x: Any) -> ShardingSpec:
-    """How an array is cut, and dealt to a grid of its devices.
+    """Return the `ShardingSpec` of an array; on a mesh, with one entry per axis of the mesh.
 
     Args:
         x: An array of this package or of JAX.
@@ -99,6 +101,10 @@ def sharding_spec(x: Any) -> ShardingSpec:
     sharding = from_jax(x.sharding)
     if isinstance(sharding, PmapSharding):
         return sharding.sharding_spec
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        mesh = sharding.mesh
+        to_spec = mesh_sharding_specs(mesh.shape, mesh.axis_names, allow_uneven_axes=True)
+        return to_spec(x, get_array_mapping(sharding.spec))
     return spec_of_tiling(sharding.tiling(x.shape))
 
 
@@ -195,8 +201,8 @@ class ShardedDeviceArray(DeviceArray, metaclass=_OnSeveralDevices):
     """An array over several devices of this process.
 
     Programs get instances where `jax_array` is off. `isinstance(x, ShardedDeviceArray)` holds for
-    every array on more than one device, all of them this process's, also for those of today; one
-    on a single device can't be told from a `DeviceArray`.
+    every array on more than one device, all of them this process's, also for those of today, and
+    for the results of `pjit` on a mesh of one device.
 
     Example:
         >>> import jax.numpy as jnp

@@ -11,7 +11,7 @@ from xlashard._jax.frames import is_called_by_jax
 from xlashard._jax.install import install_array_type
 from xlashard._jax.pmap import refuse_in_pmap
 from xlashard._jax.tracebacks import short_tracebacks, shortened
-from xlashard._jax.transfer import split
+from xlashard._jax.transfer import dressed, split
 from xlashard.array.handles import as_kind
 from xlashard.array.holder import check_alive, type_text
 from xlashard.array.text import sharding_text
@@ -126,14 +126,17 @@ class GlobalDeviceArray(Array):
             global_mesh: The mesh.
             mesh_axes: As for the class.
             data_callback: Takes the indices of `global_mesh.local_devices`, in that order, and
-                gives the pieces there in the same order. It is called once.
+                gives the pieces there in the same order. It is called once. The pieces of the
+                array are not committed to their devices.
 
         Raises:
             PlacementError: Too few or too many pieces, or one with another shape or dtype.
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
         made = making.of_batched_callback((global_shape, global_mesh, mesh_axes), data_callback)
-        return as_kind(made, cls)
+        out = as_kind(made, cls)
+        out._pieces = out._shards_here(committed=False)
+        return out
 
     @classmethod
     @shortened
@@ -238,12 +241,15 @@ class GlobalDeviceArray(Array):
             check_alive(self)
         return list(pieces)
 
-    def _shards_here(self) -> tuple[Shard, ...]:
+    def _shards_here(self, *, committed: bool = True) -> tuple[Shard, ...]:
         sharding, shape = self.sharding, self.shape
         positions, tiling = sharding.addressable_positions, sharding.tiling(shape)
         indices = tiling.indices(shape, positions)
         copies = tiling.replica_ids(positions).tolist()
-        data = map(as_device_array, split(self._handle))
+        pieces = split(self._handle)
+        if not committed:
+            pieces = [dressed(piece, piece.sharding, committed=False) for piece in pieces]
+        data = map(as_device_array, pieces)
         devices = [sharding.devices[position] for position in positions]
         return tuple(map(Shard, devices, indices, copies, data))
 

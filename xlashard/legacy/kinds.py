@@ -7,7 +7,7 @@ import jax
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array
 from xlashard.array.handles import KindOf
-from xlashard.legacy.device_arrays import device_array_kind
+from xlashard.legacy.device_arrays import ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray, gda_kind
 from xlashard.legacy.worlds import World
 
@@ -20,12 +20,12 @@ def kind_of(world: World) -> KindOf | None:
 
 
 def part_kind(handle: Any) -> type[Array]:
-    """`DeviceArray` or `ShardedDeviceArray`; what spans processes is no part of anything.
+    """Return `ShardedDeviceArray`, whatever the number of devices, or `Array` across processes.
 
     Args:
         handle: The result's buffers.
     """
-    return device_array_kind(handle) if handle.is_fully_addressable else Array
+    return ShardedDeviceArray if handle.is_fully_addressable else Array
 
 
 def is_global(value: Any) -> bool:

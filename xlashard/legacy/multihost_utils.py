@@ -10,6 +10,7 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.array.handles import as_kind
 from xlashard.legacy.device_arrays import device_array_kind
 from xlashard.legacy.gda import GlobalDeviceArray
+from xlashard.legacy.kinds import is_gda
 from xlashard.legacy.worlds import World, world_in_force
 from xlashard.sharding import Mesh
 
@@ -99,7 +100,8 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
     Returns:
         `global_inputs` with an Array over this process's part of the mesh for every value; without
-        `jax_array` a ShardedDeviceArray, or a DeviceArray if it has one device there.
+        `jax_array` a ShardedDeviceArray, or a DeviceArray if it has one device there. An array
+        whose devices all belong to this process comes back as the same object.
 
     Raises:
         BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
@@ -108,7 +110,13 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
     with short_tracebacks:
         out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
-        return _in_world(out, world_in_force(), None)
+        made = _in_world(out, world_in_force(), None)
+        return jax.tree.map(lambda x, given: given if _is_local(given) else x, made, global_inputs)
+
+
+def _is_local(x: Any) -> bool:
+    """Return whether a value is an array of this process alone, and no GlobalDeviceArray."""
+    return isinstance(x, jax.Array) and x.is_fully_addressable and not is_gda(x)
 
 
 def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:

@@ -118,12 +118,12 @@ def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
 
     Example:
         >>> array_mapping_to_axis_resources({"x": 0, "y": 0, "z": 2})
-        PartitionSpec(('x', 'y'), None, 'z')
+        PartitionSpec(('x', 'y'), None, ('z',))
     """
     axes: list[tuple[str, ...]] = [()] * (max(array_mapping.values(), default=-1) + 1)
     for axis, dim in array_mapping.items():
         axes[dim] += (axis,)
-    return PartitionSpec(*parse.get_partition_spec(parse.ParsedPartitionSpec(None, axes)))
+    return PartitionSpec(*[names or None for names in axes])
 
 
 def get_single_pspec(parsed: parse.ParsedPartitionSpec) -> Any:
@@ -277,13 +277,19 @@ def hlo_sharding(op_sharding: Any) -> Any:
 
 
 def is_op_sharding_replicated(op_sharding: Any) -> bool:
-    """Whether every device has every element."""
+    """Return whether every device has every element; of a tuple, of each of its arrays."""
     sharding = hlo_sharding(op_sharding)
+    if elements := sharding.tuple_elements():
+        return all(map(is_op_sharding_replicated, elements))
     return sharding.is_replicated() or sharding.num_devices() == 1
 
 
 def are_op_shardings_equal(a: Any, b: Any) -> bool:
-    """Whether two of XLA's shardings say the same."""
+    """Return whether two of XLA's shardings place arrays in the same way."""
+    parts, others = hlo_sharding(a).tuple_elements(), hlo_sharding(b).tuple_elements()
+    if parts or others:
+        # jaxlib's comparison of a tuple with anything ends the process.
+        return len(parts) == len(others) and all(map(are_op_shardings_equal, parts, others))
     if is_op_sharding_replicated(a) and is_op_sharding_replicated(b):
         return True
     return hlo_sharding(a) == hlo_sharding(b)

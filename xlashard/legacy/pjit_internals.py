@@ -5,15 +5,29 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.shardings import JaxSharding, Mesh
+from xlashard._jax.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
 from xlashard.array.prefix import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
+from xlashard.geometry import TileAssignment
 from xlashard.legacy import meshes
 from xlashard.legacy.markers import is_unspecified_or_from_gda_or_auto
 from xlashard.legacy.parsed import get_array_mapping, mesh_sharding, parse_flatten_op_sharding
 from xlashard.legacy.positional import PositionalSemantics
 from xlashard.legacy.worlds import world_in_force
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, parse
+
+
+class _OnFakeDevices(GSPMDSharding):
+    """Tiles on objects that stand for devices, such as the mocks of a test.
+
+    Args:
+        devices: The objects.
+        assignment: The tiles.
+    """
+
+    def __init__(self, devices: Sequence[Any], assignment: TileAssignment) -> None:
+        JaxGSPMDSharding.__init__(self, devices, hlo_from_text(assignment.to_text()))
+        self._assignment = assignment
 
 
 def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDSharding:
@@ -26,7 +40,11 @@ def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDShardi
     Raises:
         RankError: If the rank is too low.
     """
-    made: Any = parse.to_op_sharding_sharding(s, ndim)
+    own = from_jax(s)
+    if isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
+        made: Any = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
+    else:
+        made = parse.to_op_sharding_sharding(s, ndim)
     if made is not s:
         made._original_sharding = s
     return made

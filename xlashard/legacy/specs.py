@@ -70,7 +70,9 @@ class PartitionSpec(tuple[Any, ...], metaclass=_SpecType):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = tuple.__hash__
+    def __hash__(self) -> int:
+        # Programs write a list for several axes of one dimension; a tuple hashes as a tuple does.
+        return hash(tuple(tuple(e) if isinstance(e, list) else e for e in self))
 
     def __add__(self, other: Any) -> Any:
         return tuple.__add__(self, tuple(other) if type(other) is _Today else other)

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import Any
@@ -127,11 +127,12 @@ class StandIn(ModuleType):
 
     _members: Members
     _today: ModuleType | None
+    _read_elsewhere: dict[tuple[ModuleType, str], Any]
 
     def __init__(self, members: Members, today: ModuleType | None = None) -> None:
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
         # What a program assigns, and what it has asked for, is kept in the dictionary as well.
-        self.__dict__.update(_members=members, _today=today)
+        self.__dict__.update(_members=members, _today=today, _read_elsewhere={})
         # As a module has it: a method of the class would be asked after Python has already written
         # an error message, which takes ten times as long.
         self.__dict__.update(__getattr__=self._member)
@@ -150,6 +151,26 @@ class StandIn(ModuleType):
         if members.listener is None and members.behind is None:
             self.__dict__[name] = value
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign an attribute, also in the modules of JAX that read it."""
+        for holder in self._readers_of(name):
+            self._read_elsewhere.setdefault((holder, name), getattr(holder, name))
+            setattr(holder, name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Undo the assignments of an attribute."""
+        for holder in self._readers_of(name):
+            if (holder, name) in self._read_elsewhere:
+                setattr(holder, name, self._read_elsewhere.pop((holder, name)))
+        super().__delattr__(name)
+
+    def _readers_of(self, name: str) -> Sequence[ModuleType]:
+        whole = self._members.whole
+        if whole is None or _is_private(name):
+            return ()
+        return getattr(importlib.import_module(whole.source), "READERS", {}).get(name, ())
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._members.names(), *dir(self._today)})

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,9 @@ from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
 """Where each run of a program is logged under `jax_distributed_debug`, as a warning."""
+
+_MESH_AROUND: ContextVar[Mesh | None] = ContextVar("mesh_around", default=None)
+"""The mesh of the outermost pjit-ed function that this thread is tracing."""
 
 _ON = "write jax.config.update('jax_array', True)"
 
@@ -87,6 +91,25 @@ class WorldFunction(Function):
         if not global_avals:
             _check_not_auto(self.options)
         return mesh
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Trace for a call's arguments, inside the functions that are being traced.
+
+        Raises:
+            MeshError: The function around it runs on another mesh.
+        """
+        mesh, outer = tracing.mesh_in_force(), _MESH_AROUND.get()
+        if mesh is not None and outer is not None and mesh != outer:
+            raise MeshError(
+                f"{self.name} was called under {mesh}, inside a pjit-ed function that runs on "
+                f"{outer}: leave the inner `with mesh:` out, or call {self.name} outside of that "
+                "function"
+            )
+        before = _MESH_AROUND.set(mesh or outer)
+        try:
+            return super().trace(args, kwargs)
+        finally:
+            _MESH_AROUND.reset(before)
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:

@@ -10,7 +10,14 @@ import numpy as np
 from xlashard._jax import tracing
 from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
 from xlashard._jax.shardings import Device, Format, JaxSharding, UnspecifiedValue
-from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError, counted
+from xlashard.errors import (
+    GeometryError,
+    MeshError,
+    ResourceError,
+    ResourceTypeError,
+    ShardingError,
+    counted,
+)
 from xlashard.geometry import Tiling, validate_spec
 from xlashard.lazily import dataclass
 from xlashard.sharding import (
@@ -170,7 +177,7 @@ def _read_leaf(leaf: Any, path: str) -> Resource:
         return Resource(leaf)
     if isinstance(leaf, JaxSharding):
         return Resource(from_jax(leaf))
-    raise ResourceError(_wrong_leaf(leaf, path), path=path)
+    raise ResourceTypeError(_wrong_leaf(leaf, path), path=path)
 
 
 def _wrong_leaf(leaf: Any, path: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from xlashard._jax.shardings import (
     Device,
@@ -30,7 +31,10 @@ def _from_jax(sharding: JaxSharding) -> Sharding:
             return GSPMDSharding(
                 tuple(sharding._device_assignment), hlo, memory_kind=sharding.memory_kind
             )
-        return NamedSharding(sharding.mesh, sharding.spec, memory_kind=sharding.memory_kind)
+        kind: Any = sharding.memory_kind
+        # The devices of a mesh may be mocks, which answer with one of their own.
+        kind = kind if isinstance(kind, str) else None
+        return NamedSharding(sharding.mesh, sharding.spec, memory_kind=kind)
     if isinstance(sharding, JaxSingleDeviceSharding):
         (device,) = sharding.device_set
         return SingleDeviceSharding(device, memory_kind=sharding.memory_kind)

@@ -17,5 +17,8 @@ local_device_count = jax.local_device_count
 local_devices = jax.local_devices
 process_count = jax.process_count
 process_index = jax.process_index
+READERS = {name: (jax, era.xla_bridge) for name in ("process_index", "process_count")}
+"""The modules in which JAX reads a name that tests replace here by `mock.patch`."""
+
 register_backend_factory = era.xla_bridge.register_backend_factory
 xla_client = era.xla_client
