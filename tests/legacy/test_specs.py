@@ -165,7 +165,7 @@ def test_every_door_of_jax_takes_it(mesh):
     np.testing.assert_allclose(summed, x.reshape(4, 2, 4).sum(0))
     shape = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)
     assert pjit(lambda v: v * 2).lower(shape).compile()(placed).sharding == NamedSharding(
-        mesh, Today("x")
+        mesh, Today("x", None)
     )
 
 
