@@ -34,7 +34,7 @@ XLASHARD = Layers(
         "cli": 10,
         "__main__": 11,
     },
-    common=frozenset({"errors", "types", "config", "wording", "lazily", "_version"}),
+    common=frozenset({"errors", "types", "config", "wording", "documents", "lazily", "_version"}),
     door="_jax",
     pure=frozenset({"geometry"}),
     deferred=frozenset(

@@ -8,8 +8,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from xlashard.commands.words import add_compile, add_preflight, add_settings, count, seconds
+from xlashard.wording import printable
 
 _COMMANDS = {
     "train": "xlashard.train.command",
@@ -50,11 +52,16 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are printable, whatever the words are."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The words that the command line understands."""
-    parser = argparse.ArgumentParser(
-        prog="xlashard", description="Arrays, shardings and pjit over many devices."
-    )
+    parser = _Parser(prog="xlashard", description="Arrays, shardings and pjit over many devices.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train a byte-level transformer on text"))
     _add_pod(commands.add_parser("pod", help="run a command in every process of an emulated pod"))

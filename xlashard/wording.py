@@ -1,12 +1,36 @@
 """Bytes, operations, shapes, types and tables as people read them."""
 
 import io
+import re
 import shutil
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+# Control characters but for line ends and tabs, marks that reverse the order of what follows, and
+# the surrogates by which Python keeps bytes of a file name that are no UTF-8.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return text for a terminal or a log, in which control characters are Python's escapes.
+
+    Example:
+        >>> print(printable("run " + chr(27) + "[31mred"))
+        run \x1b[31mred
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def print_error(error: object) -> None:
+    """Print an error of a command to standard error, printable."""
+    print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:

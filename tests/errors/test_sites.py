@@ -52,6 +52,7 @@ OWN_WORDS = "what Python says of an attribute that is not there"
 SKIPS = "skips a test; the line of its name in tests/legacy/working.py reaches it"
 
 FOLDERS = "needs a folder of its own, which tests/cloud/test_bundle.py makes"
+FOLDERS = "needs a folder of its own, which tests/cloud and tests/tpu/preflight/sweep make"
 CLOUD = "needs a cloud, for which tests/cloud has a stand-in"
 
 UNREACHED = {
@@ -108,6 +109,7 @@ UNREACHED = {
     ("tpu/preflight/compilation.py", "compile_for_report", ""): "in libtpu's words; test_memory.py",
     ("tpu/preflight/sweep/api.py", "_meshes", ""): "what factorisations() has raised",
     ("tpu/preflight/sweep/worker.py", "_end_with", ""): "its parent is gone; test_pool.py",
+    ("tpu/preflight/sweep/store.py", "known", ""): FOLDERS,
     ("program/container.py", "_read_header", ""): HEADER,
     ("program/environment.py", "from_json", ""): HEADER,
     ("program/saved.py", "save_program", ""): PROCESSES,
@@ -217,6 +219,7 @@ UNREACHED = {
     ("testing/functions.py", "_load", ""): "a module that was imported here and can't be there",
     ("testing/functions.py", "check_is_no_import", ""): LAUNCHED,
     ("testing/launcher.py", "_await_start", ""): LAUNCHED,
+    ("testing/launcher.py", "__init__", ""): LAUNCHED,
     ("testing/launcher.py", "_lose_guard", ""): LAUNCHED,
     ("testing/channel.py", "_exactly", ""): "caught: the launcher is gone; test_orphans.py",
     ("testing/crew.py", "__init__", ""): LAUNCHED,

@@ -1,7 +1,9 @@
 """Starting processes, hearing what they write and say, and how their end is told."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -42,6 +44,22 @@ def output_of(launch: Launch) -> bytes:
     while launch.running:
         text += b"".join(e.text for e in launch.events(30) if isinstance(e, Printed))
     return text + b"".join(e.text for e in launch.rest() if isinstance(e, Printed))
+
+
+@pytest.mark.parametrize("processes", [1000, 10**20])
+def test_more_processes_than_files_may_be_open(processes: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 100, before[1]))
+    try:
+        with pytest.raises(
+            LaunchError, match="a pod of 1[0,]+ processes can't be started"
+        ) as error:
+            Launch(plan(python(TELL), processes, channels=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert error.value.errno == errno.EMFILE
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 PLACE = PodPlace("127.0.0.1:1234", 2, 1, 4)

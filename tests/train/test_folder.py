@@ -63,7 +63,7 @@ def test_earlier_results_stay(tmp_path: Path) -> None:
             assert folder.path.name == name
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc"])
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "/etc", "a\0b", "\x1b[31m", "a\nb", "\ud800"])
 def test_a_name_is_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match=r"run\.name must be the name of one folder"):
         opened(tmp_path, settings(f"run.name={name}"))

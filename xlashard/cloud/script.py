@@ -14,6 +14,7 @@ from xlashard.cloud.settings import CloudSettings, load_settings
 from xlashard.errors import CloudError
 from xlashard.train.errors import RunError
 from xlashard.train.schema import Leaf, leaves
+from xlashard.wording import print_error, printable
 
 type Step = Callable[[Session, Sequence[str]], int]
 """A step: with what it was asked for, and the words that are no flags; gives an exit code."""
@@ -71,7 +72,7 @@ def run(words: Sequence[str], values: flags.FlagValues, step: Step, about: str |
 
 
 def _wrong(text: str, code: int = 2) -> int:
-    print(f"error: {text}", file=sys.stderr)
+    print_error(text)
     return code or 1
 
 
@@ -157,4 +158,4 @@ def _session(values: flags.FlagValues) -> Session:
 
 def _say(text: str) -> None:
     """To standard error: standard output has the workers' lines, or the commands of a dry run."""
-    print(f"xlashard: {text}", file=sys.stderr, flush=True)
+    print(f"xlashard: {printable(text)}", file=sys.stderr, flush=True)

@@ -1,12 +1,11 @@
 """What a person says of a TPU and of a job on it: a TOML file, and flags that win over it."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from xlashard.documents import read_toml
 from xlashard.errors import CloudError
 from xlashard.train.schema import Bounds, read, section, setting
 
@@ -146,10 +145,10 @@ def load_settings(path: str, flags: Mapping[str, Any]) -> CloudSettings:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
         raise CloudError(f"--config {path} can't be read: {error.strerror}", code=2) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise CloudError(f"--config {path} is no TOML file: {error}", code=2) from None
 
 

@@ -1,6 +1,5 @@
 """What commands have in common: words of the command line, files, and what goes to the terminal."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.tpu.preflight.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report import PreflightReport
@@ -83,7 +83,7 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         if not (name and equals):
             raise ArgumentError(f"--option {word} has no value: write --option {name}=true")
         try:
-            found[name] = json.loads(said)
+            found[name] = parse_json(said)
         except ValueError:
             found[name] = said
     return found
@@ -111,7 +111,9 @@ def reason_of(error: Exception) -> str:
     Args:
         error: What Python raised.
     """
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def judge(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:

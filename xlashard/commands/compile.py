@@ -12,7 +12,7 @@ from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
 from xlashard.tpu.preflight.api import lower_for
 from xlashard.tpu.preflight.targets import blamed
-from xlashard.wording import in_bytes
+from xlashard.wording import in_bytes, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments)
     except ProgramTooLargeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         print(
             f"What takes so much: xlashard preflight {_chips(arguments)}{arguments.target}",
             file=sys.stderr,
         )
         return 1
     except XlashardError as error:
-        print(f"error: {told(error)}", file=sys.stderr)
+        print_error(told(error))
         return 2
 
 

@@ -21,6 +21,7 @@ from xlashard.commands.common import (
     write,
 )
 from xlashard.commands.targets import find_program, topologies_for
+from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
@@ -34,6 +35,7 @@ from xlashard.tpu.preflight.schema import make_schema
 from xlashard.tpu.preflight.screen import PreflightText
 from xlashard.tpu.preflight.summary import SummaryText
 from xlashard.tpu.preflight.targets import blamed, check_target
+from xlashard.wording import print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return sweep.run(arguments) if sweep.is_asked_for(arguments) else _run(arguments)
     except XlashardError as error:
-        print(f"error: {told(error)}", file=sys.stderr)
+        print_error(told(error))
         return 2
 
 
@@ -131,8 +133,8 @@ def read_report(path: str) -> PreflightReport:
         ArgumentError: If there is no such file, or something else is in it.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"{path} can't be read: {reason_of(error)}") from None
     try:
         return PreflightReport.from_json(text)

@@ -18,6 +18,7 @@ from xlashard.legacy.joining import join_pod
 from xlashard.legacy.report import Report, json_of, show_report
 from xlashard.legacy.running import MissingProgramError, Program, run
 from xlashard.legacy.uses import Recorder
+from xlashard.wording import print_error
 
 _USAGE = """\
 usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py ARGS ...
@@ -123,7 +124,8 @@ def main(words: Sequence[str]) -> int:
         for name, value in flags.items():
             config.update(name, value)
     except (UsageError, ConfigError) as error:
-        print(f"{_USAGE}\nerror: {error}", file=sys.stderr)
+        print(_USAGE, file=sys.stderr)
+        print_error(error)
         return 2
     if "jax_array" not in flags and "JAX_ARRAY" not in os.environ:
         _advise_about_arrays()
@@ -145,7 +147,7 @@ def main(words: Sequence[str]) -> int:
         if recorder is not None:
             recorder.end()
             atexit.unregister(_write_report)
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 1 if command.program.is_module else 2
     return 0
 
@@ -159,7 +161,7 @@ def _write_report(recorder: Recorder, file: str) -> None:
     try:
         Path(_own_file(file)).write_text(json_of(report), encoding="utf-8")
     except OSError as error:
-        print(f"error: no report, for {error.filename!r} can't be written", file=sys.stderr)
+        print_error(f"no report, for {error.filename!r} can't be written")
 
 
 def _own_folder() -> str:

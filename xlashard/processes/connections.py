@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from xlashard.lazily import dataclass
+from xlashard.documents import parse_json
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take."""
@@ -65,7 +66,7 @@ class Connection:
         *lines, self._unread = (self._unread + found).split(b"\n")
         if len(self._unread) > _LONGEST or (self._unread and self._unread[:1] != b"{"):
             raise ValueError("not a line of JSON")
-        said = [json.loads(line) for line in lines]
+        said = [parse_json(line) for line in lines]
         if not all(isinstance(one, dict) for one in said):
             raise ValueError("not an object of JSON")
         return said

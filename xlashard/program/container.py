@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, SavedProgramError
 
 FORMAT = 2
@@ -127,7 +128,7 @@ def _checked_start(file: memoryview) -> int:
 
 def _read_header(text: memoryview) -> dict[str, Any]:
     with reading():
-        header = json.loads(bytes(text))
+        header = parse_json(bytes(text))
         if not isinstance(header, dict):
             raise TypeError("no object")
         return header

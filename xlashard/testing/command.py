@@ -12,6 +12,7 @@ from xlashard.testing.launcher import Launch, LaunchPlan, PodSize, Printed
 from xlashard.testing.printing import PrefixPrinter
 from xlashard.testing.signals import kept_signals
 from xlashard.testing.supervision import Rules, Supervisor, Verdict, signal_name
+from xlashard.wording import print_error
 
 _EXAMPLE = "xlashard pod -n 4 -d 2 -- python script.py"
 # Of a process that isn't shown, when it fails.
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     only: list[int] | None = arguments.only
     problem = _problem(words, only, arguments.processes)
     if problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print_error(problem)
         return 2
     # A terminal that lacks a letter shows another one; it does not end the run.
     for stream in (sys.stdout, sys.stderr):
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         launch = Launch(LaunchPlan(words, size))
     except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 127 if error.errno == errno.ENOENT else 126
     try:
         with launch, kept_signals() as told:

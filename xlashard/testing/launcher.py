@@ -122,7 +122,6 @@ class Launch:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.pids: list[int] = []
-        self.running: set[int] = set(range(plan.size.processes))
         self._unread = b""
         self._closed = False
         # What the guard said before somebody asked.
@@ -130,14 +129,18 @@ class Launch:
         # Kept as long as the pod lives: nobody else is given a port that is taken.
         self._port = Port()
         self._coordinator = f"{LOOPBACK}:{self._port.number}"
-        self._wires = [
-            Wires.make(plan.one_stream, plan.channels) for _ in range(plan.size.processes)
-        ]
+        self._wires: list[Wires] = []
         try:
             self._guard = self._start_guard(plan)
+        except OSError as error:
+            self._port.release()
+            for wires in self._wires:
+                wires.close_near_ends()
+            raise LaunchError(_too_many_text(plan, error), errno=error.errno) from None
         finally:
             for wires in self._wires:
                 wires.close_far_ends()
+        self.running: set[int] = set(range(plan.size.processes))
         self._selector = selectors.DefaultSelector()
         self._listen()
         try:
@@ -147,6 +150,8 @@ class Launch:
             raise
 
     def _start_guard(self, plan: LaunchPlan) -> subprocess.Popen[bytes]:
+        for _ in range(plan.size.processes):
+            self._wires.append(Wires.make(plan.one_stream, plan.channels))
         guard = subprocess.Popen(
             # Without the user's own start-up files and paths: it needs none, and is faster so.
             [sys.executable, "-I", "-S", str(_GUARD)],
@@ -323,6 +328,14 @@ def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> N
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(request).encode() + b"\n")
     guard.stdin.flush()
+
+
+def _too_many_text(plan: LaunchPlan, error: OSError) -> str:
+    return (
+        f"a pod of {plan.size.processes:,} processes can't be started ({error.strerror}): each "
+        "takes several open files and the memory of a process of JAX; write a smaller number of "
+        "processes, or raise the limit of the shell: ulimit -n 65536"
+    )
 
 
 def _why_not_started(plan: LaunchPlan, event: Mapping[str, Any]) -> str:

@@ -35,12 +35,17 @@ class Wires:
     def make(cls, one_stream: bool, channel: bool) -> Self:
         """New pipes, and a socket where there is to be a channel."""
         stdout, far_stdout = os.pipe()
-        outputs: dict[StreamName, int] = {"stdout": stdout}
-        far_stderr = far_stdout
-        if not one_stream:
-            outputs["stderr"], far_stderr = os.pipe()
-        ends = socket.socketpair() if channel else (None, None)
-        return cls(outputs, far_stdout, far_stderr, *ends)
+        made = cls({"stdout": stdout}, far_stdout, far_stdout)
+        try:
+            if not one_stream:
+                made.outputs["stderr"], made.far_stderr = os.pipe()
+            if channel:
+                made.channel, made.far_channel = socket.socketpair()
+        except OSError:
+            made.close_far_ends()
+            made.close_near_ends()
+            raise
+        return made
 
     @property
     def far_ends(self) -> set[int]:

@@ -21,6 +21,7 @@ from xlashard.train.resume import Resumed, last_run, read_run
 from xlashard.train.schema import reference
 from xlashard.train.settings import Settings, load_settings
 from xlashard.train.toml import toml_value
+from xlashard.wording import print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings, resumed = _asked(arguments)
         check_settings(settings)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return _train(settings, resumed, Path(arguments.runs))
 
@@ -54,14 +55,14 @@ def _train(settings: Settings, resumed: Resumed | None, runs: Path) -> int:
     try:
         pod = initialize(heartbeat=settings.pod.heartbeat)
     except ProcessesError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 1
     try:
         devices = start_devices(settings.devices.emulate, pod.count)
         screen = make_screen(make_console(), settings.training.log_every)
         outcome = run_job(settings, devices, screen, runs, resumed)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return _end(2 if isinstance(error, SettingsError | DataError) else 1)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from xlashard.wording import printable
+
 _PLAIN_WIDTH = 100
 
 
@@ -160,7 +162,7 @@ def make_console() -> Console:
 def _print(console: Console, thing: Any) -> None:
     if isinstance(thing, str):
         # Paths may hold brackets, which rich would read as its markup; a log's lines stay whole.
-        console.print(Text(thing), soft_wrap=not console.is_terminal)
+        console.print(Text(printable(thing)), soft_wrap=not console.is_terminal)
     else:
         console.print(thing)
     console.file.flush()

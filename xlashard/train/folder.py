@@ -2,12 +2,14 @@
 
 import json
 import os
-import re
+import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from xlashard.documents import parse_json
 from xlashard.train.curve import Points, draw_curve
 from xlashard.train.errors import SettingsError
 from xlashard.train.settings import Settings
@@ -15,6 +17,9 @@ from xlashard.train.toml import to_toml
 
 SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
 """What a run's folder holds."""
+
+# The kinds of measurements that are points of a curve.
+_DRAWN = ("train", "eval")
 
 
 class Records(Protocol):
@@ -53,7 +58,7 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Settings, kept: Sequence[dict[str, Any]] = ()):
         self.path = path
-        self._curves: dict[str, Points] = {"train": ([], []), "eval": ([], [])}
+        self._curves: dict[str, Points] = {kind: ([], []) for kind in _DRAWN}
         _replace(path / SETTINGS, to_toml(settings))
         for line in kept:
             self._draw(**line)
@@ -98,10 +103,12 @@ def new_folder(runs: Path, name: str) -> Path:
     Raises:
         SettingsError: The name is not that of one folder, or it can't be made.
     """
-    if Path(name).name != name or name in ("", ".."):
+    if Path(name).name != name or name in ("", "..") or not name.isprintable():
+        letters = "".join(filter(str.isprintable, Path(name).name))
         raise SettingsError(
-            f"run.name must be the name of one folder, not {name!r}. Write, for example:\n"
-            f"  --name {Path(name).name or 'tiny'}"
+            f"run.name must be the name of one folder, without control characters, not {name!r}. "
+            f"Write, for example:\n"
+            f"  --name {shlex.quote(letters) if letters.strip('.') else 'tiny'}"
         )
     number = 1
     while True:
@@ -122,7 +129,7 @@ def new_folder(runs: Path, name: str) -> Path:
 def is_finished(path: Path, steps: int) -> bool:
     """Whether the run of a folder has come to its end, which is so many steps."""
     last = next(reversed([*_lines(path / METRICS)]), {})
-    return last.get("kind") == "end" and not last["interrupted"] and last["steps"] == steps
+    return last.get("kind") == "end" and not last.get("interrupted") and last.get("steps") == steps
 
 
 def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:
@@ -152,13 +159,24 @@ def _written(path: Path) -> float:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of measurements; a process that is killed may leave half a one."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    for line in re.findall(r".*\n", text):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
+    """Yield the measurements in a file; a process that is killed may leave half a line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                found = parse_json(line)
+                if line.endswith(b"\n") and _is_measurement(found):
+                    yield found
+
+
+def _is_measurement(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    needed = ("step", "loss") if found.get("kind") in _DRAWN else ()
+    return isinstance(found.get("kind"), str) and all(
+        isinstance(found.get(name), int | float) for name in needed
+    )
 
 
 def _replace(path: Path, text: str) -> None:

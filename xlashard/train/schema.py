@@ -8,13 +8,13 @@ that explains it, stands at the field; checks, error texts and the reference tab
 import difflib
 import math
 import shlex
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from xlashard.documents import parse_toml
 from xlashard.train.errors import SettingsError
 from xlashard.train.toml import toml_key, toml_value
 
@@ -88,7 +88,7 @@ def read[T](cls: type[T], table: Mapping[str, Any], words: Iterable[str] = ()) -
 
     Args:
         cls: The settings class.
-        table: The document as `tomllib` gives it.
+        table: The document as `parse_toml` gives it.
         words: Overrides such as ``"model.layers=4"``; they win over the document.
 
     Returns:
@@ -198,8 +198,8 @@ def _word_value(kind: Any, text: str) -> Any:
     if bare_string and not text.startswith(('"', "'")):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -1,12 +1,12 @@
 """Every setting of a training run, with its type, default and range."""
 
 import os
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from xlashard.documents import read_toml
 from xlashard.train.errors import SettingsError
 from xlashard.train.schema import Bounds, read, section, setting
 
@@ -224,12 +224,12 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = read_toml(path)
     except FileNotFoundError:
         raise SettingsError(_missing(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as a settings file: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     try:
         settings = read(Settings, table, words)

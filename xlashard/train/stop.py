@@ -7,7 +7,6 @@ should come to another one. They stop at the first place that nobody has passed.
 need not answer anything, so it is agreed in milliseconds, also while they compile.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from xlashard.processes.stacks import OWN_THREADS
 from xlashard.train.calls import Call, Calls
 from xlashard.train.errors import PeerError, RunError
 from xlashard.train.interrupt import on_signal
+from xlashard.wording import print_error
 
 _LOOK = 30.0
 """Seconds of one look for calls; a call ends it at once."""
@@ -231,7 +231,7 @@ class Stop:
             self.failure = self.failure or call
             self._changed.notify_all()
         if not self._closed.wait(_PATIENCE):
-            print(f"error: {_told(self.failure)}", file=sys.stderr, flush=True)
+            print_error(_told(self.failure))
             self._leave(1, _told(self.failure))
 
 

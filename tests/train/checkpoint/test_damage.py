@@ -5,10 +5,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.train.checkpoint.states import check_same, restore
+from xlashard.train.checkpoint.manifest import _digest
 from xlashard.train.errors import CheckpointError
 
 
@@ -53,6 +55,65 @@ def add(folder: Path) -> Path:
     return file
 
 
+def link_out(folder: Path) -> Path:
+    file = a_file(folder)
+    elsewhere = folder.parent.parent / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    return file
+
+
+def link_folder_out(folder: Path) -> Path:
+    (folder.parent.parent / "elsewhere").mkdir()
+    link = folder / "arrays" / "more"
+    link.symlink_to(folder.parent.parent / "elsewhere")
+    return link
+
+
+def link_manifest_out(folder: Path) -> Path:
+    file = folder / "checkpoint.json"
+    elsewhere = folder.parent.parent / "checkpoint.json"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    return file
+
+
+def link_in_a_circle(folder: Path) -> Path:
+    file = a_file(folder)
+    file.unlink()
+    file.symlink_to(file)
+    return file
+
+
+def pipe(folder: Path) -> Path:
+    file = a_file(folder)
+    file.unlink()
+    os.mkfifo(file)
+    return file
+
+
+def pipe_for_manifest(folder: Path) -> Path:
+    file = folder / "checkpoint.json"
+    file.unlink()
+    os.mkfifo(file)
+    return file
+
+
+def sign_manifest(change: Callable[[dict], Any]) -> Callable[[Path], Path]:
+    """Changes a manifest and gives it the digest that fits."""
+
+    def damage(folder: Path) -> Path:
+        file = folder / "checkpoint.json"
+        values = json.loads(file.read_text())
+        values.pop("sha256")
+        change(values)
+        values["sha256"] = _digest(values)
+        file.write_text(json.dumps(values))
+        return file
+
+    return damage
+
+
 def change_manifest(change: Callable[[dict], None]) -> Callable[[Path], Path]:
     def damage(folder: Path) -> Path:
         file = folder / "checkpoint.json"
@@ -82,6 +143,26 @@ DAMAGES = {
     "manifest missing": (replace_manifest(None), "is missing"),
     "manifest cut off": (replace_manifest('{"format": 1,'), "is cut off, altered"),
     "manifest of another kind": (replace_manifest("[1]"), "is cut off, altered"),
+    "linked out": (link_out, "is a symbolic link out of its folder, to "),
+    "a folder linked out": (link_folder_out, "is a symbolic link out of its folder, to "),
+    "linked to itself": (link_in_a_circle, "is "),
+    "a pipe": (pipe, "is no regular file"),
+    "manifest linked out": (link_manifest_out, "is a symbolic link out of its folder, to "),
+    "manifest a pipe": (pipe_for_manifest, "is no regular file"),
+    "manifest nested deep": (replace_manifest("[" * 100_000), "is cut off, altered"),
+    "manifest without files": (sign_manifest(lambda values: values.pop("files")), "is altered"),
+    "manifest with files of no bytes": (
+        sign_manifest(lambda values: values["files"].update(a={"bytes": "8", "sha256": ""})),
+        "is altered",
+    ),
+    "manifest with a number of settings": (
+        sign_manifest(lambda values: values["about"].update(settings=3)),
+        "is altered",
+    ),
+    "manifest of a negative step": (
+        sign_manifest(lambda values: values["about"].update(step=-1)),
+        "is altered",
+    ),
     "manifest altered": (
         change_manifest(lambda said: said["about"].update(step=21)),
         "was altered",

@@ -6,7 +6,9 @@ import typing
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import Any
 
+from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError
+from xlashard.wording import printable
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Record:
             ArgumentError: If the text is not JSON, of another format, or of another shape.
         """
         try:
-            found = json.loads(text)
+            found = parse_json(text)
         except ValueError as error:
             raise ArgumentError(
                 f"the text is no {self.noun}, for it is not JSON: {error}. Write it with "
@@ -83,7 +85,9 @@ def _decoded(kind: Any, value: Any, path: str) -> Any:
     if kind is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return _checked(value, is_number, "a number", path)
-    return _checked(value, type(value) is kind, _WORDS[kind], path)
+    checked = _checked(value, type(value) is kind, _WORDS[kind], path)
+    # A report goes to terminals and pages, and its text may come from anywhere.
+    return printable(checked) if kind is str else checked
 
 
 _WORDS: typing.Mapping[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}

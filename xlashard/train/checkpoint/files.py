@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from xlashard.documents import parse_json, read_text
 from xlashard.train.errors import CheckpointError
 
 SAVING, _DELETING = ".saving-", ".deleting-"
@@ -114,10 +115,26 @@ class Digest:
 def files_in(folder: Path) -> dict[str, int]:
     """The sizes of all files below a folder, by their paths from it, with `/` between names."""
     return {
-        path.relative_to(folder).as_posix(): path.stat().st_size
+        path.relative_to(folder).as_posix(): path.stat(follow_symlinks=path.exists()).st_size
         for path in sorted(folder.rglob("*"))
-        if not path.is_dir()
+        if path.is_symlink() or not path.is_dir()
     }
+
+
+def link_out_of(folder: Path, name: str) -> str:
+    """Return the reason why a file does not lie in a folder itself; empty if it does.
+
+    Args:
+        folder: The folder.
+        name: A path from there.
+    """
+    path = folder / name
+    # `Path.resolve` of Python 3.12 raises an error for links in a circle.
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        return f"is a symbolic link out of its folder, to {os.path.realpath(path)}"
+    if path.exists() and not path.is_file():
+        return "is no regular file"
+    return ""
 
 
 def writer_of(name: str) -> int:
@@ -166,7 +183,7 @@ def take_digests(folder: Path, count: int) -> dict[str, Digest]:
         return {}
     found: dict[str, Digest] = {}
     for process in range(count):
-        said = json.loads((folder / str(process)).read_text(encoding="utf-8"))
+        said = parse_json(read_text(folder / str(process)))
         found |= {name: Digest(**digest) for name, digest in said.items()}
     shutil.rmtree(folder)
     return found

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from xlashard.documents import parse_json, read_text
 from xlashard.train.checkpoint.about import About
-from xlashard.train.checkpoint.files import Digest, digests, files_in
+from xlashard.train.checkpoint.files import Digest, digests, files_in, link_out_of
 
 NAME = "checkpoint.json"
 FORMAT = 1
@@ -60,7 +61,10 @@ class Damage:
 def read_manifest(folder: Path) -> Manifest | Damage:
     """Reads it from a step's folder; or says why that can't be done."""
     try:
-        values = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        leads_out = link_out_of(folder, NAME)
+        if leads_out:
+            return Damage(NAME, leads_out)
+        values = parse_json(read_text(folder / NAME))
         form, digest = values["format"], values.pop("sha256")
     except FileNotFoundError:
         return Damage(NAME, "is missing")
@@ -76,11 +80,26 @@ def read_manifest(folder: Path) -> Manifest | Damage:
         )
     if _digest(values) != digest:
         return Damage(NAME, f"was altered: its SHA-256 is not {digest}")
-    return Manifest(
-        About.from_json(values["about"]),
-        values["arrays"],
-        {name: Digest(**digest) for name, digest in values["files"].items()},
-    )
+    try:
+        return _manifest(values)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return Damage(NAME, "is altered or foreign")
+
+
+def _manifest(values: dict[str, Any]) -> Manifest:
+    """Return the manifest that parsed JSON describes; any exception if it describes none."""
+    about = About.from_json(values["about"])
+    files = {name: Digest(**digest) for name, digest in values["files"].items()}
+    expected = [
+        *((number, int) for number in (about.step, about.processes)),
+        *((table, dict) for table in (about.data, about.mesh, about.versions, values["arrays"])),
+        *((text, str) for text in (about.settings, *about.versions.values())),
+        *((text, str) for text in values["arrays"].values()),
+        *((digest.bytes, int) for digest in files.values()),
+    ]
+    if not all(isinstance(value, kind) for value, kind in expected):
+        raise TypeError("a value of another type")
+    return Manifest(about, values["arrays"], files)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
@@ -94,6 +113,10 @@ def check_sizes(folder: Path, manifest: Manifest) -> Damage | None:
         The first that is missing, cut off, too long or foreign; None if all are right.
     """
     found = files_in(folder)
+    for name in found:
+        leads_out = link_out_of(folder, name)
+        if leads_out:
+            return Damage(name, leads_out)
     found.pop(NAME, None)
     for name, digest in manifest.files.items():
         size = found.get(name)

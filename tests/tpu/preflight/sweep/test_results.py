@@ -133,3 +133,22 @@ def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
     assert (known["a"], known["b"]) == kept
     with pytest.raises(ArgumentError, match="can't be made: .*name another one"):
         Store(file / "below")
+
+
+def test_a_store_of_any_content_is_read_or_refused(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"\xff\xfe\n" + b"[" * 100_000 + b'\n[1]\n{"format": 1}\nnull\n')
+    store = Store(tmp_path)
+    assert store.known() == {}
+    store.keep(result("a", seconds=1.0))
+    assert set(store.known()) == {"a"}
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ArgumentError, match=r"can't be read \(results.jsonl: Is a directory\)"):
+        store.known()
+    odd = tmp_path / "report.json"
+    report = SweepReport("mine", str(tmp_path), (result("b", seconds=1.0, report="report.json"),))
+    for content in (b"\xff", b"[" * 100_000, b"{}"):
+        odd.write_bytes(content)
+        with pytest.raises(ArgumentError):
+            report.report(report.results[0])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xlashard.documents import read_text
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.kept import KeptReport
 from xlashard.pjit.report.records import Record
@@ -43,8 +44,8 @@ class SweepReport(KeptReport, SweepFields):
             )
         file = Path(self.folder) / result.report
         try:
-            found = PreflightReport.from_json(file.read_text(encoding="utf-8"))
-        except OSError as error:
+            found = PreflightReport.from_json(read_text(file))
+        except (OSError, ValueError) as error:
             raise ArgumentError(
                 f"the report of {result.axes} on {result.where} can't be read: {error}; the same "
                 "sweep with again=True writes it anew"

@@ -42,11 +42,16 @@ class Store:
         passed over: they are found again.
         """
         try:
-            lines = (self.folder / _LINES).read_text(encoding="utf-8").splitlines()
+            text = (self.folder / _LINES).read_bytes().decode("utf-8", errors="replace")
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise ArgumentError(
+                f"the folder of the sweep, {self.folder}, can't be read ({_LINES}: "
+                f"{error.strerror}); name another one"
+            ) from None
         found = {}
-        for line in lines:
+        for line in text.splitlines():
             with contextlib.suppress(ArgumentError):
                 result = _RECORD.read(SweepResult, line)
                 found[result.key] = result

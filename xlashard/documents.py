@@ -1,0 +1,113 @@
+"""JSON and TOML that another program, a user or a stranger wrote: bounded in size and in depth.
+
+Every reader of such a document goes through this module, so that any content ends in a ValueError
+and never in a RecursionError, nor in the memory of the whole machine.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from xlashard.wording import in_bytes
+
+LARGEST = 64 << 20
+"""Bytes of a document at most, unless its reader allows fewer."""
+
+# A file of every setting has 4 KiB.
+_LARGEST_SETTINGS = 1 << 20
+
+# Brackets or tables inside each other. No document of this package has more than a dozen, and
+# Python's own functions on nested values hold for several hundred.
+_DEEPEST = 100
+
+# A dotted key of as many parts, for which `tomllib` takes the square of their number.
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_DEEPEST}}}"""
+)
+
+# Without the sign.
+_TOML_BITS, _JSON_BITS = 63, 1000
+
+
+def read_text(path: str | os.PathLike[str], largest: int = LARGEST) -> str:
+    """Return the text of a file in UTF-8.
+
+    Args:
+        path: The file; a device or a pipe is read as far as `largest` reaches.
+        largest: Bytes at most.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: The file is longer, no UTF-8, or its path holds a NUL.
+    """
+    with Path(path).open("rb") as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise ValueError(f"it is longer than {in_bytes(largest)}")
+    return data.decode("utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON document.
+
+    Raises:
+        ValueError: The text is not JSON, nested too deep, or has an integer that no float reaches.
+    """
+    try:
+        return _checked(json.loads(text), _JSON_BITS)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the tables of a settings file.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: The file is no TOML of a settings file's size.
+    """
+    return parse_toml(read_text(path, _LARGEST_SETTINGS))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML document.
+
+    Raises:
+        ValueError: The text is not TOML, nested too deep, or has an integer of more than 64 bits,
+            which TOML forbids.
+    """
+    if _LONG_KEY.search(text):
+        raise _too_deep()
+    import tomllib  # which few need, and `import xlashard` does without
+
+    try:
+        return _checked(tomllib.loads(text), _TOML_BITS)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {_DEEPEST} levels deep")
+
+
+def _checked[T](document: T, bits: int) -> T:
+    """Return a parsed document after a check of its depth and its integers.
+
+    Recursion is as deep as the document, so the check goes level by level.
+    """
+    level: list[Any] = [document]
+    for _ in range(_DEEPEST + 1):
+        large = next((x for x in level if isinstance(x, int) and x.bit_length() > bits), None)
+        if large is not None:
+            raise ValueError(f"it has an integer of {large.bit_length()} bits")
+        inside = [x.values() if isinstance(x, dict) else x for x in level if _is_nested(x)]
+        level = [x for each in inside for x in each]
+        if not level:
+            return document
+    raise _too_deep()
+
+
+def _is_nested(x: object) -> bool:
+    return isinstance(x, dict | list)
