@@ -23,9 +23,7 @@ _LARGEST_SETTINGS = 1 << 20
 _DEEPEST = 100
 
 # A dotted key of as many parts, for which `tomllib` takes the square of their number.
-_LONG_KEY = re.compile(
-    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_DEEPEST}}}"""
-)
+_LONG_KEY = rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_DEEPEST}}}"""
 
 # Without the sign.
 _TOML_BITS, _JSON_BITS = 63, 1000
@@ -78,7 +76,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: The text is not TOML, nested too deep, or has an integer of more than 64 bits,
             which TOML forbids.
     """
-    if _LONG_KEY.search(text):
+    if re.search(_LONG_KEY, text):
         raise _too_deep()
     import tomllib  # which few need, and `import xlashard` does without
 

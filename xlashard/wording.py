@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Control characters but for line ends and tabs, marks that reverse the order of what follows, and
 # the surrogates by which Python keeps bytes of a file name that are no UTF-8.
-_UNPRINTABLE = re.compile(
+_UNPRINTABLE = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
@@ -25,7 +25,7 @@ def printable(text: str) -> str:
         >>> print(printable("run " + chr(27) + "[31mred"))
         run \x1b[31mred
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(_UNPRINTABLE, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def print_error(error: object) -> None:

@@ -7,8 +7,8 @@ import time
 from dataclasses import field
 from typing import Any
 
-from xlashard.lazily import dataclass
 from xlashard.documents import parse_json
+from xlashard.lazily import dataclass
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take."""
