@@ -51,7 +51,6 @@ OWN_WORDS = "what Python says of an attribute that is not there"
 
 SKIPS = "skips a test; the line of its name in tests/legacy/working.py reaches it"
 
-FOLDERS = "needs a folder of its own, which tests/cloud/test_bundle.py makes"
 FOLDERS = "needs a folder of its own, which tests/cloud and tests/tpu/preflight/sweep make"
 CLOUD = "needs a cloud, for which tests/cloud has a stand-in"
 
