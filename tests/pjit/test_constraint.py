@@ -250,10 +250,26 @@ def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
     sharding = NamedSharding(mesh.abstract_mesh, P("x"))
     with mesh:
         assert spec_of(pjit(lambda x: with_sharding_constraint(x, sharding))(f32(8))) == ("x",)
-    with pytest.raises(MeshError, match="sharding of x stands on AbstractMesh.*with jax.set_mesh"):
+    with pytest.raises(MeshError, match="abstract mesh, and the value is on the host"):
         with_sharding_constraint(f32(8), sharding)
     with make_mesh((8,), ("x",)), pytest.raises(MeshError, match="those axes, sizes and types"):
         with_sharding_constraint(f32(8), sharding)
+
+
+def test_an_abstract_mesh_takes_the_devices_of_the_program(mesh, partitioner):
+    """Nothing is in force: the arguments name the devices, in any transformation."""
+    sharding = NamedSharding(mesh.abstract_mesh, P("x", "y"))
+    x = device_put(f32(8, 4), NamedSharding(mesh, P("x")))
+    f = pjit(lambda x: with_sharding_constraint(x * 2, sharding))
+    wanted = NamedSharding(mesh, P("x", "y"))
+    assert f(x).sharding == jax.jit(f)(x).sharding == wanted
+    assert with_sharding_constraint(x, sharding).sharding == wanted
+    assert pjit(lambda x: x * 2, out_shardings=sharding)(x).sharding == wanted
+    inner = pjit(lambda x: x * 2, out_shardings=sharding)
+    assert pjit(lambda x: inner(x) * 1)(x).sharding == wanted
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(x), np.full((8, 4), 2))
+    np.testing.assert_array_equal(jax.vmap(f)(jnp.stack([x, x]))[1], f32(8, 4) * 2)
+    np.testing.assert_array_equal(f(f32(8, 4)), f32(8, 4) * 2)  # on one device
 
 
 def test_refusals(mesh):

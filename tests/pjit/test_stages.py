@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType
 
 from tests.pjit.helpers import f32
 from xlashard import Array, Compiled, Lowered, NamedSharding, P, Traced, device_put, pjit
-from xlashard.errors import ArgumentError, DeletedError, ResourceError
+from xlashard.errors import ArgumentError, CompileError, DeletedError, MeshError, ResourceError
 
 
 def affine(params, x, *, scale=1.0):
@@ -49,6 +50,28 @@ def test_eval_shape(f, mesh, compilations):
     assert out == {"y": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=placed)}
     assert jax.eval_shape(f, PARAMS, f32(8, 4))["y"].shape == (8, 8)
     assert compilations.count == 0
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_an_abstract_mesh_takes_the_devices_of_compile(kind, partitioner):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
+    abstract = NamedSharding(mesh.abstract_mesh, P("x"))
+    shape = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=abstract)
+    traced = pjit(lambda x: x * 2).trace(shape)
+    assert "num_partitions = 8" in traced.lower(lowering_platforms=("tpu",)).as_text()
+    lowered = traced.lower(lowering_platforms=("cpu",))
+    assert lowered.cost_analysis()["flops"] > 0
+    backwards = jax.devices()[::-1]
+    for options in (None, {"xla_embed_ir_in_executable": True}):
+        compiled = lowered.compile(options, device_assignment=backwards)
+        ((sharding,), _) = compiled.input_shardings
+        assert sharding.spec == P("x") and list(sharding.mesh.devices.flat) == backwards
+        x = jax.device_put(f32(8, 4), sharding)
+        np.testing.assert_array_equal(compiled(x), f32(8, 4) * 2)
+    with pytest.raises(CompileError, match="of 4 devices, but its abstract mesh stands for 8"):
+        lowered.compile(device_assignment=backwards[:4])
+    with pytest.raises(MeshError, match="nothing else names devices"):
+        traced.lower()
 
 
 def test_lowering(f):

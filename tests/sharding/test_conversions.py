@@ -164,3 +164,13 @@ def test_a_users_map_that_leaves_devices_out_is_refused() -> None:
 def test_unconstrained_dimensions_count_as_whole() -> None:
     sharding = NamedSharding(mesh(), P(P.UNCONSTRAINED, "model"))
     assert sharding.shard_shape((8, 6)) == (8, 3)
+
+
+def test_abstract_shardings_are_equivalent_by_their_tiles() -> None:
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    abstract = mesh.abstract_mesh
+    mine, theirs = NamedSharding(abstract, P("x", None)), jax.NamedSharding(abstract, P("x"))
+    assert mine.is_equivalent_to(theirs, 2) and theirs.is_equivalent_to(mine, 2)
+    assert not mine.is_equivalent_to(NamedSharding(abstract, P("y")), 2)
+    assert not mine.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
+    assert not NamedSharding(mesh, P("x")).is_equivalent_to(mine, 2)

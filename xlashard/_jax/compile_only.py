@@ -1,12 +1,14 @@
 """Devices of a topology: programs compile for them, and there are none that could run one."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from jax._src import tpu_info
 from jax._src.lib import _jax
 
 from xlashard._jax.shardings import Device
 from xlashard.errors import CompileOnlyError
+from xlashard.lazily import dataclass
 
 _FLAT = ("v2", "v3", "v5e", "v6e")
 """Generations whose chips form a torus of two dimensions."""
@@ -61,3 +63,19 @@ def topology_name(device: Device) -> str:
     slices = len({getattr(d, "slice_index", None) for d in devices})
     text = f"{name}:{'x'.join(map(str, sizes))}"
     return text if slices == 1 else f"{slices} slices of {text}"
+
+
+@dataclass(frozen=True)
+class UnassignedDevice:
+    """A position in the device assignment of a program that is lowered without devices."""
+
+    id: int
+    platform: str = "unassigned"
+    device_kind: str = "unassigned"
+    process_index: int = 0
+
+
+@lru_cache(maxsize=16)
+def unassigned_devices(count: int) -> tuple[Device, ...]:
+    """Return stand-ins for devices, by which a program can be lowered and not compiled."""
+    return tuple(map(UnassignedDevice, range(count)))

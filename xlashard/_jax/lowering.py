@@ -173,6 +173,14 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
     return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
 
 
+def device_count(ctx: Any) -> int:
+    """Return how many devices the program is for that a lowering rule writes a part of."""
+    axis_context = ctx.module_context.axis_context
+    if isinstance(axis_context, sharding_impls.SPMDAxisContext):
+        return axis_context.mesh.size
+    return getattr(axis_context, "num_devices", 0)
+
+
 def manual_axes(ctx: Any) -> frozenset[str]:
     """The mesh axes over which `shard_map` runs this part of a body by hand."""
     axis_context = ctx.module_context.axis_context

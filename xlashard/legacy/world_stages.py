@@ -75,9 +75,12 @@ class Lowered(stages.Lowered):
         compiler_options: Mapping[str, Any] | None = None,
         *,
         share_binary: bool | None = None,
+        device_assignment: Sequence[Any] | None = None,
     ) -> "Compiled":
         """Compiles the module, as `xlashard.pjit` does."""
-        made = super().compile(compiler_options, share_binary=share_binary)
+        made = super().compile(
+            compiler_options, share_binary=share_binary, device_assignment=device_assignment
+        )
         return Compiled(made._face, made._prepared, made._body, self._host_local)
 
 

@@ -1,10 +1,11 @@
 """One call of a pjit-ed function, before anything of it is placed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from xlashard._jax import context, tracing
+from xlashard._jax.shardings import Device
 from xlashard.array.handles import KindOf
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
@@ -29,6 +30,7 @@ class Call:
         statics: The static arguments: names, values, and whether they were passed by name.
         kind_of: Which class of arrays a result is; None for `Array`.
         making: What had to be made for it.
+        assign: See `Wanted`.
     """
 
     traced: tracing.TracedFunction
@@ -41,6 +43,7 @@ class Call:
     statics: tuple[tuple[str, Any, bool], ...] = ()
     kind_of: KindOf | None = None
     making: Making = field(default_factory=Making)
+    assign: Callable[[int], tuple[Device, ...]] | None = None
 
     def on(self, values: Sequence[Any]) -> "Call":
         """The same call with other arguments of the same types."""

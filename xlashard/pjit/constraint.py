@@ -33,15 +33,13 @@ from xlashard.geometry import Spec
 from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.resources import (
-    REPLICATED,
     Resource,
     as_tiles,
     expand,
-    names_devices,
-    on_devices,
     read_resources,
     to_sharding,
 )
+from xlashard.pjit.unplaced import REPLICATED, names_devices, on_devices
 from xlashard.program import Partitioner, is_open, open_dims, sharding_text
 from xlashard.sharding import (
     GSPMDSharding,
@@ -183,8 +181,8 @@ def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
 
 def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
     if not names_devices(sharding):
-        if not isinstance(x, jax.Array):
-            return x
+        if not hasattr(x, "sharding"):
+            return _of_host(x, sharding)
         sharding = on_devices(sharding, device_assignment(x.sharding))
     check_is_there(sharding.devices)
     aval = tracing.abstractify(x)
@@ -204,6 +202,20 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
         x = jax.device_put(x, GSPMDSharding.get_replicated(sharding.devices).twin(aval.shape))
     jaxpr = _identity(sharding, aval.shape, aval.dtype)
     return wrap_result(jax.jit(as_function(jaxpr))(x)[0])
+
+
+def _of_host(x: Any, sharding: XLACompatibleSharding) -> Any:
+    """Return a value of the host as it is, where replication asks nothing of it.
+
+    Raises:
+        MeshError: If the sharding has axes.
+    """
+    if sharding is REPLICATED:
+        return x
+    raise MeshError(
+        f"{sharding} stands on an abstract mesh, and the value is on the host: pass an array that "
+        "is on the devices of a mesh, or give a NamedSharding on a mesh of devices"
+    )
 
 
 def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACompatibleSharding:
@@ -274,7 +286,7 @@ def _lower(ctx: Any, x: Any, *, sharding: XLACompatibleSharding, witness: Any) -
     (aval,) = ctx.avals_in
     trailing = tracing.physical_aval(aval).ndim - aval.ndim
     manual = lowering.manual_axes(ctx)
-    if sharding.num_devices == 1 or _is_all_manual(sharding, manual):
+    if 1 in (sharding.num_devices, lowering.device_count(ctx)) or _is_all_manual(sharding, manual):
         return x
     if sharding is REPLICATED and manual:
         return x  # the axes that shard_map leaves to the partitioner have no names here

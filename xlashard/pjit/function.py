@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import compiling, context, tracing
+from xlashard._jax.compile_only import unassigned_devices
 from xlashard._jax.jaxprs import as_function
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import Device
@@ -154,6 +155,7 @@ class Function:
             closed=closed_over_places(traced.jaxpr, self.fun),
             mesh=call.mesh if device is None else None,
             device=device,
+            assign=call.assign,
             names=(options.in_resources.what, options.out_resources.what),
         )
         in_layouts, out_layouts = call.layouts
@@ -291,17 +293,20 @@ class Function:
         self, call: Call, arguments: tuple[Argument, ...]
     ) -> tuple[tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]]:
         """What is said of arguments and of results, as programs can be told."""
-        placement = self.order(call, arguments).placement
+        placement = self.order(replace(call, assign=unassigned_devices), arguments).placement
+        # Else the devices are those of the program around this call.
+        named = placement.committed and not placement.is_unassigned
 
         def pinned(
             requested: Sharding | None, sharding: XLACompatibleSharding | None
         ) -> XLACompatibleSharding | None:
             if self._device() is not None:
                 return SingleDeviceSharding(placement.devices[0])
-            if requested is None or placement.committed:
-                return None if requested is None else sharding
-            # The devices are those of the program around this call.
-            return requested if isinstance(requested, XLACompatibleSharding) else sharding
+            if requested is None:
+                return None
+            return (
+                sharding if named or not isinstance(requested, XLACompatibleSharding) else requested
+            )
 
         ins = tuple(
             None if is_reference(aval) else pinned(requested, sharding)

@@ -16,7 +16,7 @@ from xlashard.pjit.closed import ClosedValues
 from xlashard.pjit.lower import Interface, Order, lower_jaxpr
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.resolve import Placement
-from xlashard.pjit.resources import mesh_of, mesh_over
+from xlashard.pjit.unplaced import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
 from xlashard.program.executables import EXECUTABLES
 from xlashard.sharding import (

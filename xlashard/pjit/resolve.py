@@ -5,24 +5,28 @@ it must agree on one device assignment.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from xlashard._jax.lowering import dtype_name, memory_kind_of
+from xlashard._jax.compile_only import UnassignedDevice
+from xlashard._jax.lowering import dtype_name
 from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.tracing import sharding_of_type
 from xlashard._jax.transfer import default_device
 from xlashard.errors import (
     DeviceMismatchError,
     DivisibilityError,
     GeometryError,
+    MeshError,
     ResourceError,
     ShardingError,
 )
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.resources import REPLICATED, as_tiles, mesh_over
+from xlashard.pjit.resources import as_tiles
+from xlashard.pjit.unplaced import REPLICATED, names_devices, on_devices, typed_sharding
 from xlashard.sharding import (
+    AbstractMesh,
     GSPMDSharding,
     Mesh,
     NamedSharding,
@@ -51,6 +55,11 @@ class Placement:
     in_shardings: tuple[XLACompatibleSharding | None, ...]
     out_shardings: tuple[XLACompatibleSharding | None, ...]
     committed: bool
+
+    @property
+    def is_unassigned(self) -> bool:
+        """Return True if the devices are stand-ins for those that a later step gives."""
+        return isinstance(self.devices[0], UnassignedDevice)
 
     def normal(self) -> "Placement":
         """What of it decides the program: two placements with one normal form share theirs.
@@ -99,6 +108,8 @@ class Wanted:
         closed: Arrays that the function closes over, by what to call them, and where they are.
         mesh: The mesh in force, or None.
         device: The one device asked for, or None.
+        assign: Gives devices for the size of the abstract mesh on which all shardings stand; None
+            where the program needs devices of its own.
         names: What the caller calls what was said of arguments and of results.
     """
 
@@ -111,6 +122,7 @@ class Wanted:
     closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
+    assign: Callable[[int], tuple[Device, ...]] | None = None
     names: tuple[str, str] = ("in_shardings", "out_shardings")
 
 
@@ -123,7 +135,10 @@ def resolve(wanted: Wanted) -> Placement:
             committed argument is.
     """
     voices = _voices(wanted)
-    devices = _agreed(voices)
+    abstract = _abstract_meshes(wanted)
+    devices = _agreed(voices) if voices or not abstract else _assigned(wanted, abstract[0])
+    if abstract:
+        wanted = _on_devices(wanted, devices)
     mesh = _mesh_of(wanted, devices)
     multi = len(devices) > 1
     ins = []
@@ -147,18 +162,65 @@ def resolve(wanted: Wanted) -> Placement:
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
-        outs.append(_typed(aval, devices) if sharding is None else sharding)
-    committed = multi or bool(voices)
+        outs.append(typed_sharding(aval, devices) if sharding is None else sharding)
+    committed = multi or bool(voices) or bool(abstract)
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
 
 
-def _typed(aval: Any, devices: tuple[Device, ...]) -> XLACompatibleSharding | None:
-    """Return the sharding that the type of a result prescribes; None where it has no such axes."""
-    typed = sharding_of_type(aval)
-    if typed is None or typed[0].size != len(devices):
-        return None
-    mesh, spec = typed
-    return NamedSharding(mesh_over(devices, mesh), spec, memory_kind=memory_kind_of(aval))
+type _Abstract = tuple[str, AbstractMesh]
+"""A name for a sharding, and the abstract mesh on which it stands."""
+
+
+def _abstract_meshes(wanted: Wanted) -> list[_Abstract]:
+    """Return the shardings of arguments and results that stand on abstract meshes."""
+    said_in, said_out = wanted.names
+    arguments, paths = wanted.arguments, [a.path for a in wanted.arguments]
+    placed = [a.sharding if a.committed else None for a in arguments]
+    every = (
+        *zip((f"{said_in} of {path}" for path in paths), wanted.in_shardings, strict=True),
+        *zip((f"the sharding of {path}" for path in paths), placed, strict=True),
+        *zip(
+            (f"{said_out} of {path}" for path in wanted.result_paths),
+            wanted.out_shardings,
+            strict=True,
+        ),
+    )
+    return [
+        (who, s.mesh)
+        for who, s in every
+        if isinstance(s, NamedSharding) and isinstance(s.mesh, AbstractMesh)
+    ]
+
+
+def _assigned(wanted: Wanted, abstract: _Abstract) -> tuple[Device, ...]:
+    """Return the devices of a program whose shardings all stand on abstract meshes.
+
+    Raises:
+        MeshError: If it needs devices of its own.
+    """
+    who, mesh = abstract
+    if wanted.assign is None:
+        axes = ", ".join(f"{name!r}: {size}" for name, size in mesh.shape.items())
+        raise MeshError(
+            f"{who} stands on the abstract mesh ({axes}), and nothing else names devices: call "
+            "inside `with jax.set_mesh(mesh):` of a mesh with those axes, or write f.trace(...)"
+            ".lower(lowering_platforms=('tpu',)).compile(device_assignment=devices)"
+        )
+    return wanted.assign(mesh.size)
+
+
+def _on_devices(wanted: Wanted, devices: tuple[Device, ...]) -> Wanted:
+    """Return the request with the devices of the program in place of abstract meshes."""
+
+    def placed(sharding: Any) -> Any:
+        return on_devices(sharding, devices) if isinstance(sharding, NamedSharding) else sharding
+
+    return replace(
+        wanted,
+        arguments=tuple(replace(a, sharding=placed(a.sharding)) for a in wanted.arguments),
+        in_shardings=tuple(map(placed, wanted.in_shardings)),
+        out_shardings=tuple(map(placed, wanted.out_shardings)),
+    )
 
 
 @dataclass(frozen=True)
@@ -191,15 +253,17 @@ def _voices(wanted: Wanted) -> list[_Voice]:
     if wanted.mesh is not None:
         voices.append(_Voice("the mesh in force", wanted.mesh._flat_devices_tuple))
     for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
-        if said is not None and said is not REPLICATED:
+        if said is not None and names_devices(said):
             who = f"the {wanted.names[0]} of {argument.describe()}"
             voices.append(_Voice(who, tuple(said.devices)))
     for argument in wanted.arguments:
         if argument.committed and argument.sharding is not None:
+            if not names_devices(argument.sharding):
+                continue
             who, devices = f"the argument {argument.describe()}", argument.sharding.devices
             voices.append(_Voice(who, devices, is_argument=True))
     for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
-        if said is not None and said is not REPLICATED:
+        if said is not None and names_devices(said):
             voices.append(_Voice(f"the {wanted.names[1]} of {path}", tuple(said.devices)))
     voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
     voices += [_Voice(who, tuple(s.devices), is_argument=True) for who, s in wanted.closed]

@@ -5,11 +5,10 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
 
 from xlashard._jax import tracing
 from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
-from xlashard._jax.shardings import Device, Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
 from xlashard.errors import (
     GeometryError,
     MeshError,
@@ -18,8 +17,9 @@ from xlashard.errors import (
     ShardingError,
     counted,
 )
-from xlashard.geometry import Tiling, validate_spec
+from xlashard.geometry import validate_spec
 from xlashard.lazily import dataclass
+from xlashard.pjit.unplaced import REPLICATED
 from xlashard.sharding import (
     AbstractMesh,
     GSPMDSharding,
@@ -228,7 +228,7 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
 def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
     given = resource.given
     if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
-        return _on_devices(given, mesh, path)
+        return given if mesh is None else _on_devices(given, mesh, path)
     if isinstance(given, Sharding):
         return given
     if given is None:
@@ -245,9 +245,9 @@ def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding |
         raise ResourceError(f"{path} is {given}: {error}", path=path) from None
 
 
-def _on_devices(sharding: NamedSharding, mesh: Mesh | None, path: str) -> NamedSharding:
+def _on_devices(sharding: NamedSharding, mesh: Mesh, path: str) -> NamedSharding:
     """A sharding on an abstract mesh, on the devices of the mesh in force."""
-    if mesh is None or _axes(mesh) != _axes(sharding.mesh):
+    if _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(
             f"{path} stands on {sharding.mesh}, which has no devices, and the mesh in force is "
             f"{mesh}: call inside `with jax.set_mesh(mesh):` of a mesh with those axes, sizes and "
@@ -272,68 +272,6 @@ def as_tiles(said: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
         return said
     tiles = said.tiling(tuple(shape)).to_tile_assignment()
     return GSPMDSharding(said.devices, tiles, memory_kind=said.memory_kind)
-
-
-class _Replicated(XLACompatibleSharding):
-    """Replication over the devices of the program, before these are known."""
-
-    def __repr__(self) -> str:
-        return "REPLICATED"
-
-    def __reduce__(self) -> str:
-        return "REPLICATED"
-
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        return ()
-
-    def rank_tiling(self, ndim: int) -> Tiling:
-        return Tiling((1,) * ndim, 1, ((1, 0),))
-
-
-REPLICATED = _Replicated()
-"""`None` as a resource of `pjit`, as long as the devices of its program are not known."""
-
-
-def names_devices(sharding: Sharding) -> bool:
-    """Return False for `REPLICATED` and for shardings on an abstract mesh."""
-    if sharding is REPLICATED:
-        return False
-    return not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh))
-
-
-def on_devices(sharding: XLACompatibleSharding, devices: Sequence[Device]) -> XLACompatibleSharding:
-    """Return a sharding that names no devices as one over these.
-
-    Raises:
-        MeshError: If it stands on an abstract mesh of another size.
-    """
-    if sharding is REPLICATED:
-        return GSPMDSharding.get_replicated(devices)
-    if not isinstance(sharding, NamedSharding) or names_devices(sharding):
-        return sharding
-    if sharding.mesh.size != len(devices):
-        raise MeshError(
-            f"{sharding} stands on an abstract mesh of {sharding.mesh.size} devices, but the "
-            f"program runs on {len(devices)}: write NamedSharding(mesh, {sharding.spec}) on a mesh "
-            "of its devices"
-        )
-    mesh = mesh_over(tuple(devices), sharding.mesh)
-    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-
-
-def mesh_of(sharding: Sharding) -> Mesh | None:
-    """Return the mesh of devices on which a sharding stands, or None."""
-    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    return mesh if isinstance(mesh, Mesh) else None
-
-
-@lru_cache(maxsize=256)
-def mesh_over(devices: tuple[Device, ...], mesh: AbstractMesh) -> Mesh:
-    """Return the mesh over devices with the axes of an abstract one."""
-    grid = np.empty(len(devices), dtype=object)
-    grid[:] = devices
-    return Mesh(grid.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def none_as_unspecified(tree: Any) -> Any:

@@ -7,8 +7,11 @@ from typing import Any
 import jax
 
 from xlashard._jax import analysis, compiling, tracing
+from xlashard._jax.compile_only import unassigned_devices
+from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
-from xlashard.errors import ArgumentError
+from xlashard._jax.transfer import default_device
+from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.call import Call
 from xlashard.pjit.compiled import Compiled
@@ -17,7 +20,7 @@ from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import Interface, Order, lower_for_platform
 from xlashard.pjit.options import compiler_option_items
-from xlashard.pjit.resources import names_devices
+from xlashard.pjit.unplaced import names_devices
 from xlashard.program import LoweredProgram
 from xlashard.sharding import Sharding, XLACompatibleSharding
 
@@ -90,12 +93,16 @@ class Traced(Stage, jax.stages.Traced):
             DeviceMismatchError: If the arguments live on different devices.
             ResourceError: If a sharding does not fit its argument or result.
         """
-        order = self._function.order(self._call, self._function.arguments(self._call))
+        assign = None if lowering_platforms is None else unassigned_devices
+        call = replace(self._call, assign=assign)
+        order = self._function.order(call, self._function.arguments(call))
         if _private_parameters is not None:
             options = (lowering_platforms, _private_parameters)
             by_jax: Any = lower_by_jax(self, self._face, order, *options)
             return by_jax
-        own = compiling.platform_of(order.placement.devices[0])
+        own = None
+        if not order.placement.is_unassigned:
+            own = compiling.platform_of(order.placement.devices[0])
         platform = _platform(lowering_platforms, own, self.fun_name)
         if platform == own:
             interface, program = self._function.lower(self._call, order)
@@ -108,10 +115,10 @@ def _is_concrete(sharding: Sharding | None) -> bool:
     return isinstance(sharding, XLACompatibleSharding) and names_devices(sharding)
 
 
-def _platform(asked: Sequence[str] | None, own: str, name: str) -> str:
-    if asked is None:
+def _platform(asked: Sequence[str] | None, own: str | None, name: str) -> str:
+    if asked is None and own is not None:
         return own
-    platforms = (asked,) if isinstance(asked, str) else tuple(asked)
+    platforms = (asked,) if isinstance(asked, str) else tuple(asked or ())
     if len(platforms) != 1:
         raise ArgumentError(
             f"lowering_platforms must name one platform such as ('tpu',), not {platforms}; for a "
@@ -138,6 +145,8 @@ class Lowered(Stage, jax.stages.Lowered):
         self._platform = platform
         self._face = traced._face
         self._known_out_shardings = order.placement.out_shardings
+        if order.placement.is_unassigned:
+            self._known_out_shardings = traced._call.out_shardings
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The module as text.
@@ -166,7 +175,9 @@ class Lowered(Stage, jax.stages.Lowered):
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimates before optimisation: FLOP, bytes accessed."""
-        client = compiling.client_of(self._order.placement.devices[0])
+        unassigned = self._order.placement.is_unassigned
+        device = default_device() if unassigned else self._order.placement.devices[0]
+        client = compiling.client_of(device)
         return analysis.lowered_cost(client, self._program.body.module)
 
     @shortened
@@ -175,20 +186,28 @@ class Lowered(Stage, jax.stages.Lowered):
         compiler_options: Mapping[str, Any] | None = None,
         *,
         share_binary: bool | None = None,
+        device_assignment: Sequence[Device] | None = None,
     ) -> "Compiled":
         """Compiles the module.
 
         Args:
             compiler_options: Options of XLA for this compilation only.
+            device_assignment: The devices of a program whose shardings stand on abstract meshes.
             share_binary: Whether one process of several compiles, and the others load its machine
                 code; all must then call this. As `pjit` was told if not given.
 
         Raises:
             ArgumentError: If it was lowered for another platform than that of its devices.
-            CompileError: If XLA refuses the module or an option.
+            CompileError: If XLA refuses the module or an option, or it has no devices.
+            DeviceMismatchError: If its shardings name other devices than `device_assignment`.
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
-        function, call, order = self._traced._function, self._traced._call, self._order
+        function, call = self._traced._function, self._traced._call
+        order, module = self._order, (self._interface, self._program)
+        if device_assignment is not None or order.placement.is_unassigned:
+            devices = None if device_assignment is None else tuple(device_assignment)
+            order = self._assigned(devices)
+            module = function.lower(call, order)
         own = compiling.platform_of(order.placement.devices[0])
         if self._platform != own:
             raise ArgumentError(
@@ -200,12 +219,36 @@ class Lowered(Stage, jax.stages.Lowered):
             order = replace(order, share_binary=share_binary)
         if compiler_options:
             options = compiler_option_items(compiler_options)
-            module = (self._interface, self._program)
             prepared = function.compile_anew(call, order, module, options)
         else:
             prepared = function.compile(call, order)
         function.report_donation(self._program, prepared)
         return Compiled(self._face, prepared, call.traced.jaxpr)
+
+    def _assigned(self, devices: tuple[Device, ...] | None) -> Order:
+        """Return the request over the devices that a call of `compile` gives."""
+        lowered = self._order.placement.devices
+        if not self._order.placement.is_unassigned:
+            if devices != lowered:
+                raise DeviceMismatchError(
+                    f"device_assignment of {self.fun_name} is {_ids(devices)}, but its shardings "
+                    f"name {_ids(lowered)}: leave device_assignment out"
+                )
+            return self._order
+        if devices is None or len(devices) != len(lowered):
+            given = "missing" if devices is None else f"of {len(devices)} devices"
+            raise CompileError(
+                f"device_assignment of {self.fun_name} is {given}, but its abstract mesh stands "
+                f"for {len(lowered)} devices: write "
+                f"lowered.compile(device_assignment=jax.devices()[:{len(lowered)}])"
+            )
+        function = self._traced._function
+        call = replace(self._traced._call, assign=lambda _: devices)
+        return function.order(call, function.arguments(call))
+
+
+def _ids(devices: Sequence[Device] | None) -> list[int]:
+    return [device.id for device in devices or ()]
 
 
 def _no_dialect(dialect: str | None) -> ArgumentError:

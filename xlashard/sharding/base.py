@@ -12,7 +12,7 @@ from typing import Self
 
 import jax
 
-from xlashard._jax.shardings import Device, JaxSharding
+from xlashard._jax.shardings import AbstractMesh, Device, JaxSharding
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.sharding.foreign import gspmd_twin, tiling_of_jax
@@ -216,6 +216,12 @@ class XLACompatibleSharding(Sharding):
         from_other = _rank_tiling_of(other, ndim)
         if from_other is None or self.memory_kind != other.memory_kind:
             return False
+        if _is_abstract(self) or _is_abstract(other):
+            return (
+                _is_abstract(self)
+                and _is_abstract(other)
+                and self.rank_tiling(ndim).same_tiles(from_other)
+            )
         try:
             mine = self.rank_tiling(ndim)
         except GeometryError:
@@ -226,6 +232,11 @@ class XLACompatibleSharding(Sharding):
         if set(devices) != set(self.devices):
             return False
         return _same_tiles_by_device(mine, self.devices, from_other, devices)
+
+
+def _is_abstract(sharding: "JaxSharding | Sharding") -> bool:
+    """Return True for a sharding on a mesh without devices."""
+    return isinstance(getattr(sharding, "mesh", None), AbstractMesh)
 
 
 def _rank_tiling_of(sharding: "JaxSharding | Sharding", ndim: int) -> Tiling | None:
