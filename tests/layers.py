@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 INTERNALS = ("jax._src", "jax.extend", "jax.interpreters", "jaxlib", "libtpu")
-DYNAMIC_IMPORTS = ("import_module", "__import__", "find_spec")
+DYNAMIC_IMPORTS = ("import_module", "__import__", "find_spec", "deferred")
 
 
 @dataclass(frozen=True)

@@ -23,28 +23,13 @@ try:
 except _ConfigError as _error:
     raise _error.with_traceback(None) from None
 
-from xlashard import multihost as multihost
-from xlashard import numpy as numpy
 from xlashard._jax.dispatch import Wrappers as _Wrappers
 from xlashard._jax.install import apply_flags as _apply_flags
 from xlashard._jax.install import install as _install
 from xlashard._version import __version__
 from xlashard.array import (
     Array,
-    Shard,
-    device_get,
     device_put,
-    device_put_replicated,
-    device_put_sharded,
-    from_dlpack,
-    key_shards,
-    live_arrays,
-    make_array_from_callback,
-    make_array_from_process_local_data,
-    make_array_from_single_device_arrays,
-    make_device_array,
-    make_sharded_device_array,
-    unstacked_shards,
 )
 from xlashard.array import wrap_kinds as _wrap_kinds
 from xlashard.array import wrap_tree as _wrap_tree
@@ -55,11 +40,6 @@ from xlashard.pjit import (
     AUTO,
     FROM_GDA,
     UNSPECIFIED,
-    BoundStep,
-    Compiled,
-    Lowered,
-    RecompileReport,
-    Traced,
     explain_recompile,
     jit,
     pjit,
@@ -87,10 +67,38 @@ from xlashard.sharding import (
 )
 
 if _typing.TYPE_CHECKING:
+    from xlashard import multihost as multihost
+    from xlashard import numpy as numpy
     from xlashard import tpu as tpu
-    from xlashard.array import ReshardReport, reshard_plan
+    from xlashard.array import (
+        ReshardReport,
+        Shard,
+        device_get,
+        device_put_replicated,
+        device_put_sharded,
+        from_dlpack,
+        key_shards,
+        live_arrays,
+        make_array_from_callback,
+        make_array_from_process_local_data,
+        make_array_from_single_device_arrays,
+        make_device_array,
+        make_sharded_device_array,
+        reshard_plan,
+        unstacked_shards,
+    )
     from xlashard.pictures import ShardingPicture, TreePicture, visualize
-    from xlashard.pjit import ProgramReport, StableHLOProgram, compile_stablehlo, explain
+    from xlashard.pjit import (
+        BoundStep,
+        Compiled,
+        Lowered,
+        ProgramReport,
+        RecompileReport,
+        StableHLOProgram,
+        Traced,
+        compile_stablehlo,
+        explain,
+    )
     from xlashard.tpu.preflight import PreflightReport, preflight
     from xlashard.tpu.preflight.sweep import SweepReport, preflight_sweep
 else:
@@ -98,11 +106,36 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.array": ("ReshardReport", "reshard_plan"),
+            "xlashard.array": (
+                "ReshardReport",
+                "Shard",
+                "device_get",
+                "device_put_replicated",
+                "device_put_sharded",
+                "from_dlpack",
+                "key_shards",
+                "live_arrays",
+                "make_array_from_callback",
+                "make_array_from_process_local_data",
+                "make_array_from_single_device_arrays",
+                "make_device_array",
+                "make_sharded_device_array",
+                "reshard_plan",
+                "unstacked_shards",
+            ),
+            "xlashard.multihost": ("multihost",),
+            "xlashard.numpy": ("numpy",),
             "xlashard.pictures": ("ShardingPicture", "TreePicture", "visualize"),
             "xlashard.pjit": (
-                *("ProgramReport", "explain"),
-                *("StableHLOProgram", "compile_stablehlo"),
+                "BoundStep",
+                "Compiled",
+                "Lowered",
+                "ProgramReport",
+                "RecompileReport",
+                "StableHLOProgram",
+                "Traced",
+                "compile_stablehlo",
+                "explain",
             ),
             "xlashard.tpu": ("tpu",),
             "xlashard.tpu.preflight": ("PreflightReport", "preflight"),

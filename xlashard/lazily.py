@@ -1,4 +1,4 @@
-"""Start-up work that waits for its first use: modules behind names, and the methods of dataclasses.
+"""Start-up work that waits for its first use: imports, and the methods of dataclasses.
 
 A program that draws no report should not wait for the modules that draw it: they take as long to
 import as all others together. Nor should it wait for the methods of a hundred dataclasses: writing
@@ -38,6 +38,34 @@ def on_demand(
         return sorted({*members, *home_of})
 
     return member, listing
+
+
+def deferred(name: str) -> Any:
+    """Return a stand-in for a module, which imports it when one of its names is first read.
+
+    A type checker and the test of the layers see the import beside it:
+
+        if TYPE_CHECKING:
+            from xlashard.array import retile
+        else:
+            retile = deferred("xlashard.array.retile")
+
+    Args:
+        name: Full name of the module.
+    """
+    return _DeferredModule(name)
+
+
+class _DeferredModule:
+    """Stand-in for a module that is imported by the first attribute that is read."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 if TYPE_CHECKING:

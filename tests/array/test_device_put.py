@@ -11,7 +11,7 @@ from jax.experimental.layout import Format, Layout
 
 from tests.array.cases import DEVICES, HALF, MESH, SHARDINGS, named, same, value
 from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, device_put
-from xlashard.array import reshard
+from xlashard.array import memory, pieces, retile
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 
 V = value(np.float32)
@@ -30,14 +30,15 @@ def pointers(x: Array) -> list[int]:
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which ways of moving bytes between buffers were gone."""
     gone: list[str] = []
-    for name in ("retile", "carry", "move_in_pieces", "move_in_memory"):
-        call = getattr(reshard, name)
+    ways = {"retile": retile, "carry": pieces, "move_in_pieces": pieces, "move_in_memory": memory}
+    for name, module in ways.items():
+        call = getattr(module, name)
 
         def recorded(*args: Any, _name: str = name, _call: Any = call, **kwargs: Any) -> Any:
             gone.append(_name)
             return _call(*args, **kwargs)
 
-        monkeypatch.setattr(reshard, name, recorded)
+        monkeypatch.setattr(module, name, recorded)
     return gone
 
 

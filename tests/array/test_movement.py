@@ -9,7 +9,7 @@ import pytest
 
 from tests.array.cases import DEVICES, HALF, named
 from xlashard import NamedSharding, P, device_put, reshard_plan
-from xlashard.array import reshard, routes
+from xlashard.array import memory, reshard, routes
 from xlashard.errors import ArgumentError, GeometryError
 
 V = np.ones((8, 16), np.float32)
@@ -63,7 +63,7 @@ ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
 def test_the_route_is_the_one_that_is_taken(
     source: Any, target: Any, route: Any, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (reshard, routes):
+    for module in (memory, routes):
         monkeypatch.setattr(module, "in_one_memory", lambda *places: False)
     taken: list[str] = []
     go = reshard._go

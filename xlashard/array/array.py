@@ -1,7 +1,7 @@
 """`Array`: one buffer handle that spans all addressable devices."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -18,10 +18,16 @@ from xlashard.array.operators import Operators
 from xlashard.array.protocols import HostProtocols
 from xlashard.array.shard import Shard
 from xlashard.array.takers import DELETE
-from xlashard.array.to_host import Policy, to_host
 from xlashard.array.typed import Typed
 from xlashard.errors import ArgumentError, NotAddressableError
+from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, from_jax, to_jax
+
+if TYPE_CHECKING:
+    from xlashard.array import to_host as gathering
+    from xlashard.array.to_host import Policy
+else:
+    gathering = deferred("xlashard.array.to_host")
 
 
 class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
@@ -284,7 +290,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             raise
         return self
 
-    def to_host(self, policy: Policy = "replicated", *, timeout: float = 60.0) -> np.ndarray:
+    def to_host(self, policy: "Policy" = "replicated", *, timeout: float = 60.0) -> np.ndarray:
         """The value as a read-only NumPy array, or this process's part of it; it never hangs.
 
         Where all of the array's devices belong to this process, every policy gives the whole value.
@@ -309,7 +315,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             array([0, 1, 2], dtype=int32)
         """
         with short_tracebacks:
-            return to_host(self, policy, timeout)
+            return gathering.to_host(self, policy, timeout)
 
     def copy_to_host_async(self) -> None:
         """Starts bringing the value to the host, for whoever reads it soon."""

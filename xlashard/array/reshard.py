@@ -1,6 +1,6 @@
 """From one placement to another, on the devices, step by step along a route."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.experimental.layout import Layout
@@ -18,15 +18,20 @@ from xlashard._jax.transfer import (
     split,
 )
 from xlashard.array.host_put import put_value
-from xlashard.array.memory import in_one_memory, move_in_memory
-from xlashard.array.order import in_order
-from xlashard.array.pieces import carry, move_in_pieces
 from xlashard.array.placement import Places, places
-from xlashard.array.retile import retile
-from xlashard.array.rounds import move_in_rounds
-from xlashard.array.routes import Step, Way, find_route, same_shards
 from xlashard.errors import PlacementError
+from xlashard.lazily import deferred
 from xlashard.sharding import from_jax
+
+if TYPE_CHECKING:
+    from xlashard.array import memory, order, pieces, retile, rounds, routes
+else:
+    memory = deferred("xlashard.array.memory")
+    order = deferred("xlashard.array.order")
+    pieces = deferred("xlashard.array.pieces")
+    retile = deferred("xlashard.array.retile")
+    rounds = deferred("xlashard.array.rounds")
+    routes = deferred("xlashard.array.routes")
 
 
 def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool = False) -> Handle:
@@ -46,12 +51,12 @@ def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool
     # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
     # the same: XLA's collectives between CPU devices write past the end of their buffers.
     in_this_process = all(p.sharding.is_fully_addressable for p in (source, target))
-    if _is_narrow(handle) and not (in_this_process or same_shards(source, target)):
+    if _is_narrow(handle) and not (in_this_process or routes.same_shards(source, target)):
         moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
         return _as_bytes(moved, handle.dtype)
-    one_memory = in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
+    one_memory = memory.in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
     first = handle
-    for step in find_route(source, target, one_memory=one_memory):
+    for step in routes.find_route(source, target, one_memory=one_memory):
         before, handle = handle, _step(step, handle, source, donate, fresh)
         if before is not first:
             before.delete()
@@ -81,7 +86,7 @@ def _as_bytes(handle: Handle, dtype: Any) -> Handle:
     return put(aval, handle.sharding, separate(pieces), devices)
 
 
-def _step(step: Step, handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
+def _step(step: "routes.Step", handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
     """One step of a route; where this process has no device of it, there is nothing to do."""
     target = step.to
     if source.positions or target.positions:
@@ -92,32 +97,32 @@ def _step(step: Step, handle: Handle, source: Places, donate: bool, fresh: bool)
 
 
 def _go(
-    way: Way, handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
+    way: "routes.Way", handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
 ) -> Handle:
     match way:
-        case Way.KEEP:
+        case routes.Way.KEEP:
             return _keep(handle, source, target, donate, fresh)
-        case Way.COPY:
+        case routes.Way.COPY:
             return _copy(handle, source, target)
-        case Way.HOST_MEMORY:
-            return move_in_memory(handle, source, target, donate=donate, fresh=fresh)
-        case Way.PROGRAM:
+        case routes.Way.HOST_MEMORY:
+            return memory.move_in_memory(handle, source, target, donate=donate, fresh=fresh)
+        case routes.Way.PROGRAM:
             handle, source = _listed(handle, source, target)
             # XLA can only use memory again for shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
-            return retile(handle, source, target, None, donate=donate)
-        case Way.CARRY:
-            return carry(handle, split(handle), target, donate or fresh)
-        case Way.PIECES:
-            return move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
-        case Way.ROUNDS:
-            return move_in_rounds(handle, source, target, donate=donate, fresh=fresh)
+            return retile.retile(handle, source, target, None, donate=donate)
+        case routes.Way.CARRY:
+            return pieces.carry(handle, split(handle), target, donate or fresh)
+        case routes.Way.PIECES:
+            return pieces.move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
+        case routes.Way.ROUNDS:
+            return rounds.move_in_rounds(handle, source, target, donate=donate, fresh=fresh)
 
 
 def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:
     handle, source = _listed(handle, source, target)
     if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
-        return retile(handle, source, target, None, donate=True)
+        return retile.retile(handle, source, target, None, donate=True)
     if donate or fresh:
         return copy_to(handle, target.twin, fresh=True)
     return dressed(handle, target.twin, committed=True)
@@ -132,7 +137,7 @@ def _listed(handle: Handle, source: Places, target: Places) -> tuple[Handle, Pla
     """The source, its devices listed as the target lists them."""
     if source.sharding.devices == target.sharding.devices:
         return handle, source
-    handle = in_order(handle, target.sharding.devices)
+    handle = order.in_order(handle, target.sharding.devices)
     return handle, places(handle.shape, from_jax(handle.sharding))
 
 
@@ -147,7 +152,7 @@ def put_own(handle: Handle, target: Places) -> Handle:
     normal = default_memory_kind(source.sharding.devices[0])
     if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
         return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
-    return move_in_pieces(handle, source, target, fresh=True)
+    return pieces.move_in_pieces(handle, source, target, fresh=True)
 
 
 def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
@@ -163,4 +168,4 @@ def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
             f"a layout can only be chosen in the devices' default memory, not in "
             f"{where.memory_kind!r}: give the sharding alone"
         )
-    return retile(handle, where, where, layout, donate=False)
+    return retile.retile(handle, where, where, layout, donate=False)

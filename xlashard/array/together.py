@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -31,19 +31,14 @@ from xlashard.array.placement import Placement
 from xlashard.array.prefix import leaf_paths
 from xlashard.config import CheckName, read_flags
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError
-from xlashard.processes import (
-    Difference,
-    Invitation,
-    MissedError,
-    Named,
-    differences,
-    meetings,
-    processes_of,
-    told_by_process,
-    told_differences,
-)
+from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, XLACompatibleSharding
 from xlashard.wording import typed
+
+if TYPE_CHECKING:
+    from xlashard import processes
+else:
+    processes = deferred("xlashard.processes")
 
 Check = CheckName
 
@@ -171,12 +166,12 @@ def _processes(sharding: Sharding) -> tuple[int, ...]:
     """The processes that have devices of a sharding."""
     if isinstance(sharding, XLACompatibleSharding):
         return _known_processes(sharding)
-    return processes_of(sharding.devices)
+    return processes.processes_of(sharding.devices)
 
 
 @lru_cache(maxsize=512)
 def _known_processes(sharding: Sharding) -> tuple[int, ...]:
-    return processes_of(sharding.devices)
+    return processes.processes_of(sharding.devices)
 
 
 def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
@@ -188,8 +183,8 @@ def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     for group, its in sorted(by_group.items()):
         mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
         try:
-            came = meetings.meet(_invitation(group), json.dumps(mine))
-        except MissedError as error:
+            came = processes.meetings.meet(_invitation(group), json.dumps(mine))
+        except processes.MissedError as error:
             raise _missed(error, its, group) from None
         said = {process: json.loads(text) for process, text in came.items()}
         types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
@@ -215,7 +210,7 @@ def _type_of(x: Any) -> str:
 
 
 def _listed(types: dict[int, list[str]]) -> str:
-    return told_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
+    return processes.told_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
 
 
 type _Key = tuple[Any, ...]
@@ -254,20 +249,20 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         key = _key(its)
         if check == "once" and key in _compared:
             continue
-        named = [Named(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its]
+        named = [processes.Named(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its]
         try:
-            found = differences(_invitation(group), named)
-        except MissedError as error:
+            found = processes.differences(_invitation(group), named)
+        except processes.MissedError as error:
             raise _missed(error, its, group) from None
         if found:
             raise _unequal(found, group)
         _compared.add(key)
 
 
-def _unequal(found: Sequence[Difference], group: tuple[int, ...]) -> UnequalError:
+def _unequal(found: "Sequence[processes.Difference]", group: tuple[int, ...]) -> UnequalError:
     return UnequalError(
         f"device_put to devices of {len(group)} processes takes the same value in each, "
-        f"and {told_differences(found)}: give all the same value (by one "
+        f"and {processes.told_differences(found)}: give all the same value (by one "
         "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
         "its own, write make_array_from_process_local_data(sharding, part)",
         processes=sorted({p for d in found for p in d.processes}),
@@ -294,15 +289,17 @@ def _value(x: Any) -> np.ndarray:
     return np.asarray(value, dtype)
 
 
-def _invitation(group: tuple[int, ...]) -> Invitation:
+def _invitation(group: tuple[int, ...]) -> "processes.Invitation":
     """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
     series = "device_put"
     if threading.current_thread() is not threading.main_thread():
         series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"
-    return Invitation(group, series, _TIMEOUT, what="device_put")
+    return processes.Invitation(group, series, _TIMEOUT, what="device_put")
 
 
-def _missed(error: MissedError, leaves: Sequence[_Leaf], group: tuple[int, ...]) -> ProcessesError:
+def _missed(
+    error: "processes.MissedError", leaves: Sequence[_Leaf], group: tuple[int, ...]
+) -> ProcessesError:
     first = leaves[0]
     if isinstance(first.x, jax.Array) and first.x.committed:
         why = "moves between their devices"

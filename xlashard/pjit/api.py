@@ -2,23 +2,28 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
+from xlashard.lazily import deferred
 from xlashard.pjit.dispatched import dispatched
 from xlashard.pjit.function import Function
-from xlashard.pjit.jitted import Jitted
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
-from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.resources import UNSPECIFIED, none_as_unspecified
-from xlashard.pjit.stages import Lowered, Traced, lower_call, trace_call
+
+if TYPE_CHECKING:
+    from xlashard.pjit import stages
+    from xlashard.pjit.jitted import Jitted
+    from xlashard.pjit.recompile.report import RecompileReport
+else:
+    stages = deferred("xlashard.pjit.stages")
 
 
 class _Decorator(Protocol):
     """What `pjit` is without a function."""
 
-    def __call__[**P, R](self, fun: Callable[P, R], /) -> Jitted[P, R]: ...
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> "Jitted[P, R]": ...
 
 
 @overload
@@ -40,7 +45,7 @@ def pjit[**P, R](
     share_binary: bool = ...,
     in_axis_resources: Any = ...,
     out_axis_resources: Any = ...,
-) -> Jitted[P, R]: ...
+) -> "Jitted[P, R]": ...
 @overload
 def pjit(
     *,
@@ -181,7 +186,7 @@ def jit(*args: Any, **kwargs: Any) -> Any:
 _RESOURCES = {"in_shardings", "out_shardings", "in_axis_resources", "out_axis_resources"}
 
 
-def explain_recompile(fun: Any) -> RecompileReport:
+def explain_recompile(fun: Any) -> "RecompileReport":
     """Says what a pjit-ed function traced and compiled, and why it did so again.
 
     For each call that had something to make it finds the earlier one that it has most in common
@@ -218,17 +223,17 @@ def explain_recompile(fun: Any) -> RecompileReport:
 
 
 def _dispatched(function: Function) -> Any:
-    def lower(*args: Any, **kwargs: Any) -> Lowered:
+    def lower(*args: Any, **kwargs: Any) -> "stages.Lowered":
         with short_tracebacks:
-            return lower_call(function, args, kwargs)
+            return stages.lower_call(function, args, kwargs)
 
-    def trace(*args: Any, **kwargs: Any) -> Traced:
+    def trace(*args: Any, **kwargs: Any) -> "stages.Traced":
         with short_tracebacks:
-            return trace_call(function, args, kwargs)
+            return stages.trace_call(function, args, kwargs)
 
     def eval_shape(*args: Any, **kwargs: Any) -> Any:
         with short_tracebacks:
-            return trace_call(function, args, kwargs).out_info
+            return stages.trace_call(function, args, kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
     return dispatched(function, methods)

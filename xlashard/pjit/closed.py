@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,11 +13,15 @@ from xlashard._jax.refs import is_ref
 from xlashard._jax.tracing import abstractify
 from xlashard.array.host import value_of
 from xlashard.array.variables import variable_of
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare, check_alive
-from xlashard.processes import digest
-from xlashard.program.agreement import Naming
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
+
+if TYPE_CHECKING:
+    from xlashard import processes
+    from xlashard.program.agreement import Naming
+else:
+    processes = deferred("xlashard.processes")
 
 # A closed-over array above this size, in bytes, becomes an argument of the program, not a constant
 # in it.
@@ -123,7 +127,7 @@ class ClosedValues:
         """A digest of each that is taken; empty for one that this process does not have alone."""
         return tuple(map(_digest, self.taken))
 
-    def told(self, naming: Naming | None) -> tuple[tuple[str, str, str], ...]:
+    def told(self, naming: "Naming | None") -> tuple[tuple[str, str, str], ...]:
         """Of all: what a person calls it, its type, and its digest."""
         name = partial(named_value, function=None, called="it") if naming is None else naming
         return tuple((name(value), str(abstractify(value)), _digest(value)) for value in self.every)
@@ -134,8 +138,8 @@ def _digest(value: Any) -> str:
     if is_ref(value):
         return ""
     if not isinstance(value, jax.Array):
-        return digest(np.asarray(value)).hex()
+        return processes.digest(np.asarray(value)).hex()
     handle = bare(value)
     if handle.is_deleted() or not handle.is_fully_addressable:
         return ""
-    return digest(value_of(*handles_of_keys([handle]))).hex()
+    return processes.digest(value_of(*handles_of_keys([handle]))).hex()

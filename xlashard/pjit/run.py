@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,16 @@ from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import KindOf, is_handle, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import DonationError, NonFiniteError
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.transfers import arguments_may_move
-from xlashard.program.agreement import Naming
+
+if TYPE_CHECKING:
+    from xlashard.pjit import nonfinite
+    from xlashard.program.agreement import Naming
+else:
+    nonfinite = deferred("xlashard.pjit.nonfinite")
 
 _GIVEN_BACK = 0.25
 """Seconds in which XLA has given back the buffers of a call that it refused; it needs a few ms."""
@@ -40,7 +44,7 @@ class Giving:
     donated: tuple[bool, ...]
     paths: tuple[str, ...]
     taker: Taker
-    naming: Naming | None = None
+    naming: "Naming | None" = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ def run_repeatably(
     except NonFiniteError as error:
         label = prepared.program.name.removeprefix("pjit_")
         name = label if given is None else given.taker.name
-        raise explained(error, name, Run(body, tuple(values), paths)) from None
+        raise nonfinite.explained(error, name, nonfinite.Run(body, tuple(values), paths)) from None
     if given is not None:
         _mark_donated(values, given)
     kinds = results.kinds(handles)

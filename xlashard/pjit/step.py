@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -13,14 +13,19 @@ from xlashard.array import Array, wrap_tree
 from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import is_handle, wrap_result
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
+from xlashard.lazily import deferred
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
 from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.checks import check_type
 from xlashard.pjit.face import Face
-from xlashard.pjit.nonfinite import Run, explained
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.run import check_donated_once
 from xlashard.pjit.transfers import arguments_may_move
+
+if TYPE_CHECKING:
+    from xlashard.pjit import nonfinite
+else:
+    nonfinite = deferred("xlashard.pjit.nonfinite")
 
 
 class BoundStep:
@@ -201,7 +206,7 @@ class BoundStep:
         at, others = plan.before, [i.path for i in plan.inputs]
         values = (*leaves[:at], *state, *leaves[at:])
         paths = (*others[:at], *plan.state_paths, *others[at:])
-        return explained(error, plan.name, Run(self._body, values, paths))
+        return nonfinite.explained(error, plan.name, nonfinite.Run(self._body, values, paths))
 
     def _note_donated(self) -> None:
         for array in self._given:

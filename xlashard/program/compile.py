@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlashard._jax import analysis, compiling, modules
 from xlashard._jax.lowering import LoweredBody
@@ -18,17 +18,22 @@ from xlashard.errors import (
     ProcessesError,
     ProgramTooLargeError,
 )
-from xlashard.lazily import dataclass
-from xlashard.program.agreement import ClosedOver, Terms
+from xlashard.lazily import dataclass, deferred
 from xlashard.program.donation import Donation, bytes_of
-from xlashard.program.donation_report import Refusal, refusal, report_text, unused_refusal
 from xlashard.program.emit import write_main
 from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.readback import ChosenByExecutable, settled_shardings
-from xlashard.program.shared_binary import SHARED_BINARIES
-from xlashard.program.too_large import too_large_text
+
+if TYPE_CHECKING:
+    from xlashard.program import agreement, donation_report, shared_binary, too_large
+    from xlashard.program.agreement import ClosedOver, Terms
+else:
+    agreement = deferred("xlashard.program.agreement")
+    donation_report = deferred("xlashard.program.donation_report")
+    shared_binary = deferred("xlashard.program.shared_binary")
+    too_large = deferred("xlashard.program.too_large")
 
 # A warning is about the line of whoever called this package.
 _OWN_FILES = str(Path(__file__).parents[1])
@@ -74,7 +79,7 @@ class LoweredProgram:
         found = self._refused() if program is None else self._left(program)
         if not found:
             return
-        text = report_text(found, function)
+        text = donation_report.report_text(found, function)
         if mode == "strict":
             raise DonationError(text)
         with self._lock:
@@ -105,13 +110,13 @@ class LoweredProgram:
         found = [*self._refused(), *self._untaken(_settled(parts, layouts), aliases, tokens)]
         return {refused.value.name: refused.reason for refused in found}
 
-    def _refused(self) -> list[Refusal]:
+    def _refused(self) -> "list[donation_report.Refusal]":
         """What is known before the compiler runs."""
         takers = self.donation.takers(self.plan)
-        found = [refusal(self.plan, i, takers) for i in self.donation.unusable]
-        return found + [unused_refusal(value) for value in self.unused]
+        found = [donation_report.refusal(self.plan, i, takers) for i in self.donation.unusable]
+        return found + [donation_report.unused_refusal(value) for value in self.unused]
 
-    def _left(self, program: Program) -> list[Refusal]:
+    def _left(self, program: Program) -> "list[donation_report.Refusal]":
         """What the compiler was offered and did not take."""
         offered = [i for i, j in enumerate(self.donation.partner) if j is not None]
         if not any(self.donation.donor):
@@ -122,11 +127,13 @@ class LoweredProgram:
             return []
         return self._untaken(plan, analysis.aliases(program.executable), tokens)
 
-    def _untaken(self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int) -> list[Refusal]:
+    def _untaken(
+        self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
+    ) -> "list[donation_report.Refusal]":
         offered = {i for i, j in enumerate(self.donation.partner) if j is not None}
         taken = {result - tokens: argument - tokens for result, argument in aliases.items()}
         left = offered - set(taken.values())
-        return [refusal(plan, i, dict(taken)) for i in sorted(left)]
+        return [donation_report.refusal(plan, i, dict(taken)) for i in sorted(left)]
 
 
 def _sum(sizes: Sequence[object]) -> int:
@@ -193,7 +200,7 @@ def compile_program(
     *,
     committed: bool,
     options: Sequence[tuple[str, Any]] = (),
-    closed: ClosedOver | None = None,
+    closed: "ClosedOver | None" = None,
     share: bool = False,
 ) -> Program:
     """Compiles an annotated module and reads back what the partitioner chose.
@@ -215,14 +222,14 @@ def compile_program(
     request = _request(lowered, options)
     terms = None
     if not plan.is_of_one_process:
-        terms = Terms(plan, body.module, request, body.callbacks, closed)
+        terms = agreement.Terms(plan, body.module, request, body.callbacks, closed)
     try:
         loaded, source = _loaded(lowered, request, terms if share else None)
     except ProcessesError:
         raise
     except RuntimeError as error:
         if compiling.ran_out_of_memory(error):
-            text = too_large_text(plan, compiling.error_text(error))
+            text = too_large.too_large_text(plan, compiling.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     chosen = ChosenByExecutable(loaded.executable)
@@ -241,13 +248,15 @@ def compile_program(
 
 
 def _loaded(
-    lowered: LoweredProgram, request: compiling.CompileRequest, shared: Terms | None
+    lowered: LoweredProgram, request: compiling.CompileRequest, shared: "Terms | None"
 ) -> tuple[Loaded, Source]:
     module = lowered.body.module
     loaded = Loaded()
     if shared is not None:
         compile_here = partial(loaded.compile, module, request)
-        return loaded, SHARED_BINARIES.load(shared, lowered.body, loaded, compile_here)
+        return loaded, shared_binary.SHARED_BINARIES.load(
+            shared, lowered.body, loaded, compile_here
+        )
     if lowered.source is not None and _is_told_by_text(lowered):
         key = (lowered.source, compiling.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -10,12 +10,17 @@ import numpy as np
 from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
 from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
-from xlashard.lazily import dataclass
-from xlashard.program.agreement import AGREEMENTS, Naming, Terms
+from xlashard.lazily import dataclass, deferred
+from xlashard.program.agreement import AGREEMENTS
 from xlashard.program.executables import Loaded, Source
-from xlashard.program.hlo import Frame
 from xlashard.program.plan import ProgramPlan
 from xlashard.sharding import XLACompatibleSharding
+
+if TYPE_CHECKING:
+    from xlashard.program import hlo
+    from xlashard.program.agreement import Naming, Terms
+else:
+    hlo = deferred("xlashard.program.hlo")
 
 type Handle = compiling.Handle
 
@@ -60,7 +65,7 @@ class Program:
         loaded: Loaded,
         parts: ProgramParts,
         source: Source = "the compiler",
-        terms: Terms | None = None,
+        terms: "Terms | None" = None,
     ) -> None:
         self.loaded = loaded
         self.source: Source = source
@@ -75,7 +80,7 @@ class Program:
         """The module's name."""
         return self.parts.plan.name
 
-    def text(self, place: Callable[[Sequence[Frame]], object]) -> str:
+    def text(self, place: "Callable[[Sequence[hlo.Frame]], object]") -> str:
         """The optimised HLO, with the lines of this program's own functions.
 
         An executable names the lines of the module that it was compiled of, and other programs
@@ -186,7 +191,7 @@ class Program:
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 
-    def admit(self, naming: Naming | None = None) -> None:
+    def admit(self, naming: "Naming | None" = None) -> None:
         """Must come before its first run: returns once all its processes have come to that.
 
         Args:
@@ -231,8 +236,8 @@ class Program:
         return self.run(self.place(values))
 
 
-def _stacks(module: modules.Module) -> Iterator[list[Frame]]:
-    return ([Frame(*place) for place in stack] for stack in modules.places(module))
+def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
+    return ([hlo.Frame(*place) for place in stack] for stack in modules.places(module))
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:

@@ -3,17 +3,24 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.context import explains_cache_misses
 from xlashard.config import RECOMPILE_LOGGER
-from xlashard.pjit.recompile.explanation import Explanation, explain_record
-from xlashard.pjit.recompile.hints import hints
+from xlashard.lazily import deferred
 from xlashard.pjit.recompile.history import History, Key, Record
 from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
-from xlashard.pjit.recompile.report import RecompileReport
 from xlashard.pjit.recompile.sites import SITES, Site
+
+if TYPE_CHECKING:
+    from xlashard.pjit.recompile import explanation as explaining
+    from xlashard.pjit.recompile import hints as hinting
+    from xlashard.pjit.recompile import report as reporting
+else:
+    explaining = deferred("xlashard.pjit.recompile.explanation")
+    hinting = deferred("xlashard.pjit.recompile.hints")
+    reporting = deferred("xlashard.pjit.recompile.report")
 
 LOGGER = logging.getLogger(RECOMPILE_LOGGER)
 
@@ -63,19 +70,21 @@ class Ledger:
             return
         if explanation.why == "made anew" and level == logging.INFO and not self._site[0].is_due():
             return
-        advice = [f"\n  hint: {hint}" for hint in hints([explanation], records, self._makers)]
+        advice = [
+            f"\n  hint: {hint}" for hint in hinting.hints([explanation], records, self._makers)
+        ]
         LOGGER.log(level, "%s%s", explanation.text(self._function), "".join(advice))
 
-    def report(self) -> RecompileReport:
+    def report(self) -> "reporting.RecompileReport":
         """Everything that is remembered, explained."""
         records = self._history.records()
         explained = tuple(self._explained(records, i) for i in range(len(records)))
-        return RecompileReport(
+        return reporting.RecompileReport(
             function=self._function,
             explanations=explained,
             pieces=PIECES.of(records[-1].key.source) if records else (),
             forgotten=records[0].number - 1 if records else 0,
-            hints=hints(explained, records, self._makers if records else 1),
+            hints=hinting.hints(explained, records, self._makers if records else 1),
         )
 
     def forget(self) -> None:
@@ -88,9 +97,9 @@ class Ledger:
     def _makers(self) -> int:
         return self._site[0].makers
 
-    def _explained(self, records: Sequence[Record], index: int) -> Explanation:
+    def _explained(self, records: Sequence[Record], index: int) -> "explaining.Explanation":
         site, maker = self._site
-        return explain_record(records[index], records[:index], site.others(maker))
+        return explaining.explain_record(records[index], records[:index], site.others(maker))
 
 
 def _level() -> int:

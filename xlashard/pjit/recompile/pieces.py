@@ -4,13 +4,17 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlashard._jax.frames import calling_line
 from xlashard._jax.lowering import dtype_name
-from xlashard.lazily import dataclass
-from xlashard.pjit.recompile.explanation import seconds_text
+from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.recompile.making import Making
+
+if TYPE_CHECKING:
+    from xlashard.pjit.recompile import explanation
+else:
+    explanation = deferred("xlashard.pjit.recompile.explanation")
 
 _KEPT = 64
 _SOURCES = 256
@@ -46,7 +50,8 @@ class Piece:
     def __str__(self) -> str:
         types = f"{', '.join(self.arguments)} → {', '.join(self.results)}"
         place = f"{Path(self.file).name}:{self.line}"
-        return f"piece of a transformed call at {place} ({seconds_text(self.seconds)}): {types}"
+        seconds = explanation.seconds_text(self.seconds)
+        return f"piece of a transformed call at {place} ({seconds}): {types}"
 
 
 class Pieces:

@@ -1,12 +1,18 @@
 """The agreements of this process with others, and whether and how long it looks for them."""
 
 import threading
+from typing import TYPE_CHECKING
 
 from xlashard._jax import coordination
-from xlashard.lazily import dataclass
-from xlashard.processes import store
-from xlashard.program.agreement.group import UNCHECKED, Group
-from xlashard.program.agreement.terms import Naming, Terms
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from xlashard.processes import store
+    from xlashard.program.agreement import group as meeting
+    from xlashard.program.agreement.terms import Naming, Terms
+else:
+    store = deferred("xlashard.processes.store")
+    meeting = deferred("xlashard.program.agreement.group")
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Agreements:
 
     def __init__(self) -> None:
         self.policy = Policy()
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[tuple[int, ...], meeting.Group] = {}
         self._lock = threading.Lock()
         self._is_said = False
 
@@ -41,7 +47,7 @@ class Agreements:
         before, self.policy = self.policy, policy
         return before
 
-    def admit(self, terms: Terms, naming: Naming | None = None) -> bool:
+    def admit(self, terms: "Terms", naming: "Naming | None" = None) -> bool:
         """Returns once all processes of a program have come to run it for the first time.
 
         Args:
@@ -64,7 +70,7 @@ class Agreements:
             self.group(terms.group).admit(terms, naming, policy.timeout)
         return policy.enabled
 
-    def compare(self, terms: Terms) -> None:
+    def compare(self, terms: "Terms") -> None:
         """The same for those who need it before they run a program, and in any case.
 
         Args:
@@ -76,14 +82,14 @@ class Agreements:
         """
         self.group(terms.group).admit(terms, None, self.policy.timeout)
 
-    def group(self, processes: tuple[int, ...]) -> Group:
+    def group(self, processes: tuple[int, ...]) -> "meeting.Group":
         """What this process has agreed on with these."""
         with self._lock:
-            return self._groups.setdefault(processes, Group(processes))
+            return self._groups.setdefault(processes, meeting.Group(processes))
 
     def _say(self, enabled: bool) -> None:
         """Tells the others that they needn't wait for this process, or that they are to again."""
-        key = f"{UNCHECKED}/{coordination.process_index()}"
+        key = f"{meeting.UNCHECKED}/{coordination.process_index()}"
         with self._lock:
             if enabled:
                 store.drop(key)
@@ -92,7 +98,7 @@ class Agreements:
             self._is_said = not enabled
 
 
-def is_shared(terms: Terms) -> bool:
+def is_shared(terms: "Terms") -> bool:
     """Whether a program runs on devices of this process and of others that it can ask."""
     group = terms.group
     if len(group) < 2 or coordination.client() is None:
