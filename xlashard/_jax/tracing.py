@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -278,9 +278,10 @@ def is_extended(aval: Any) -> bool:
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
-    """The concrete shardings that JAX's own primitives inside a jaxpr carry."""
-    found = dispatch.get_intermediate_shardings(jaxpr)
-    return [s for s, _ in found if isinstance(s, JaxSharding)]
+    """Return the concrete shardings that JAX's own primitives inside a jaxpr carry, each once."""
+    # By identity first: the list has one entry for each equation, however deep.
+    found = {id(s): s for s, _ in dispatch.get_intermediate_shardings(jaxpr)}
+    return list(dict.fromkeys(s for s in found.values() if isinstance(s, JaxSharding)))
 
 
 def needs_devices(jaxpr: Jaxpr) -> bool:
@@ -294,6 +295,11 @@ def source_of(jaxpr: Jaxpr) -> str:
     `train_step at train.py:41`; without the place for what Python code did not define.
     """
     return jaxpr.debug_info.func_src_info
+
+
+def bodies(eqn: Any) -> Iterator[Jaxpr]:
+    """Return the jaxprs among the parameters of an equation."""
+    return core.jaxprs_in_params(eqn.params)
 
 
 def equations(jaxpr: Jaxpr) -> list[Any]:

@@ -12,6 +12,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
 from xlashard._jax import lowering, tracing
+from xlashard._jax.caches import kept_by_jaxpr
 from xlashard._jax.compile_only import check_is_there
 from xlashard._jax.jaxprs import as_function, from_function
 from xlashard._jax.primitives import (
@@ -348,11 +349,14 @@ def _special_memory(sharding: XLACompatibleSharding) -> bool:
     return kind != default_memory_kind(device)
 
 
-def constraints_in(jaxpr: Any) -> list[XLACompatibleSharding]:
+@kept_by_jaxpr
+def constraints_in(jaxpr: Any) -> tuple[XLACompatibleSharding, ...]:
     """Return the shardings of all constraints of ours inside a jaxpr that name devices."""
     found: dict[XLACompatibleSharding, None] = {}
-    for eqn in tracing.equations(jaxpr):
-        constrains = eqn.primitive in (constraint_p, boundary_p)
-        if constrains and names_devices(eqn.params["sharding"]):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive not in (constraint_p, boundary_p):
+            for body in tracing.bodies(eqn):
+                found |= dict.fromkeys(constraints_in(body))
+        elif names_devices(eqn.params["sharding"]):
             found[eqn.params["sharding"]] = None
-    return list(found)
+    return tuple(found)

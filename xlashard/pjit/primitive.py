@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import dispatch, tracing
+from xlashard._jax.caches import kept_by_jaxpr
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.takers import Taker
@@ -135,10 +136,11 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 """A call of a pjit-ed function; `call_primitive` lists its parameters."""
 
 
+@kept_by_jaxpr
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
-    """The shardings that constraints inside a jaxpr name, of ours and of JAX."""
-    theirs = [from_jax(s) for s in tracing.inner_shardings(jaxpr)]
-    return tuple(constraints_in(jaxpr) + theirs)
+    """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
+    theirs = (from_jax(s) for s in tracing.inner_shardings(jaxpr))
+    return (*constraints_in(jaxpr), *theirs)
 
 
 def constrained_body(
