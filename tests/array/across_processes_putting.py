@@ -35,6 +35,7 @@ from xlashard import (  # noqa: E402
     SingleDeviceSharding,
     device_put,
     make_array_from_callback,
+    processes,
 )
 from xlashard.array import together  # noqa: E402
 from xlashard.array.placement import Places  # noqa: E402
@@ -53,8 +54,8 @@ def check(x: Array, v: np.ndarray) -> None:
 def meetings_of(use: Any) -> int:
     """How often the processes compared something."""
     counted = []
-    whole, together.differences = (
-        together.differences,
+    whole, processes.differences = (
+        processes.differences,
         lambda *args: (
             counted.append(args),
             whole(*args),
@@ -63,7 +64,7 @@ def meetings_of(use: Any) -> int:
     try:
         use()
     finally:
-        together.differences = whole
+        processes.differences = whole
     return len(counted)
 
 
