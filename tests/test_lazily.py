@@ -234,7 +234,7 @@ def test_all_classes_of_the_package_can_be_written() -> None:
     modules = [m for name, m in sys.modules.items() if name.startswith("xlashard.")]
     classes = {c for m in modules for c in vars(m).values() if isinstance(c, type)}
     found = [c for c in classes if c.__module__.startswith("xlashard.") and is_record(c)]
-    assert len(found) > 100
+    assert len(found) > 20
     for cls in found:
         assert dataclasses.fields(cls) is not None, cls
 

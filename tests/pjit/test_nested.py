@@ -10,6 +10,7 @@ import pytest
 
 from tests.pjit.helpers import f32, spec_of, under
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
+from xlashard._jax import tracing
 from xlashard.errors import CompileError, ResourceError
 
 W, X = f32(4, 4) / 10, f32(8, 4) / 10
@@ -343,3 +344,22 @@ def test_an_inlined_constant_is_a_tracer_of_its_type(constant):
 
     assert seen(pjit) == seen(jax.jit)
     assert len(seen(pjit)) == 4
+
+
+def test_each_level_of_nested_calls_is_visited_once(mesh, monkeypatch):
+    visited, bodies = [], tracing.bodies
+    monkeypatch.setattr(tracing, "bodies", lambda eqn: visited.append(eqn) or bodies(eqn))
+
+    def visits(depth):
+        def call(x):
+            return x + 1
+
+        rows = NamedSharding(mesh, P("x"))
+        for _ in range(depth):
+            call = pjit(lambda x, inner=call: inner(x) * 2, out_shardings=rows)
+        visited.clear()
+        call.trace(jax.ShapeDtypeStruct((8,), np.float32))
+        return len(visited)
+
+    few = visits(16)
+    assert 0 < visits(32) <= 2.2 * few
