@@ -32,6 +32,7 @@ install = $(python) -m pip install --quiet --disable-pip-version-check \
 	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable
 train = $(python) -m xlashard train $(if $(RESUME),--resume $(RESUME),--config $(CONFIG)) $(ARGS)
 pytest := $(python) -m pytest -n $(JOBS) --dist worksteal
+oldest := VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' CONSTRAINTS=.ci/oldest.txt
 
 .PHONY: help
 help: ## Say what there is
@@ -56,13 +57,19 @@ test: $(developing) browser ## Run all tests (JOBS=2 processes, ARGS=what to giv
 	$(pytest) $(ARGS)
 
 .PHONY: test-gspmd
-test-gspmd: $(developing) browser ## Run all tests under the GSPMD partitioner
-	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
+test-gspmd: $(developing) browser ## Run the tests that depend on the partitioner under GSPMD
+	XLASHARD_PARTITIONER=gspmd $(pytest) -m partitioner $(ARGS)
 
 .PHONY: test-oldest
-test-oldest: ## Run all tests on Python 3.12 with the oldest versions that are supported
-	$(MAKE) --no-print-directory test VENV=.venv-oldest PYTHON_WANTED='3.12 exactly' \
-		CONSTRAINTS=.ci/oldest.txt
+test-oldest: ## Run the tests that depend on JAX's version on Python 3.12 with the oldest versions
+	$(MAKE) --no-print-directory test $(oldest) ARGS="-m jax_version $(ARGS)"
+
+.PHONY: test-all
+test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
+	$(MAKE) --no-print-directory test lint
+	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
+	$(MAKE) --no-print-directory test $(oldest)
+	$(MAKE) --no-print-directory test-torch
 
 .PHONY: test-torch
 test-torch: ## Run the tests with PyTorch, which takes 6 GB on Linux

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -66,6 +67,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many random programs pjit is tested with",
     )
+
+
+# Folders all of whose tests run under GSPMD as well, and with the oldest versions. Single files of
+# others carry the marker themselves.
+PARTITIONER_FOLDERS = frozenset({"array", "errors", "numpy", "pjit", "program", "sharding"})
+JAX_VERSION_FOLDERS = frozenset({"array", "legacy", "pjit", "program", "sharding"})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the folders above, before `-m` selects by markers."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in PARTITIONER_FOLDERS:
+            item.add_marker("partitioner")
+        if folder in JAX_VERSION_FOLDERS:
+            item.add_marker("jax_version")
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import python_command
 from xlashard.cli import main
+from xlashard.testing.environment import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(ROOT / "configs" / "tiny.toml")
@@ -21,14 +23,19 @@ SMALL = [
 
 
 def environment() -> dict[str, str]:
-    """This process's own, without what the tests say about devices."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    """Return the environment of this process without its choice of devices."""
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    flags = [flag for flag in kept["XLA_FLAGS"].split() if DEVICE_COUNT_FLAG not in flag]
     paths = filter(None, (str(ROOT), kept.get("PYTHONPATH")))
-    return kept | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "XLA_FLAGS": " ".join(flags),
+    }
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "xlashard", *words]
+    return [*python_command(environment()), "-m", "xlashard", *words]
 
 
 def xlashard(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

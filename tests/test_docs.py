@@ -5,13 +5,13 @@ import importlib
 import inspect
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.documents import local_links, markdown_files, program, read_blocks
+from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in markdown_files(ROOT)]
@@ -22,7 +22,7 @@ RUN = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name
 def run(name: str, source: str) -> subprocess.CompletedProcess[str]:
     """Runs one document's program in a process of its own, so that no document needs another."""
     return subprocess.run(
-        [sys.executable, "-c", RUN, name],
+        [*python_command(), "-c", RUN, name],
         input=source,
         cwd=ROOT,
         capture_output=True,

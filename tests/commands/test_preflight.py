@@ -4,12 +4,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.forking import python_command
 from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
 from xlashard._jax import topologies
@@ -297,10 +297,11 @@ def test_the_real_command_is_quiet_on_a_machine_without_chips(tmp_path: Path) ->
     source = (ROOT / "tests" / "commands" / "programs.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     words = [*("-t", "v5e-8", "--mesh", "data=8"), "mine:product", "--json", "-"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "xlashard", "preflight", *words],
+        [*python_command(environment), "-m", "xlashard", "preflight", *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,6 +14,8 @@ from tests.geometry.oracle import all_specs, grid_id, small_grids
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, Tiling, validate_spec
 
+pytestmark = pytest.mark.partitioner
+
 KINDS = {
     "replicated": xc.OpSharding.Type.REPLICATED,
     "manual": xc.OpSharding.Type.MANUAL,

@@ -19,6 +19,8 @@ from tests.array.cases import DEVICES, MESH, SHARDINGS, named, same, value
 from tests.pjit.random_programs.running import under
 from xlashard import Array, NamedSharding, P, device_put, pjit, with_sharding_constraint
 
+pytestmark = pytest.mark.partitioner
+
 V = value(np.float32)
 
 

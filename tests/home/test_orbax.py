@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.array.cases import DEVICES, DTYPES, HALF, SHARDINGS, named, same, value
+from tests.forking import python_command
 from tests.processes import run_many
 from xlashard import Array, Mesh, NamedSharding, P, SingleDeviceSharding, device_put, pjit
 
@@ -274,9 +274,11 @@ def test_another_device_count(count: int, tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "here", {"w": device_put(V, named("x", "y"))})
     flags = f"--xla_force_host_platform_device_count={count}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    words = ["-c", ELSEWHERE, str(tmp_path / "here"), str(tmp_path / "there")]
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "here"), str(tmp_path / "there")],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        [*python_command(environment), *words],
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

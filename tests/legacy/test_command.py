@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.forking import python_command
 from xlashard.legacy.command import Command, UsageError, main, read_command
 from xlashard.legacy.running import Program
 
@@ -92,14 +93,15 @@ if __name__ == "__main__":
 
 def run(folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(
-        [sys.executable, "-m", "xlashard.legacy", *words],
+        [*python_command(environment), "-m", "xlashard.legacy", *words],
         cwd=folder,
         input=stdin,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment,
     )
 
 
@@ -296,7 +298,7 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_libraries_of_today_run_beside_the_names_of_then() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.legacy.libraries_of_today"],
+        [*python_command(), "-m", "tests.legacy.libraries_of_today"],
         cwd=ROOT,
         capture_output=True,
         text=True,

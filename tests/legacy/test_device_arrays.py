@@ -27,6 +27,8 @@ from xlashard.legacy.device_arrays import device_array_kind
 from xlashard.legacy.shardings import DeviceRow, PmapSharding
 from xlashard.legacy.specs import PartitionSpec as P
 
+pytestmark = pytest.mark.partitioner
+
 WHOLE = f32(8, 2)
 
 

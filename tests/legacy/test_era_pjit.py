@@ -27,6 +27,8 @@ from xlashard.legacy.device_arrays import ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.specs import PartitionSpec as EraSpec
 
+pytestmark = pytest.mark.partitioner
+
 X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
 EmptyState = namedtuple("EmptyState", [])
 

@@ -30,6 +30,8 @@ from xlashard.legacy.positional import PositionalSemantics
 from xlashard.legacy.shardings import op_sharding
 from xlashard.legacy.specs import PartitionSpec as P
 
+pytestmark = pytest.mark.partitioner
+
 
 def test_markers_are_told_apart_whatever_instance_they_are():
     again = pickle.loads(pickle.dumps(era.FROM_GDA))

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from tests.forking import python_command
 from xlashard import NamedSharding, legacy
 from xlashard.errors import BoxError
 from xlashard.legacy.era import maps, pjit
@@ -60,9 +60,11 @@ def test_each_process_has_its_part_of_a_mesh_and_of_types() -> None:
 @pytest.mark.slow
 def test_a_program_that_reaches_inside_runs_unchanged() -> None:
     here = Path(__file__)
+    environment = {**os.environ, "PYTHONPATH": str(here.parents[2])}
+    words = ["-m", "xlashard.legacy", str(here.with_name("reaching_inside.py"))]
     done = subprocess.run(
-        [sys.executable, "-m", "xlashard.legacy", str(here.with_name("reaching_inside.py"))],
-        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
+        [*python_command(environment), *words],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=240,

@@ -37,6 +37,8 @@ from xlashard.legacy.gda import check_gda_mesh, gda_kind
 from xlashard.legacy.shards import Shard
 from xlashard.legacy.specs import PartitionSpec as P
 
+pytestmark = pytest.mark.partitioner
+
 WHOLE = f32(8, 2)
 
 

@@ -18,6 +18,8 @@ from xlashard.legacy import installing
 from xlashard.legacy.era import maps, pxla, sharded_jit, sharding, xla
 from xlashard.legacy.specs import PartitionSpec as P
 
+pytestmark = pytest.mark.partitioner
+
 
 def test_the_homes_share_what_is_the_same():
     assert pxla.Mesh is maps.Mesh and pxla.thread_resources is maps.thread_resources

@@ -18,6 +18,8 @@ from xlashard.errors import ShardingError, UnknownAxisError
 from xlashard.legacy.specs import PartitionSpec
 from xlashard.sharding.parse import ParsedPartitionSpec, get_array_mapping
 
+pytestmark = pytest.mark.partitioner
+
 Today = jax.sharding.PartitionSpec
 
 ENTRIES = st.lists(

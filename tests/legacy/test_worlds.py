@@ -18,6 +18,8 @@ from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.pjit import EraFunction
 
+pytestmark = pytest.mark.partitioner
+
 ON = legacy.World()
 PARTS = legacy.World(jax_array=False)
 GDAS = legacy.World(jax_array=False, output_gda=True)

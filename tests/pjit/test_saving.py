@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forking import python_command
 from tests.pjit.helpers import f32, make_mesh
 from tests.pjit.saved import cases
 from tests.processes import run_many
@@ -49,7 +49,7 @@ def elsewhere(tmp_path_factory):
         np.savez(folder / f"{name}.npz", *leaves)
         args, kwargs = jax.tree.map(on_host, (args, kwargs))
         here[name] = cases.facts(compiled, args, kwargs)
-    command = [sys.executable, "-m", "tests.pjit.saved.load", str(folder)]
+    command = [*python_command(), "-m", "tests.pjit.saved.load", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ, timeout=240)
     return {name: (here[name], json.loads((folder / f"{name}.json").read_text())) for name in here}
 
@@ -348,7 +348,7 @@ assert float(Compiled.deserialize(data)(x)) == 16.0
 print(len(list(Path(sys.argv[1], "cache").glob("*-cache"))))
 """
     for _ in range(2):
-        command = [sys.executable, "-c", program, str(tmp_path)]
+        command = [*python_command(), "-c", program, str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 

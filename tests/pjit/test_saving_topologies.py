@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from jaxlib import _jax as jaxlib_module
 
 import xlashard
+from tests.forking import python_command
 from xlashard import Compiled, Mesh, NamedSharding, P, pjit
 from xlashard._jax import topologies
 from xlashard.errors import CompileOnlyError, SavedProgramError
@@ -64,7 +64,7 @@ def elsewhere(compiled, data, tmp_path_factory):
     of_host = jaxlib_module.get_topology_for_devices(jax.devices())
     saved = compiled_for(of_host._make_compile_only_devices()).serialize()
     (folder / "cpu.program").write_bytes(saved)
-    command = [sys.executable, "-m", "tests.pjit.saved.for_topologies", str(folder)]
+    command = [*python_command(), "-m", "tests.pjit.saved.for_topologies", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ, timeout=240)
     return json.loads((folder / "said.json").read_text())
 

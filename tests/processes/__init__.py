@@ -2,13 +2,15 @@
 
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from tests.forking import python_command
+from xlashard.config import PodPlace
+from xlashard.testing.environment import pod_environment
 from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.supervision import PodRun, Rules, run_to_end
 
@@ -65,13 +67,21 @@ def run_pod(words: Sequence[str], size: PodSize, rules: Rules, **variables: str)
         rules: When its processes are ended.
         variables: For their environment.
     """
-    plan = LaunchPlan(
-        [sys.executable, *words],
-        size,
-        environment={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        one_stream=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [*pod_python(size, environment), *words]
+    plan = LaunchPlan(command, size, environment=environment, one_stream=True)
     return run_to_end(Launch(plan), rules)
+
+
+def pod_python(size: PodSize, environment: Mapping[str, str]) -> list[str]:
+    """Return the start of a command line that runs Python in each process of a pod.
+
+    Args:
+        size: Of the pod.
+        environment: To which the launcher adds the variables of the pod.
+    """
+    place = PodPlace("", size.processes, 0, size.devices)
+    return python_command(pod_environment(environment, place))
 
 
 def join_the_others() -> None:

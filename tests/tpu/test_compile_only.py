@@ -38,6 +38,8 @@ from xlashard.multihost import host_local_array_to_global_array
 from xlashard.sharding import from_jax
 from xlashard.tpu import topology
 
+pytestmark = pytest.mark.partitioner
+
 ALL = slice(None)
 ABSENT = r"no array can be put on v5e:2x4.*jax.ShapeDtypeStruct\("
 NEVER_RUNS = r"is compiled for v5e:2x4, a topology without chips.*serialize\(\)"

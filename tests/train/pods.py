@@ -2,11 +2,11 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.processes import pod_python
 from xlashard.testing.launcher import Ended, Launch, LaunchPlan, PodSize, Printed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +58,11 @@ def train(
     """
     program = ["-c", _APART] if apart else ["-m", "xlashard"]
     kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    environment = {**kept, "PYTHONPATH": str(ROOT)}
     plan = LaunchPlan(
-        [sys.executable, *program, "train", *words],
+        [*pod_python(size, environment), *program, "train", *words],
         size,
-        environment={**kept, "PYTHONPATH": str(ROOT)},
+        environment=environment,
         folder=str(folder),
         one_stream=True,
     )

@@ -24,6 +24,8 @@ from xlashard.train.settings import (
     TrainingSettings,
 )
 
+pytestmark = pytest.mark.partitioner
+
 PLACE = topology("v5e:2x4")
 BASE = {"layers": 2, "width": 512, "heads": 4, "vocab": 1024, "compute": "bfloat16"}
 SHAPES = {

@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT, run_pod
+from tests.forking import python_command
+from tests.processes import ROOT, pod_python, run_pod
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import Rules
 
@@ -51,10 +51,11 @@ def run_by_command(name: str, size: PodSize, **variables: str) -> list[dict[str,
         variables: Of the environment.
     """
     pod = ["xlashard", "pod", "-n", str(size.processes), "-d", str(size.devices), "--"]
-    program = [sys.executable, "-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py")]
     done = subprocess.run(
-        [sys.executable, "-m", *pod, *program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        [*python_command(environment), "-m", *pod, *pod_python(size, environment), *words],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=240,

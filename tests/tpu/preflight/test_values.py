@@ -12,6 +12,8 @@ from xlashard.errors import ProgramTooLargeError
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.values import Values, describe_values
 
+pytestmark = pytest.mark.partitioner
+
 OPEN = P.UNCONSTRAINED
 
 

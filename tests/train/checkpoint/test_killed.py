@@ -4,24 +4,26 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("killed.py")
 
 
 def run_script(folder: Path, *args: str) -> str:
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder), *args],
-        env={
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT),
-        },
+        [*python_command(environment), str(SCRIPT), str(folder), *args],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
