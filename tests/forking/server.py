@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 # What xlashard imports of others. Not xlashard itself, which reads its environment at import.
@@ -172,20 +173,24 @@ def _open_streams() -> None:
 
 def _run(option: str, *rest: str) -> None:
     sys.orig_argv[:] = [sys.executable, option, *rest]
+    # It stays the main module to the end, for threads and for what runs at exit.
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     if option == "-m":
         sys.argv[:] = rest
         sys.path[0] = os.getcwd()
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(rest[0])  # pyright: ignore[reportAttributeAccessIssue]
     elif option == "-c":
         sys.argv[:] = ["-c", *rest[1:]]
         sys.path[0] = ""
-        _run_code(rest[0])
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
     elif option.startswith("-"):
         sys.exit(f"tests.forking runs no Python with the option {option}")
     else:
         sys.argv[:] = [option, *rest]
         sys.path[0] = os.path.dirname(os.path.abspath(option))
-        runpy.run_path(option, run_name="__main__")
+        vars(main)["__file__"] = option
+        exec(compile(Path(option).read_bytes(), option, "exec"), vars(main))
 
 
 def _show_error() -> None:
@@ -195,12 +200,6 @@ def _show_error() -> None:
         frames = frames.tb_next
     assert kind is not None and error is not None
     sys.excepthook(kind, error.with_traceback(frames), frames)
-
-
-def _run_code(code: str) -> None:
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    exec(compile(code, "<string>", "exec"), vars(main))
 
 
 def _signal_group(pid: int, number: int) -> None:
