@@ -336,3 +336,11 @@ def test_a_sharding_of_one_s_own_works_with_every_constructor() -> None:
         assert same(x.addressable_data(0), V[2:4])
         assert same(x * 2, V * 2)
     assert MESH.size == 8
+
+
+def test_process_local_data_on_a_device():
+    device = jax.devices()[2]
+    for make in (jax.make_array_from_process_local_data, make_array_from_process_local_data):
+        array = make(device, np.arange(4))
+        assert array.sharding == SingleDeviceSharding(device)
+        np.testing.assert_array_equal(array, np.arange(4))

@@ -270,3 +270,16 @@ def test_refused_moves_leave_everything_as_it_was() -> None:
     with jax.transfer_guard("disallow_explicit"), pytest.raises(TransferGuardError):
         device_put(x, DEVICES[0], donate=True)
     assert not x.is_deleted() and same(x, V)
+
+
+def test_the_same_devices_in_another_order_are_no_transfer():
+    reversed_mesh = jax.sharding.Mesh(MESH.devices[::-1], MESH.axis_names)
+    axis = MESH.axis_names[0]
+    for spec in (P(axis), P()):
+        for put in (jax.device_put, device_put):
+            x = put(V, NamedSharding(MESH, P(axis)))
+            with jax.transfer_guard("disallow_explicit"):
+                moved = put(x, NamedSharding(reversed_mesh, spec))
+            same(moved, V)
+            with jax.transfer_guard("disallow_explicit"), pytest.raises(RuntimeError):
+                put(x, NamedSharding(MESH, P()))

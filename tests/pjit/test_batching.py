@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32, make_mesh, spec_of, under
-from xlashard import GSPMDSharding, NamedSharding, P, pjit, with_sharding_constraint
+from xlashard import (
+    GSPMDSharding,
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    pjit,
+    with_sharding_constraint,
+)
 from xlashard.errors import ResourceError
 
 U = P.UNCONSTRAINED
@@ -151,3 +158,21 @@ def test_control_flow_inside_and_outside(mesh):
 def test_an_empty_batch(mesh):
     f = pjit(jnp.sin, in_shardings=NamedSharding(mesh, P("x")))
     assert jax.vmap(f)(np.zeros((0, 8), np.float32)).shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda place: {"device": place.devices[0]},
+        lambda place: {"in_shardings": place},
+        lambda place: {"out_shardings": place},
+    ],
+    ids=["device", "in_shardings", "out_shardings"],
+)
+def test_a_batch_stays_on_the_device_that_was_requested(options):
+    place = SingleDeviceSharding(jax.devices()[3])
+    double = pjit(lambda x: x * 2, **options(place))
+    assert jax.vmap(double)(f32(4, 3)).sharding == place
+    assert jax.jit(jax.vmap(double))(f32(4, 3)).sharding == place
+    assert jax.vmap(jax.vmap(double))(f32(2, 4, 3)).sharding == place
+    assert jax.jacfwd(double)(f32(3)).sharding == place

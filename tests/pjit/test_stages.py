@@ -367,3 +367,17 @@ def test_a_compiled_program_shows_what_was_compiled(f):
         compiled.call(PARAMS, f32(8, 4))["y"], compiled(PARAMS, f32(8, 4))["y"]
     )
     assert compiled.devices == tuple(compiled.output_shardings["y"].devices)
+
+
+def test_arguments_move_to_the_device_that_was_requested():
+    there, elsewhere = jax.devices()[3], jax.devices()[1]
+    compiled = pjit(lambda x: x + 1, device=there).lower(f32(4)).compile()
+    for program in (compiled, Compiled.deserialize(compiled.serialize())):
+        for _ in range(2):
+            result = program(device_put(f32(4), elsewhere))
+            np.testing.assert_array_equal(result, f32(4) + 1)
+            assert result.devices() == {there}
+    with pytest.raises(ResourceError, match="is committed as"):
+        pjit(lambda x: x + 1).lower(device_put(f32(4), there)).compile()(
+            device_put(f32(4), elsewhere)
+        )

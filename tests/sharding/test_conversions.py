@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -13,6 +14,10 @@ from xlashard import (
     OpShardingSharding,
     SingleDeviceSharding,
     XLACompatibleSharding,
+    device_put,
+    make_array_from_callback,
+    pjit,
+    with_sharding_constraint,
 )
 from xlashard.errors import (
     DivisibilityError,
@@ -75,6 +80,22 @@ def test_an_abstract_mesh_has_no_devices() -> None:
     assert abstract.shard_shape((8, 2)) == (2, 2)
     with pytest.raises(ShardingError, match="AbstractMesh"):
         _ = abstract.devices
+
+
+@pytest.mark.parametrize("of", [NamedSharding, jax.NamedSharding])
+def test_an_empty_mesh_has_no_devices(of: Any) -> None:
+    nowhere = of(jax.sharding.Mesh(np.empty((), dtype=object), ()), P())
+    uses = (
+        lambda: device_put(np.ones(3), nowhere),
+        lambda: make_array_from_callback((3,), nowhere, lambda index: np.ones(3)[index]),
+        lambda: pjit(lambda x: x, in_shardings=nowhere)(np.ones(3)),
+        lambda: pjit(lambda x: x, out_shardings=nowhere)(np.ones(3)),
+        lambda: with_sharding_constraint(np.ones(3), nowhere),
+    )
+    for use in uses:
+        with pytest.raises(ShardingError, match=r"stands on an empty mesh.*Mesh\(jax.devices"):
+            use()
+    assert not nowhere.is_equivalent_to(NamedSharding(mesh(), P()), 1)
 
 
 @pytest.mark.parametrize(

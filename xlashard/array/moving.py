@@ -230,7 +230,9 @@ def _check_crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -
     if not isinstance(x, jax.Array):
         check_transfer(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
         return
-    if fresh or not (placement.sharding is None or _is_there(x, placement)):
+    if fresh or not (
+        placement.sharding is None or _is_there(x, placement) or _reorders_devices(x, placement)
+    ):
         check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
 
 
@@ -242,6 +244,17 @@ def _is_there(x: jax.Array, placement: Placement) -> bool:
     return memory_kind_of(here) == memory_kind_of(sharding) and (
         here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
     )
+
+
+def _reorders_devices(x: jax.Array, placement: Placement) -> bool:
+    """Return True if an array goes to the same devices in another order.
+
+    JAX does it by a program of all these devices, which transfer guards let pass.
+    """
+    here, sharding = from_jax(x.sharding), placement.sharding
+    if sharding is None or memory_kind_of(here) != memory_kind_of(sharding):
+        return False
+    return here.devices != sharding.devices and set(here.devices) == set(sharding.devices)
 
 
 def _is_flag(x: Any) -> bool:

@@ -23,7 +23,7 @@ from xlashard.errors import (
     counted,
 )
 from xlashard.geometry import Tiling
-from xlashard.sharding import Sharding, XLACompatibleSharding
+from xlashard.sharding import Sharding, SingleDeviceSharding, XLACompatibleSharding
 
 
 def make_array_from_process_local_data(
@@ -36,8 +36,8 @@ def make_array_from_process_local_data(
     processes hold the same tile, they must give the same data.
 
     Args:
-        sharding: A sharding of this package or of JAX, one that you wrote, or a Format; for all
-            of `local_data` or as a pytree prefix of it.
+        sharding: A sharding of this package or of JAX, one that you wrote, a Format, or a device;
+            for all of `local_data` or as a pytree prefix of it.
         local_data: NumPy arrays, keys of JAX, or a pytree of them.
         global_shape: Of the whole array, in elements; for a pytree, a tree of shapes like it. If
             not given, the local data are taken for this process's tiles in every dimension.
@@ -68,6 +68,8 @@ def make_array_from_process_local_data(
         guards = guards_in_force()
         for number, (leaf, entry, shape) in enumerate(zip(leaves, entries, shapes, strict=True)):
             try:
+                if isinstance(entry, jax.Device):
+                    entry = SingleDeviceSharding(entry)
                 there = as_sharding(entry, "sharding")
                 if guards is None:
                     out.append(_from_local(*there, leaf, shape))

@@ -139,6 +139,9 @@ class EraFunction:
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.fun, self._options, self._static)
+
     @property
     def name(self) -> str:
         """The function's name."""
@@ -228,7 +231,7 @@ def _dispatched(function: EraFunction) -> Any:
             return _traced(function, args, kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape}
-    return dispatched(function, {**methods, "_function": function.today})
+    return dispatched(function, {**methods, "_function": function.today}, _dispatched)
 
 
 def _traced(

@@ -58,6 +58,9 @@ class WorldFunction(Function):
         self.manner = manner
         self.world = manner.world
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.fun, self.options, self.static, self.manner)
+
     def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
         """Checks what a world without `jax_array` asks of every call.
 

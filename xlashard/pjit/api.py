@@ -236,4 +236,4 @@ def _dispatched(function: Function) -> Any:
             return stages.trace_call(function, args, kwargs).out_info
 
     methods = {"lower": lower, "trace": trace, "eval_shape": eval_shape, "_function": function}
-    return dispatched(function, methods)
+    return dispatched(function, methods, _dispatched)

@@ -47,6 +47,7 @@ from xlashard.sharding import (
     Mesh,
     NamedSharding,
     Sharding,
+    SingleDeviceSharding,
     XLACompatibleSharding,
     partition_spec,
 )
@@ -264,6 +265,8 @@ def _with_batch_dim(
     sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...]
 ) -> XLACompatibleSharding:
     """The sharding of the batched value; without axes of its own the batch is left open."""
+    if isinstance(sharding, SingleDeviceSharding) and not axes:
+        return sharding
     if sharding is REPLICATED:
         return sharding
     if not isinstance(sharding, NamedSharding):

@@ -1,6 +1,7 @@
 """The callable that a person gets: jaxlib's dispatcher, with the methods of a pjit-ed function."""
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -43,34 +44,57 @@ class Called(Protocol):
         ...
 
 
-def dispatched(function: Called, methods: Mapping[str, Any]) -> Any:
+def dispatched[F: Called](
+    function: F, methods: Mapping[str, Any], remake: Callable[[F], Any]
+) -> Any:
     """The C++ callable over a function; its methods are attributes of the instance.
+
+    A deep copy of it is the callable itself, as of a Python function. A pickle holds its name where
+    it stands in a module, and otherwise the function.
 
     Args:
         function: What is called for arguments that were not seen before.
         methods: The methods besides `clear_cache` and `_cache_size`.
+        remake: Makes the callable from `function`; a pickle calls it.
     """
+    call = dispatcher = _dispatcher(function)
     tracer = function.tracer
-    call = dispatch.new_dispatcher(
-        function.name,
-        function.fun,
-        function.miss,
-        (tracer.static_argnums, tracer.static_argnames),
-        function.name,
-    )
-    clear_fast_paths = call._clear_cache
-    cache_size = call._cache_size
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
         call = _explaining(call, function)
     functools.update_wrapper(call, function.fun)
 
     def clear_cache() -> None:
-        clear_fast_paths()
+        dispatcher._clear_cache()
         function.clear_cache()
 
-    own = {**methods, "clear_cache": clear_cache, "_cache_size": cache_size}
+    own = {
+        **methods,
+        "clear_cache": clear_cache,
+        "_cache_size": lambda: dispatcher._cache_size(),
+        "__deepcopy__": lambda memo: call,
+        "__reduce_ex__": lambda protocol: _named(call) or (remake, (function,)),
+    }
     call.__dict__ = _Attributes(own, **call.__dict__)
     return call
+
+
+def _dispatcher(function: Called) -> Any:
+    """Return jaxlib's dispatcher of a function."""
+    static = function.tracer.static_argnums, function.tracer.static_argnames
+    call = dispatch.new_dispatcher(
+        function.name, function.fun, function.miss, static, function.name
+    )
+    call.__dict__["__reduce_ex__"] = lambda protocol: (_dispatcher, (function,))
+    return call
+
+
+def _named(call: Any) -> str | None:
+    """Return the name under which a module other than `__main__` has a callable, or None."""
+    module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", "")
+    found = None if module == "__main__" else sys.modules.get(module or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return name if found is call else None
 
 
 class _Attributes(dict[str, Any]):

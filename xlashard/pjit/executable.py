@@ -178,6 +178,8 @@ class Executable:
     def _check_places(self, values: Sequence[Any]) -> None:
         """Refuses arguments that are bound to another place than the program takes them from."""
         face, prepared = self._face, self._prepared
+        if face.moves_arguments:
+            return
         arguments = describe_arguments(values, face.paths, face.in_avals)
         wanted = iter(prepared.program.parts.in_shardings[len(prepared.consts) :])
         for argument, kept in zip(arguments, prepared.kept, strict=True):

@@ -27,6 +27,8 @@ class Face:
         paths: Each argument as a person would write it: `state['params']['w']`.
         donated: For each argument whether its buffers may be reused.
         kind_of: Which class of arrays a result is; None for `Array`.
+        moves_arguments: True if committed arguments move to the program's device, as they do to
+            one that `pjit` was given.
     """
 
     name: str
@@ -37,10 +39,11 @@ class Face:
     paths: tuple[str, ...]
     donated: tuple[bool, ...]
     kind_of: KindOf | None = None
+    moves_arguments: bool = False
 
     @classmethod
-    def of(cls, call: Call) -> "Face":
-        """The outside of a function that was traced for a call."""
+    def of(cls, call: Call, *, moves_arguments: bool = False) -> "Face":
+        """Return the outside of a function that was traced for a call."""
         traced = call.traced
         return cls(
             name=traced.name,
@@ -51,6 +54,7 @@ class Face:
             paths=traced.arg_names,
             donated=call.donated,
             kind_of=call.kind_of,
+            moves_arguments=moves_arguments,
         )
 
     def check_tree(self, tree: Any, verb: str) -> None:

@@ -68,12 +68,16 @@ class Function:
     ) -> None:
         self.fun = fun
         self.options = options
+        self.static = static
         self.parameters = Parameters.of(fun, static, options.donate)
         self.ledger = Ledger(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
         self.tracer = tracing.FunctionTracer(
             fun, self.parameters.static_argnums, self.parameters.static_argnames
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.fun, self.options, self.static)
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from xlashard.pjit.resources import (
     refuse_from_gda,
 )
 from xlashard.program import option_items
+from xlashard.sharding import SingleDeviceSharding
 
 type DonationMode = Literal["warn", "strict"]
 
@@ -50,6 +51,15 @@ class PjitOptions:
     donation: DonationMode
     share_binary: bool = False
     kind_of: KindOf | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        where = None if self.device is None else SingleDeviceSharding(self.device)
+        return _options_at, (where, {**self.__dict__, "device": None, "kind_of": None})
+
+
+def _options_at(where: SingleDeviceSharding | None, fields: dict[str, Any]) -> PjitOptions:
+    device = None if where is None else where.devices[0]
+    return PjitOptions(**{**fields, "device": device})
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,15 @@ class Resource:
         """True if it says nothing."""
         return isinstance(self.given, UnspecifiedValue | Auto | FromGda)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        if isinstance(self.given, UnspecifiedValue):
+            return _unspecified_with, (self.layout,)
+        return Resource, (self.given, self.layout)
+
+
+def _unspecified_with(layout: Any) -> Resource:
+    return Resource(UNSPECIFIED, layout)
+
 
 @dataclass(frozen=True)
 class ResourceTree:
@@ -111,6 +120,14 @@ class ResourceTree:
     def text(self) -> str:
         """The tree as it was given."""
         return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _tree_of, (self.what, self.tree())
+
+
+def _tree_of(what: str, tree: Any) -> ResourceTree:
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: isinstance(x, Resource))
+    return ResourceTree(what, tuple(leaves), treedef)
 
 
 _LEAVES = (

@@ -48,6 +48,7 @@ def save(kind: str, face: Face, prepared: Prepared) -> bytes:
             "paths": list(face.paths),
             "donated": list(face.donated),
             "kept": list(prepared.kept),
+            "moves": face.moves_arguments,
             "in": [type_to_json(aval) for aval in face.in_avals],
             "in_tree": tree_to_json(face.in_tree),
             "out_tree": tree_to_json(face.out_tree),
@@ -107,6 +108,7 @@ def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tupl
         out_avals=restored.program.parts.out_avals,
         paths=paths,
         donated=donated,
+        moves_arguments=said.get("moves") is True,
     )
     return face, Prepared(restored.program, None, restored.consts, kept)
 

@@ -44,7 +44,9 @@ class Traced(Stage, jax.stages.Traced):
     def __init__(self, function: Function, call: Call) -> None:
         self._function = function
         self._call = call
-        self._face = Face.of(call)
+        options = function.options
+        moves = options.device is not None or options.backend is not None
+        self._face = Face.of(call, moves_arguments=moves)
         self._known_out_shardings = tuple(
             requested if _is_concrete(requested) else tracing.explicit_sharding(aval)
             for aval, requested in zip(self._face.out_avals, call.out_shardings, strict=True)

@@ -132,6 +132,11 @@ class NamedSharding(_NamedBase):
             raise ShardingError(
                 f"{self} stands on an AbstractMesh, which has no devices: use a Mesh of devices"
             )
+        if self.mesh.empty:
+            raise ShardingError(
+                f"{self} stands on an empty mesh, which has no devices: write "
+                "NamedSharding(Mesh(jax.devices(), ('x',)), P(...))"
+            )
         return self.mesh._flat_devices_tuple
 
     @cached_property

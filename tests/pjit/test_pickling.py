@@ -1,0 +1,54 @@
+"""Copies and pickles of pjit-ed functions."""
+
+import contextlib
+import copy
+import pickle
+
+import cloudpickle
+import jax
+import numpy as np
+import pytest
+
+from tests.pjit.helpers import f32
+from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
+
+
+def test_a_copy_is_a_function_and_a_deep_copy_the_same(mesh):
+    place = NamedSharding(mesh, P())
+    for options in ({}, {"out_shardings": place}, {"donate_argnums": 0}):
+        f = pjit(lambda x: x * 2, **options)
+        assert copy.deepcopy({"f": f})["f"] is f
+        np.testing.assert_array_equal(copy.copy(f)(f32(8)), f32(8) * 2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "static", "donated", "sharded", "device", "legacy"])
+def test_a_pickle_holds_the_function_and_its_options(mesh, kind):
+    place = SingleDeviceSharding(jax.devices()[2])
+    f = {
+        "plain": pjit(lambda x, k=3: x * k),
+        "static": pjit(lambda x, k=3: x * k, static_argnames="k"),
+        "donated": pjit(lambda x, k=3: x * k, donate_argnums=0),
+        "sharded": pjit(lambda x: x * 3, in_shardings=NamedSharding(mesh, P("x"))),
+        "device": pjit(lambda x: x * 3, device=place.devices[0]),
+        "legacy": legacy.pjit(lambda x: x * 3, None, None, donate_argnums=0),
+    }[kind]
+    again = cloudpickle.loads(cloudpickle.dumps({"f": f}))["f"]
+    assert again is not f
+    with mesh if kind == "legacy" else contextlib.nullcontext():
+        for function in (f, again):
+            x = device_put(f32(8), NamedSharding(mesh, P("x")) if kind == "sharded" else None)
+            tripled = function(x)
+            np.testing.assert_array_equal(tripled, f32(8) * 3)
+            assert tripled.sharding == f(f32(8)).sharding
+            assert x.is_deleted() == (kind in ("donated", "legacy"))
+    assert again.lower(f32(8)).as_text() == f.lower(f32(8)).as_text()
+
+
+def test_a_function_of_a_module_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(_named_double)) is _named_double
+    assert b"_dispatched" not in pickle.dumps(_named_double)
+
+
+@pjit
+def _named_double(x):
+    return x * 2
