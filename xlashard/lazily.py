@@ -64,6 +64,9 @@ class _DeferredModule:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return deferred, (self._name,)
+
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
 
