@@ -25,6 +25,8 @@ ARGS :=
 
 comma := ,
 python := $(VENV)/bin/python
+# Each of some hundred processes would compile every module again (empty means: write bytecode).
+export PYTHONDONTWRITEBYTECODE :=
 # One stamp for each set of extras: what `make train` needs is a quarter of what the tests need.
 installed := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 developing := $(VENV)/.installed-$(subst $(comma),-,$(TEST_EXTRAS))

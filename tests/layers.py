@@ -5,6 +5,7 @@ as well. `test_layers.py` says which layers there are.
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -138,6 +139,7 @@ def _is_internal(name: str) -> bool:
     return any(name == internal or name.startswith(f"{internal}.") for internal in INTERNALS)
 
 
+@functools.cache
 def read_package(root: Path, package: str) -> dict[str, Module]:
     """Reads all files of the package.
 

@@ -87,6 +87,7 @@ class ArraySuite:
         assert not back.committed
         assert back.weak_type == array.weak_type
 
+    @pytest.mark.slow
     def test_a_copy_is_another_array(self, array: Array, expected: np.ndarray) -> None:
         for other in (copy.copy(array), copy.deepcopy(array)):
             assert type(other) is Array
@@ -105,6 +106,7 @@ class ArraySuite:
         assert Array.from_jax(handle).to_jax() is handle
         assert jax.typeof(array) == jax.typeof(handle)
 
+    @pytest.mark.slow
     def test_it_moves_there_and_back(self, array: Array, expected: np.ndarray) -> None:
         there = device_put(array, jax.devices()[5])
         assert there.devices() == {jax.devices()[5]}
@@ -174,6 +176,7 @@ class ArraySuite:
         index = array.addressable_shards[-1].index
         assert same(array[index], expected[index])
 
+    @pytest.mark.slow
     def test_donation_uses_it_up(self, array: Array, expected: np.ndarray) -> None:
         shards = array.addressable_shards
         moved = device_put(array, array.sharding, donate=True)

@@ -115,6 +115,7 @@ def test_other_devices(moves: list[str], way: str) -> None:
     assert same(device_put(device_put(V, DEVICES[6]), named("x")), V)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_memories() -> None:
     x = device_put(V, named("x", "y"))

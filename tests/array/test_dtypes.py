@@ -88,6 +88,7 @@ def test_numbers_of_few_bits_are_packed_on_devices_only() -> None:
     assert same(pjit(lambda a: a.astype(jnp.float32))(x), v.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int2", "uint2"])
 def test_two_bits_come_whole_through_every_move(name: str) -> None:
     """XLA's own collectives of these between CPU devices damage the memory around them."""

@@ -62,6 +62,7 @@ def test_they_go_where_numbers_go(kind: str) -> None:
     check(make_array_from_single_device_arrays((8,), sharding, pieces), sharding)
 
 
+@pytest.mark.slow
 def test_they_split_and_travel() -> None:
     keys = device_put(KEYS, named("x"))
     wanted = jax.vmap(jax.random.normal)(KEYS)
@@ -106,6 +107,7 @@ def test_they_come_from_local_data(kind: str) -> None:
     check(make_array_from_process_local_data(sharding, KEYS, (8,)), sharding)
 
 
+@pytest.mark.slow
 def test_what_one_does_with_keys_over_devices() -> None:
     rows = named(("x", "y"))
     keys = device_put(KEYS, rows)

@@ -155,6 +155,7 @@ def test_weak_types_where_all_are_weak() -> None:
     assert not device_put_replicated(np.float32(2), FOUR).weak_type
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_stay_keys(impl: str) -> None:
     keys = [jax.random.key(n, impl=impl) for n in range(4)]

@@ -53,6 +53,7 @@ def small_programs_too(monkeypatch: pytest.MonkeyPatch) -> Any:
     programs.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_programs_too")
 @pytest.mark.parametrize(("source", "target"), PAIRS.values(), ids=PAIRS)
 def test_a_program_needs_at_most_one_shard(
@@ -101,6 +102,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), OTHERS.values(), ids=OTHERS)
 def test_pieces_under_way_take_at_most_one_shard(
     source: Any, target: Any, monkeypatch: pytest.MonkeyPatch

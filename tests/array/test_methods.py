@@ -133,6 +133,7 @@ def test_methods_have_jax_s_signatures() -> None:
     assert signature == inspect.signature(type(X.to_jax()).sum)
 
 
+@pytest.mark.slow
 def test_methods_take_arrays_of_any_kind_as_arguments() -> None:
     indices = np.array([1, 0])
     for given in (indices, jnp.asarray(indices), device_put(indices, named())):
@@ -145,6 +146,7 @@ def test_methods_take_arrays_of_any_kind_as_arguments() -> None:
     assert same(X[mask.addressable_data(0).devices() and 0], V[0])
 
 
+@pytest.mark.slow
 def test_choose_and_to_device() -> None:
     picks = device_put(np.array([0, 1, 0, 1]), named("y"))
     assert same(picks.choose([V[0], V[1]]), np.choose(np.array([0, 1, 0, 1]), [V[0], V[1]]))
@@ -171,6 +173,7 @@ UPDATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(UPDATES, quick=list(UPDATES)[:3]))
 def test_updates(name: str) -> None:
     for index in ((0, 1), (slice(None), device_put(np.array([1, 3]))), device_put(np.array(1))):

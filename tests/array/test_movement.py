@@ -59,6 +59,7 @@ ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target", "route", "peak"), ROUTES.values(), ids=ROUTES)
 def test_the_route_is_the_one_that_is_taken(
     source: Any, target: Any, route: Any, peak: int, monkeypatch: pytest.MonkeyPatch

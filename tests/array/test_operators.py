@@ -95,6 +95,7 @@ def test_inplace_forms_make_new_arrays(op: Callable[..., Any]) -> None:
     np.testing.assert_allclose(x, op(jnp.asarray(V), 2))
 
 
+@pytest.mark.slow
 def test_matrix_products_and_divmod() -> None:
     a = np.arange(12, dtype=np.float32).reshape(4, 3)
     x = device_put(a, named("x"))

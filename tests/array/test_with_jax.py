@@ -25,6 +25,7 @@ def near(got: Any, wanted: Any) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_jnp(x: Array) -> None:
     near(jnp.sin(x), np.sin(V))
     near(jnp.add(x, x), 2 * V)
@@ -81,6 +82,7 @@ def test_vmap(x: Array) -> None:
     near(jax.vmap(lambda row, y: row * y, in_axes=(0, None))(x, x[0]), V * V[0])
 
 
+@pytest.mark.slow
 def test_control_flow(x: Array) -> None:
     total, rows = lax.scan(lambda c, row: (c + row, c), jnp.zeros(16), x)
     near(total, V.sum(0))

@@ -7,6 +7,7 @@ from benchmarks.train_step import JAX, OURS, ROOT, Job, Side
 from xlashard.train.settings import load_settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [OURS, JAX], ids=["pjit", "jax.jit"])
 def test_the_step_of_the_main_job_is_lowered(side: Side) -> None:
     settings = load_settings(str(ROOT / "configs" / "tiny.toml"))

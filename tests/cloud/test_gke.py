@@ -92,6 +92,7 @@ def test_a_training_run_goes_on_after_a_restart(cloud: Cloud) -> None:
     assert 'xlashard train --runs /mnt/runs --resume "${last%/checkpoints/*}"' in script
 
 
+@pytest.mark.slow
 def test_from_nothing_to_its_end_and_away_again(cloud: Cloud) -> None:
     command = "echo hello from $TPU_WORKER_ID of $COLOUR"
     session = cloud.session(**GKE, run__command=command, run__environment=["COLOUR=red"])
@@ -102,6 +103,7 @@ def test_from_nothing_to_its_end_and_away_again(cloud: Cloud) -> None:
     assert any("the JobSet one has completed" in text for text in cloud.said)
 
 
+@pytest.mark.slow
 def test_it_starts_anew_and_completes(cloud: Cloud) -> None:
     cloud.faults(logs_fail=2)
     script = (
@@ -115,6 +117,7 @@ def test_it_starts_anew_and_completes(cloud: Cloud) -> None:
     assert cloud.running() == []
 
 
+@pytest.mark.slow
 def test_it_fails_in_the_end(cloud: Cloud) -> None:
     script = "if [ $TPU_WORKER_ID = 1 ]; then echo no luck; exit 3; fi; sleep 60"
     session = cloud.session(**GKE, run__command=script, gke__restarts=0, watch__keep=True)
@@ -136,6 +139,7 @@ def test_its_pods_do_not_start(cloud: Cloud) -> None:
     assert "--ready_within=0.2" in text
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_it_running(cloud: Cloud) -> None:
     def press() -> None:
         while "ready" not in cloud.log("0.0"):

@@ -90,6 +90,7 @@ def test_it_does_not_come_in_time(cloud: Cloud) -> None:
         wait(cloud.session(wait__ready_within=0.1))
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_up_is_named(cloud: Cloud) -> None:
     cloud.faults(never_comes=[1])
     create(cloud.session())

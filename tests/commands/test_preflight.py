@@ -39,6 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return running
 
 
+@pytest.mark.slow
 def test_a_function(run: Run, tmp_path: Path) -> None:
     kept, shown = tmp_path / "deep" / "a.json", tmp_path / "a.html"
     code, out, err = run(
@@ -109,6 +110,7 @@ def test_settings_name_their_chips() -> None:
     assert topologies_for(config, "", None, words) == [topology("v5e-256", 2)]
 
 
+@pytest.mark.slow
 def test_a_function_on_two_topologies(run: Run, tmp_path: Path) -> None:
     words = (PRODUCT, "--mesh", "data=-1", "--json", str(tmp_path))
     code, out, err = run("-t", "v5e-4,v5e-8", *words)

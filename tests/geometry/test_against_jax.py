@@ -69,6 +69,7 @@ def test_empty_dimensions_have_jaxs_indices():
         assert Tiling.from_spec(grid, spec, 2).indices((0, 8)) == list(theirs.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_shapes_are_refused_where_jax_refuses_them(data):

@@ -54,6 +54,7 @@ def test_every_spec_of_every_small_mesh_comes_back(grid):
             assert spec_from_tile_assignment(grid, shuffled) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(small_grids(most=8)), st.data())
 def test_a_spec_is_found_exactly_where_there_is_one(grid, data):

@@ -97,6 +97,7 @@ def rows_of(count, size, dims, perm):
     return np.arange(count * size).reshape(dims).transpose(perm).reshape(count, size).tolist()
 
 
+@pytest.mark.slow
 @given(iota_groups(), st.data())
 def test_a_formula_means_the_groups_that_it_lists(groups, data):
     count, size, dims, perm = groups

@@ -92,6 +92,7 @@ def elements(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @given(specs_and_shapes())
 def test_indices_are_those_of_a_walk(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
     spec, shape = case
@@ -102,6 +103,7 @@ def test_indices_are_those_of_a_walk(case: tuple[ShardingSpec, tuple[int, ...]])
         assert elements(got, shape) == elements(want, shape)
 
 
+@pytest.mark.slow
 @given(specs_and_shapes())
 def test_pieces_are_what_indices_take(case: tuple[ShardingSpec, tuple[int, ...]]) -> None:
     spec, shape = case
@@ -112,6 +114,7 @@ def test_pieces_are_what_indices_take(case: tuple[ShardingSpec, tuple[int, ...]]
         assert whole[index].shape == spec.tiling.shard_shape(shape)
 
 
+@pytest.mark.slow
 @given(specs())
 def test_its_tiling_its_text_and_its_partition_spec_agree(spec: ShardingSpec) -> None:
     tiling = spec.tiling
@@ -124,6 +127,7 @@ def test_its_tiling_its_text_and_its_partition_spec_agree(spec: ShardingSpec) ->
     assert tiling.num_replicas == copies
 
 
+@pytest.mark.slow
 @given(specs())
 def test_it_is_a_value(spec: ShardingSpec) -> None:
     for other in (

@@ -208,6 +208,7 @@ words = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.lists(words, max_size=12).map("".join))
 @example("{" * 5000)

@@ -87,6 +87,7 @@ def placements(draw):
     return counts, draw(st.permutations(tiles))
 
 
+@pytest.mark.slow
 @given(placements(), st.data())
 def test_devices_in_any_order(placement, data):
     counts, tiles = placement

@@ -70,6 +70,7 @@ def test_raveling_a_tree(x: Array) -> None:
         near(back["a"], V)
 
 
+@pytest.mark.slow
 def test_printing_and_callbacks(x: Array, capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 
@@ -174,6 +175,7 @@ def test_profiles_and_counts(x: Array) -> None:
         near(pjit(lambda t: t + 1)(x), V + 1)
 
 
+@pytest.mark.slow
 def test_custom_rules(x: Array) -> None:
     @jax.custom_vjp
     def clipped(t: Any) -> Any:

@@ -59,6 +59,7 @@ def run(optimizer: Any, start: Any, compiled: Callable[..., Any], steps: int = 3
 
 
 # Some states have parts that a step makes no use of.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xlashard.errors.DonationWarning")
 @pytest.mark.parametrize("name", sweep(OPTIMIZERS, quick=["sgd with momentum", "adam"]))
 def test_the_same_steps_as_on_arrays_of_jax(name: str) -> None:
@@ -121,6 +122,7 @@ def test_functions_of_trees() -> None:
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     optimizer = OPTIMIZERS["unless it is not finite"]()
     p = params()

@@ -95,6 +95,7 @@ def test_restoring_into_shapes(tree: Any, saved: Path, target: str) -> None:
         assert before.unsafe_buffer_pointer() == after.unsafe_buffer_pointer()
 
 
+@pytest.mark.slow
 def test_restoring_into_arrays(tree: Any, saved: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(saved, tree)
@@ -152,6 +153,7 @@ def by_moving(x: Any) -> Any:
     return by_pjit(device_put(x, named("y", "x"), donate=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [("x", "y"), ()], ids=["sharded", "replicated"])
 @pytest.mark.parametrize("use_up", [by_jit, by_pjit, by_moving])
 def test_donating_what_is_being_saved(spec: Any, use_up: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def x() -> Array:
     return device_put(V, named("x", "y"))
 
 
+@pytest.mark.slow
 def test_matplotlib_draws_them(x: Array) -> None:
     figure = Figure()
     FigureCanvasAgg(figure)

@@ -90,6 +90,7 @@ def test_the_kind_of_a_result_is_told_by_its_handle(mesh):
     assert repr(one).startswith("DeviceArray([[0.") and "ShardedDeviceArray([[" in repr(many)
 
 
+@pytest.mark.slow
 def test_jax_takes_them(mesh):
     for x in (of_kind(DeviceArray, device_put(WHOLE)), of_kind(ShardedDeviceArray, sharded(mesh))):
         np.testing.assert_array_equal(jax.jit(lambda v: v * 2)(x), WHOLE * 2)

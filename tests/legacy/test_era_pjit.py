@@ -242,6 +242,7 @@ def test_stages_belong_to_the_world_they_were_made_in(mesh: Any) -> None:
                 compiled(gda_of(mesh, P("y")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gda", [False, True], ids=["parts", "gdas"])
 def test_inside_other_programs_values_are_traced(mesh: Any, gda: bool, partitioner: str) -> None:
     inner = legacy.pjit(lambda x: jnp.sin(x), P("x"), P("x"))

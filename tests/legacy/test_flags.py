@@ -166,6 +166,7 @@ def test_contexts_hold_for_their_own_thread_and_nest() -> None:
     assert legacy.world_in_force().jax_array
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled_by", [jax.jit, pjit], ids=["jax.jit", "pjit"])
 def test_programs_of_one_mode_are_never_taken_for_the_other(compiled_by: object) -> None:
     traces: list[bool] = []

@@ -179,6 +179,7 @@ def test_jax_takes_it(gda):
     assert moved.devices() == {jax.devices()[0]}
 
 
+@pytest.mark.slow
 def test_operations_on_it_give_another(gda):
     for made in (gda + 1, 1 + gda, gda * gda, -gda, gda[2], gda.sum(), gda.T, gda.copy()):
         assert type(made) is GlobalDeviceArray

@@ -111,6 +111,7 @@ def test_a_callback_is_called_for_each_device_in_the_order_of_the_mesh(order):
     ]
 
 
+@pytest.mark.slow
 def test_a_callback_with_a_state_gives_each_device_its_own(mesh):
     numbers = iter(range(8))
     made = GlobalDeviceArray.from_callback(

@@ -71,6 +71,7 @@ def test_axes_and_devices_and_names():
     np.testing.assert_array_equal(powers, ROWS**2)
 
 
+@pytest.mark.slow
 def test_under_transformations():
     def loss(x):
         return pmap(lambda row: (row**2).sum())(x).sum()

@@ -249,6 +249,7 @@ def test_pickles_of_then_are_read():
         pickle.loads(spec)
 
 
+@pytest.mark.slow
 def test_jax_itself_works_while_they_are_installed(mesh):
     with installing.installed():
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))

@@ -80,6 +80,7 @@ def cases(draw):
     return sizes, tuple(entries), shape
 
 
+@pytest.mark.slow
 @given(cases())
 def test_they_are_what_loops_over_the_mesh_find(case):
     sizes, entries, shape = case

@@ -90,6 +90,7 @@ CALLS = [
 QUICK = [f"{module}.{name}" for module, names in SWEPT.items() for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", sweep(CALLS, quick=QUICK))
 def test_a_function_gives_arrays_of_jax_s_value(
     call: str, theirs: Samples[Any], ours: Samples[Any]
@@ -144,6 +145,7 @@ def test_elementwise_results_are_cut_like_the_operand(ours: Samples[Any]) -> Non
     assert xnp.concatenate([ours.x, ours.u], axis=1).sharding.shard_shape((8, 16)) == (4, 4)
 
 
+@pytest.mark.slow
 def test_what_depends_on_no_element_stays_too(ours: Samples[Any]) -> None:
     x = ours.x
     for out in (
@@ -164,6 +166,7 @@ def test_uncommitted_arguments_give_uncommitted_results() -> None:
     assert xnp.add(x, device_put(np.ones(4), DEVICES[3])).devices() == {DEVICES[3]}
 
 
+@pytest.mark.slow
 def test_arrays_are_found_inside_of_arguments(ours: Samples[Any]) -> None:
     x = ours.x
     assert same(xnp.block([[x, x], [x, x]]), np.block([[np.asarray(x)] * 2] * 2))
@@ -201,6 +204,7 @@ def test_asarray_of_an_array_is_that_array(ours: Samples[Any]) -> None:
     assert copy is not ours.x and same(copy, np.asarray(ours.x))
 
 
+@pytest.mark.slow
 def test_ufuncs_have_their_methods() -> None:
     v = np.arange(8, dtype=np.float32)
     x = device_put(v, named("x"))

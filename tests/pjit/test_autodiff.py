@@ -35,6 +35,7 @@ def same(got, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [False, True], ids=["free", "placed"])
 def test_residuals_stay_dealt_out_and_are_no_copies(mesh, rows, said, partitioner):
     whole = NamedSharding(mesh, P())
@@ -52,6 +53,7 @@ def test_residuals_stay_dealt_out_and_are_no_copies(mesh, rows, said, partitione
     same(pull(y), jax.vjp(f.__wrapped__, W, X)[1](np.asarray(y)))
 
 
+@pytest.mark.slow
 def test_host_arguments_are_moved_once(rows):
     f = pjit(lambda x: jnp.sin(x) * x, in_shardings=rows)
     _, pull = jax.vjp(f, X)
@@ -73,6 +75,7 @@ def test_nothing_is_resharded_between_forward_and_backward(mesh, compilations):
         assert "collective-permute" not in module.to_string()
 
 
+@pytest.mark.slow
 def test_results_that_are_arguments_and_results_alike(rows):
     def fun(x, w):
         y = jnp.tanh(x)
@@ -151,6 +154,7 @@ def custom_functions():
     return [by_jvp, by_vjp, with_zeros, lambda x: with_number(3, x), clipped]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", sweep(range(5), quick=[0, 1]))
 def test_custom_rules_inside(rows, which):
     fun, x = custom_functions()[which], f32(2, 8)

@@ -56,6 +56,7 @@ def test_arguments_that_are_not_batched(mesh):
     np.testing.assert_allclose(out, np.stack([np.sin(b)] * 3), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_collectives_over_the_batch(mesh):
     named, x = NamedSharding(mesh, P("x")), f32(3, 8)
 
@@ -92,6 +93,7 @@ def test_the_batch_is_left_to_the_partitioner(mesh, partitioner):
     assert out.sharding.shard_shape(out.shape)[1] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["y", ("y",)])
 def test_spmd_axis_name(mesh, names, partitioner):
     f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P("x")))

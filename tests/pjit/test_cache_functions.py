@@ -150,6 +150,7 @@ def test_calls_from_another_thread(mesh, compilations):
     assert (traces.count, compilations.count) == (1, 1)
 
 
+@pytest.mark.slow
 def test_transformations_made_anew_at_each_call(mesh, compilations):
     traces = Traces(lambda x: jnp.tanh(x) ** 2)
     f = pjit(traces.fun, in_shardings=NamedSharding(mesh, P("x")))

@@ -88,6 +88,7 @@ def test_what_says_nothing(said):
     np.testing.assert_array_equal(with_sharding_constraint(f32(4), said), f32(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [pjit, jax.jit])
 def test_under_transformations(mesh, jit, partitioner):
     f = pinned(P("x"), mesh)

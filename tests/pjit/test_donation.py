@@ -145,6 +145,7 @@ def test_donation_inside_another_program_is_left_alone(place):
     assert not x.is_deleted()
 
 
+@pytest.mark.slow
 def test_donation_survives_vmap_as_under_jax(place):
     def scale(x, y):
         return x * 2, y.sum()
@@ -164,6 +165,7 @@ def test_donation_survives_vmap_as_under_jax(place):
     assert theirs.is_deleted()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "transformed",
     [

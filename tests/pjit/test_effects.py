@@ -73,6 +73,7 @@ EFFECTFUL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", [None, pjit, jax.jit])
 @pytest.mark.parametrize("how", EFFECTFUL)
 def test_callbacks_run_as_often_as_under_jit(mesh, how, outside):

@@ -38,6 +38,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_values_and_types(explicit, how, partitioner):
     named = NamedSharding(explicit, P("x", "y"))
@@ -90,6 +91,7 @@ def test_a_concrete_array_is_moved(explicit):
     assert out.sharding.spec == P(None, "y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [(None, "y"), (P.UNCONSTRAINED, "y"), ("x", "y")])
 def test_automatic_axes_are_constrained_next_to_explicit_ones(mixed, spec):
     x = put(X, mixed, "x")

@@ -192,6 +192,7 @@ def test_an_array_that_a_function_closes_over_goes_with_it(mesh):
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_one_function_frees_what_no_call_can_reach_any_more(mesh):
     """Cleared between phases with other shapes, it keeps the programs of the last one."""
     f = pjit(lambda x: x * 2, in_shardings=sharded())
@@ -226,6 +227,7 @@ def test_clear_cache(compilations):
     assert (traces.count, compilations.count) == (2, 2)
 
 
+@pytest.mark.slow
 def test_clear_cache_of_what_was_transformed_too(mesh):
     f = pjit(lambda x: x * x, in_shardings=sharded())
     jax.grad(lambda x: f(x).sum())(f32(8))

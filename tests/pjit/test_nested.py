@@ -124,6 +124,7 @@ def test_evaluated_while_tracing(mesh):
     same(pjit(fun)(X), X * layer(W, X).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["grad", "two loops", "branches", "batches"])
 def test_the_typechecker_passes(mesh, how):
     program = PROGRAMS[how](sharded(mesh))
@@ -152,6 +153,7 @@ def test_next_to_shard_map_and_inside_it(mesh, partitioner):
     same(gradient, np.cos(X) * 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enter", [lambda mesh: mesh, jax.set_mesh], ids=["with mesh", "set_mesh"])
 def test_where_some_axes_are_dealt_out_by_hand(mesh, enter, partitioner):
     inner = pjit(lambda x: with_sharding_constraint(jnp.sin(x) * 2, P(None, "y")))

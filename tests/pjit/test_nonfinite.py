@@ -86,6 +86,7 @@ def test_the_flag_of_the_process_holds_after_one_of_a_block() -> None:
     assert np.isnan(f(bad, 2.0)["loss"])
 
 
+@pytest.mark.slow
 def test_operators_and_methods_look() -> None:
     x = rows(0)
     assert np.isnan(np.asarray(x / x)).all()
@@ -137,6 +138,7 @@ def test_an_argument_that_has_it_already_is_named() -> None:
     assert "scale holds nan already" in found(lambda: f({"w": rows(1)}, np.float32(np.nan)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fun", "text"),
     [

@@ -68,6 +68,7 @@ class TestDrawing:
         assert drawn <= set(OPERATIONS) and len(drawn) > 70
         assert {"scan", "while_loop", "constrain", "inner_pjit", "gradient", "vmap"} <= drawn
 
+    @pytest.mark.slow
     def test_what_is_drawn_runs_by_itself(self):
         text = program_text(draw_program(0))
         compile(text, "program", "exec")
@@ -114,6 +115,7 @@ def raise_an_error(_):
     raise ValueError("never")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "spoil"),
     [

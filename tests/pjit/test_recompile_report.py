@@ -135,6 +135,7 @@ def test_callables_of_every_kind():
     assert last(f).why == "first"
 
 
+@pytest.mark.slow
 def test_pieces_of_transformed_calls(mesh):
     def cube(x):
         return x**3
@@ -161,6 +162,7 @@ def test_pieces_of_transformed_calls(mesh):
     assert explain_recompile(f).pieces == ()
 
 
+@pytest.mark.slow
 def test_after_clear_caches_of_jax():
     f = pjit(fresh())
     f(f32(4))
@@ -294,6 +296,7 @@ def test_told_as_it_happens(logged):
     assert "\n  hint: scale is a Python number in some calls" in record.message
 
 
+@pytest.mark.slow
 def test_told_of_transformations_and_stages(logged):
     logging.getLogger("xlashard.recompile").setLevel(logging.INFO)
     f = pjit(fresh())

@@ -87,6 +87,7 @@ def test_overwritten_without_being_read_and_only_read():
     np.testing.assert_array_equal(held(ref), X)
 
 
+@pytest.mark.slow
 def test_trees_and_keys_of_references():
     tree = {"key": jax.new_ref(jax.random.key(0)), "count": jax.new_ref(jnp.int32(0))}
 
@@ -142,6 +143,7 @@ def test_a_reference_takes_values_out_of_a_gradient():
     np.testing.assert_allclose(held(seen), np.sin(X).sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_through_references():
     def loss(x):
         ref = jax.new_ref(jnp.zeros(8))

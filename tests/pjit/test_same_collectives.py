@@ -60,6 +60,7 @@ def crude(text):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sweep(PROGRAMS, quick=list(PROGRAMS)[::5]))
 def test_the_collectives_are_those_of_jax(name, mesh, partitioner):
     program = PROGRAMS[name]
@@ -73,6 +74,7 @@ def test_the_collectives_are_those_of_jax(name, mesh, partitioner):
     assert bool(kinds) != program.silent
 
 
+@pytest.mark.slow
 def test_each_kind_of_collective_occurs(partitioner):
     mesh = make_mesh((4, 2), ("data", "model"))
     names = (

@@ -256,6 +256,7 @@ def test_lowering_inside_a_trace(f):
     assert "dot_general" in seen[0]
 
 
+@pytest.mark.slow
 def test_a_program_outlives_its_function(mesh):
     def made():
         return (
@@ -310,6 +311,7 @@ def test_jax_takes_the_function_where_it_wants_its_own_stages():
     assert jax.jit(f).lower(f32(3)).compile().in_tree == f.lower(f32(3)).in_tree
 
 
+@pytest.mark.slow
 def test_calling_what_was_traced(f):
     traced = f.trace(shapes(PARAMS), shapes(f32(8, 4)))
     wanted = affine(PARAMS, f32(8, 4))["y"]

@@ -58,6 +58,7 @@ def test_one_function_lowered_called_and_traced(mesh, compilations):
         assert out.shape == (8,)
 
 
+@pytest.mark.slow
 def test_one_function_with_many_shapes(compilations):
     f = pjit(lambda x: x * 2 + 5)
     sizes = [1 + i % 8 for i in range(THREADS)]
@@ -67,6 +68,7 @@ def test_one_function_with_many_shapes(compilations):
         np.testing.assert_array_equal(out, f32(n) * 2 + 5)
 
 
+@pytest.mark.slow
 def test_different_functions(mesh, compilations):
     funs = [pjit(lambda x, i=i: x + i, in_shardings=NamedSharding(mesh, P("x"))) for i in range(8)]
     results = together([lambda f=f: f(f32(8)) for f in funs * (THREADS // 8)])
@@ -89,6 +91,7 @@ def test_each_thread_has_its_own_mesh_in_force():
         np.testing.assert_array_equal(out, f32(8) + 1)
 
 
+@pytest.mark.slow
 def test_gradients(mesh, compilations):
     f = pjit(lambda x: jnp.tanh(x) ** 2, in_shardings=NamedSharding(mesh, P("x")))
     g = jax.grad(lambda x: f(x).sum())

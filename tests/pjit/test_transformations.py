@@ -76,6 +76,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", ["nothing", "jax.jit", "pjit"])
 @pytest.mark.parametrize("how", sweep(TRANSFORMED, quick=["grad", "jvp", "vmap", "scan", "cond"]))
 def test_the_same_values_as_jax(mesh, how, outside):
@@ -110,6 +111,7 @@ def test_gradients_are_dealt_out_like_their_arguments(mesh):
     assert spec_of(dx) == ("x",)
 
 
+@pytest.mark.slow
 def test_specs_and_the_mesh_in_force(mesh):
     f = pjit(layer, in_shardings=(P(None, "y"), P("x")), out_shardings=P("x", "y"))
     with mesh:

@@ -122,6 +122,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nested)
 def test_all_trees_come_back(value):
     tree = structure(value)
@@ -129,6 +130,7 @@ def test_all_trees_come_back(value):
     assert fits(tree_to_json(tree), tree_to_json(tree))
 
 
+@pytest.mark.slow
 @given(nested, nested)
 def test_only_an_equal_tree_fits(one, other):
     said, given = tree_to_json(structure(one)), tree_to_json(structure(other))

@@ -152,12 +152,14 @@ class TestClosedOver:
         with pytest.raises((DeletedError, RuntimeError), match="delete"):
             f(1.0)
 
+    @pytest.mark.slow
     def test_keys(self, mesh):
         key = jax.random.key(1)
         f = pjit(lambda: jax.random.uniform(key, (8,)), out_shardings=NamedSharding(mesh, P("x")))
         for _ in range(2):
             np.testing.assert_array_equal(f(), jax.random.uniform(key, (8,)))
 
+    @pytest.mark.slow
     def test_sharded_keys(self, mesh):
         keys = jax.random.split(jax.random.key(1), 8)
         spread = jax.device_put(keys, jax.sharding.NamedSharding(mesh, P("x")))
@@ -207,6 +209,7 @@ class TestKeys:
         wanted = jax.random.split(jax.random.key(0), 4)
         np.testing.assert_array_equal(jax.random.key_data(out), jax.random.key_data(wanted))
 
+    @pytest.mark.slow
     def test_sharded(self, mesh, partitioner):
         f = pjit(
             lambda key: jax.random.split(key, (8, 2)),
@@ -230,6 +233,7 @@ class TestKeys:
         flat = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (3,))))(wanted)
         np.testing.assert_array_equal(out, flat)
 
+    @pytest.mark.slow
     def test_left_to_the_partitioner(self, mesh):
         keys = jax.device_put(
             jax.random.split(jax.random.key(3), 8), jax.sharding.NamedSharding(mesh, P("x"))
@@ -245,6 +249,7 @@ class TestKeys:
         wanted = jax.random.split(jax.random.key(5), 8)
         np.testing.assert_array_equal(jax.random.key_data(out), jax.random.key_data(wanted))
 
+    @pytest.mark.slow
     def test_raw_ones(self, mesh):
         f = pjit(lambda k: jax.random.normal(k, (4,)), in_shardings=NamedSharding(mesh, P()))
         np.testing.assert_array_equal(

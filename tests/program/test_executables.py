@@ -91,6 +91,7 @@ def test_an_executable_lives_as_long_as_its_programs(partitioner):
     assert len(EXECUTABLES) == 0
 
 
+@pytest.mark.slow
 def test_clear_caches_of_jax_and_a_forgotten_one(partitioner):
     one = program(partitioner)
     jax.clear_caches()

@@ -179,6 +179,7 @@ KEY_SHARDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("got", KEY_SHARDINGS)
 @pytest.mark.parametrize("asked", KEY_SHARDINGS)
 def test_keys(partitioner, asked, got):

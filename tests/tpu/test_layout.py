@@ -18,6 +18,7 @@ def placed(parts: tuple[Part, ...]) -> list[tuple[str, int]]:
     return [(p.dimension, p.size) for p in parts]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3),
     st.booleans(),

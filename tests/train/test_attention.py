@@ -51,6 +51,7 @@ def test_large_scores_do_not_overflow() -> None:
     np.testing.assert_allclose(found, whole(q, k, v), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_no_value_of_every_pair_of_positions_is_made() -> None:
     shapes = [jax.ShapeDtypeStruct((1, 4096, 2, SIZE), jnp.float32)] * 3
     step = jax.jit(jax.grad(lambda q, k, v: blockwise_attention(q, k, v, 64).sum(), (0, 1, 2)))

@@ -75,6 +75,7 @@ def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         opened(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_one_line_of_measurements(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         for step in range(1, 7):

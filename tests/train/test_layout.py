@@ -54,6 +54,7 @@ def test_the_mesh_must_have_all_devices() -> None:
     assert "data = 8\n  tensor = 1" in text
 
 
+@pytest.mark.slow
 def test_a_declaration_draws_its_first_values() -> None:
     drawn = Declaration((400, 50), ("embed", None), 0.5).initial(jax.random.key(0))
     assert drawn.dtype == np.float32

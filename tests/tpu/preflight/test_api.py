@@ -44,6 +44,7 @@ def report() -> PreflightReport:
     )
 
 
+@pytest.mark.slow
 def test_what_was_asked(report: PreflightReport) -> None:
     assert (report.name, report.title, report.outcome) == ("layers", "layers", "fits")
     assert (report.topology.name, report.topology.chips) == ("v5e:4x4", 16)

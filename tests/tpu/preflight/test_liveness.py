@@ -1,6 +1,7 @@
 """Which values are alive when a heap is fullest: made-up heaps, against a slow count."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ _VALUE = st.tuples(
 )  # offset, size, start, length
 
 
+@pytest.mark.slow
 @given(st.lists(_VALUE, min_size=1, max_size=12))
 def test_no_moment_takes_more(values: list[tuple[int, int, int, int]]) -> None:
     allocation = heap(*((f"v{i}", offset, size) for i, (offset, size, _, _) in enumerate(values)))

@@ -59,12 +59,14 @@ def facts(values: Values) -> list[Any]:
     return [*described, *((d.path, d.donated, d.result) for d in values.donations)]
 
 
+@pytest.mark.slow
 def test_the_text_of_a_refused_program_says_what_its_executable_would(both: Any) -> None:
     fits, too_large = map(describe_values, both)
     assert facts(fits) == facts(too_large)
     assert [r.path for r in fits.replications] == [r.path for r in too_large.replications]
 
 
+@pytest.mark.slow
 def test_it_says_what_explain_says(both: Any) -> None:
     fits = both[0]
     values, report = describe_values(fits), explain(fits.lowered)

@@ -108,6 +108,7 @@ def test_saving_lets_the_run_donate_and_go_on(tmp_path: Path) -> None:
             np.testing.assert_array_equal(np.asarray(ours), theirs)
 
 
+@pytest.mark.slow
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000004"]
@@ -320,6 +321,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 # The process around it.
 
 
+@pytest.mark.slow
 def test_signals_stay_the_callers(tmp_path: Path) -> None:
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -340,6 +342,7 @@ def test_signals_stay_the_callers(tmp_path: Path) -> None:
     check_same(restore(tmp_path).state, 3)
 
 
+@pytest.mark.slow
 def test_the_terminal_stays_quiet(own: Path, capfd: pytest.CaptureFixture, caplog: Any) -> None:
     with Checkpoints(own) as checkpoints:
         caplog.set_level(logging.DEBUG, "absl")

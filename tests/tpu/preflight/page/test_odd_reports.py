@@ -111,6 +111,7 @@ def test_the_point_of_what_holds_the_program_down_lies_on_its_line() -> None:
                 assert roofline.reached == pytest.approx(ceiling)
 
 
+@pytest.mark.slow
 def test_of_very_many_values_the_first_are_shown_and_the_others_counted() -> None:
     value = FITTING.inputs[0]
     many = tuple(replace(value, path=f"state[{n}]") for n in range(MOST_ROWS + 2345))
