@@ -339,6 +339,21 @@ def test_constraints_without_jax_array_and_without_a_mesh(mesh: Any) -> None:
             constrained("x")
 
 
+@pytest.mark.parametrize("jax_array", [True, False])
+def test_modules_of_a_lowered_function_in_the_dialect_of_2022(mesh: Any, jax_array: bool) -> None:
+    f = legacy.pjit(lambda x: jnp.sin(x) @ x.T, P("x"), P("x"))
+    with legacy.jax_array(jax_array), legacy.installed(), mesh:
+        ours, of_jax = f.lower(X), jax.jit(lambda x: jnp.sin(x) @ x.T).lower(X)
+        for lowered in (ours, of_jax):
+            text = lowered.as_text(dialect="mhlo")
+            assert "mhlo.sine" in text and "stablehlo.sine" not in text
+            assert str(lowered.compiler_ir(dialect="mhlo")).count("mhlo.dot_general") == 1
+            assert "stablehlo.sine" in lowered.as_text() == lowered.as_text("stablehlo")
+            assert "HloModule" in lowered.as_text(dialect="hlo")
+            (module,) = lowered.compile().compiler_ir()
+            assert "dot" in module.to_string()
+
+
 def test_resources_of_another_type_are_type_errors() -> None:
     for wrong in ("x", 3, {"a": "x"}):
         with pytest.raises(TypeError, match=r"in_axis_resources.* is ") as caught:

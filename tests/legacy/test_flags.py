@@ -34,6 +34,22 @@ def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_the_spmd_mode_is_kept_and_checked() -> None:
+    with legacy.installed():
+        assert jax.config.jax_spmd_mode == "allow_jit"
+        with jax.spmd_mode("allow_all"):
+            assert jax.config.jax_spmd_mode == legacy.config.jax_spmd_mode == "allow_all"
+            assert jax.jit(lambda x: x + 1)(1) == 2
+        assert jax.config.jax_spmd_mode == "allow_jit"
+        jax.config.update("jax_spmd_mode", "allow_all")
+        try:
+            assert legacy.config.read("jax_spmd_mode") == "allow_all"
+        finally:
+            jax.config.update("jax_spmd_mode", "allow_jit")
+        with pytest.raises(ConfigError, match="'sometimes'.*expected one of 'allow_jit'"):
+            jax.config.update("jax_spmd_mode", "sometimes")
+
+
 def test_without_a_word_it_is_the_world_of_arrays() -> None:
     assert legacy.world_in_force() == legacy.World(jax_array=True, output_gda=False)
     assert config.jax_pmap_no_rank_reduction is False
@@ -209,4 +225,5 @@ def test_buffers_of_pmap_lose_the_dimension_that_was_dealt_out_or_not() -> None:
 
 
 def test_the_table_names_every_flag_that_is_gone() -> None:
-    assert {entry.name for entry in ENTRIES} == {f"jax.config.{name}" for name in NAMES}
+    names = {f"jax.config.{name}" for name in (*NAMES, "jax_spmd_mode")}
+    assert {entry.name for entry in ENTRIES} == names | {"jax.spmd_mode"}

@@ -20,7 +20,7 @@ type Flag = Any
 """A setting: `flag.value` is what is in force, `flag(value)` a context for one thread."""
 
 
-def new_flag(name: str, default: bool, about: str, parse: Callable[[Any], bool]) -> Flag:
+def new_flag[T: (bool, str)](name: str, default: T, about: str, parse: Callable[[Any], T]) -> Flag:
     """Makes a setting that is part of what JAX tells traces and calls apart by.
 
     Args:
@@ -112,7 +112,7 @@ def show(flags: Sequence[Flag]) -> None:
             continue
         jax.config._contextmanager_flags.add(flag.name)
         jax.config.add_option(
-            flag.name, flag, bool, meta_args=[], meta_kwargs={"help": flag.__doc__}
+            flag.name, flag, type(flag.value), meta_args=[], meta_kwargs={"help": flag.__doc__}
         )
         setattr(config.Config, flag.name, _read_only(flag))
         if jax.config.use_absl:
@@ -187,5 +187,7 @@ def take_from_absl(flags: Sequence[Flag]) -> None:
 
 
 def _define(flag: Flag) -> None:
-    if flag.name not in jax.config.absl_flags.FLAGS:
-        jax.config.absl_flags.DEFINE_bool(flag.name, flag.value, help=flag.__doc__)
+    flags = jax.config.absl_flags
+    if flag.name not in flags.FLAGS:
+        define: Any = flags.DEFINE_bool if isinstance(flag.value, bool) else flags.DEFINE_string
+        define(flag.name, flag.value, help=flag.__doc__)

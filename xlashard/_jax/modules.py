@@ -9,6 +9,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo
+from jaxlib.mlir.dialects import mhlo
 
 from xlashard.lazily import dataclass
 
@@ -73,6 +74,19 @@ def to_text(module: Module, *, debug_info: bool = False) -> str:
 def to_bytecode(module: Module) -> bytes:
     """The module as MLIR bytecode."""
     return mlir.module_to_bytecode(module)
+
+
+def to_mhlo(module: Module) -> Module:
+    """Return the module with its operations in MHLO, the dialect before StableHLO."""
+    context = mlir.make_ir_context()
+    with context:
+        mhlo.register_mhlo_dialect(context)
+        mhlo.register_mhlo_passes()
+        converted = ir.Module.parse(to_bytecode(module))
+        passmanager.PassManager.parse("builtin.module(stablehlo-legalize-to-hlo)").run(
+            converted.operation
+        )
+    return converted
 
 
 def without_locations(module: Module) -> Module:

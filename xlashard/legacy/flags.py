@@ -5,6 +5,7 @@
 | `jax_array` | True | all arrays are `jax.Array`s, and all values of `pjit` are global |
 | `jax_parallel_functions_output_gda` | False | without `jax_array`: results are global arrays |
 | `jax_pmap_no_rank_reduction` | False | buffers of arrays of the era's `pmap` keep its dimension |
+| `jax_spmd_mode` | `allow_jit` | kept and checked; computations are allowed in each mode |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
 | `jax_distributed_debug` | JAX's own | each run of a program over many devices is logged |
 
@@ -46,6 +47,18 @@ def _truth(name: str, value: Any) -> bool:
     return _WORDS[word]
 
 
+_SPMD_MODES = ("allow_jit", "allow_pjit", "allow_all")
+
+
+def _spmd_mode(value: Any) -> str:
+    if value not in _SPMD_MODES:
+        raise ConfigError(
+            f"jax_spmd_mode is {value!r}; expected one of {', '.join(map(repr, _SPMD_MODES))}: "
+            "write jax.config.update('jax_spmd_mode', 'allow_all')"
+        )
+    return value
+
+
 def _flag(name: str, default: bool, about: str) -> legacy_flags.Flag:
     said = os.environ.get(name.upper(), "").strip()
     return legacy_flags.new_flag(
@@ -64,10 +77,16 @@ pmap_no_rank_reduction = _flag(
     False,
     "Buffers of arrays with a PmapSharding keep the dimension that pmap dealt out.",
 )
+spmd_mode = legacy_flags.new_flag(
+    "jax_spmd_mode",
+    _spmd_mode(os.environ.get("JAX_SPMD_MODE", "").strip() or _SPMD_MODES[0]),
+    "Which computations may take arrays that span processes; today all may.",
+    _spmd_mode,
+)
 enable_checks = legacy_flags.own_flag("jax_enable_checks")
 distributed_debug = legacy_flags.own_flag("jax_distributed_debug")
 
-OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction)
+OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mode)
 """The flags that today's JAX does not have."""
 
 # Whoever turns one of these on wants to see every call, also those that were seen before.

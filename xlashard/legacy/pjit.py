@@ -244,8 +244,6 @@ def _traced(
     """The function traced in its world, for this process's parts or for global shapes."""
     chosen = function.in_force()
     mesh = chosen.admit(kwargs, global_avals=global_avals)
-    if chosen.world.jax_array:
-        return stages.trace_call(chosen, args, kwargs)
     edge = None if global_avals else function.edge(chosen, mesh)
     if edge is None:
         return Traced(chosen, chosen.trace(args, kwargs), None)

@@ -1,5 +1,6 @@
 """Shardings by the names of the era, and what programs asked of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from xlashard import PmapSharding as TodaysPmapSharding
 from xlashard._jax.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
 from xlashard._jax.shardings import op_sharding as _proto
 from xlashard.legacy.parsed import ParsedPartitionSpec
-from xlashard.sharding import Sharding
+from xlashard.sharding import Sharding, from_jax
 from xlashard.sharding import XLACompatibleSharding as _Own
 
 
@@ -114,6 +115,19 @@ def op_sharding_of(sharding: Any, ndim: int) -> Any:
         ndim: The rank.
     """
     return _proto(jax_hlo_sharding(sharding, ndim))
+
+
+def is_compatible_aval(self: Any, aval_shape: Sequence[int]) -> None:
+    """Check that arrays of a rank can be placed so: a method of the era's shardings.
+
+    Args:
+        self: A sharding of JAX.
+        aval_shape: The shape of the array; the rank is checked.
+
+    Raises:
+        GeometryError: The rank is too low.
+    """
+    from_jax(self).check_compatible_aval(tuple(aval_shape))
 
 
 @property

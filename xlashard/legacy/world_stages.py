@@ -1,7 +1,7 @@
-"""Traced, lowered and compiled functions of a world without `jax_array`.
+"""Traced, lowered and compiled functions of the era, with the dialects and methods of 2022.
 
-They take and give what a call in that world would: this process's parts of arrays, unless they were
-made for global shapes. What they know of the program itself (`in_avals`, its text) is global.
+Without `jax_array` they take and give what a call would: this process's parts of arrays, unless
+they were made for global shapes. What they report of the program (`in_avals`, its text) is global.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from xlashard._jax.modules import to_mhlo, to_text
 from xlashard._jax.tracebacks import shortened
 from xlashard._jax.tracing import abstractify
 from xlashard.legacy.host_local import HostLocal
@@ -69,6 +70,27 @@ class Lowered(stages.Lowered):
         super().__init__(lowered._traced, *parts)
         self._host_local = host_local
 
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the module as text.
+
+        Args:
+            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
+            debug_info: Include the source locations.
+        """
+        if dialect == "mhlo":
+            return to_text(self.compiler_ir("mhlo"), debug_info=debug_info)
+        return super().as_text(dialect, debug_info=debug_info)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """Return the module as an object.
+
+        Args:
+            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
+        """
+        if dialect == "mhlo":
+            return to_mhlo(super().compiler_ir("stablehlo"))
+        return super().compiler_ir(dialect)
+
     @shortened
     def compile(
         self,
@@ -81,11 +103,13 @@ class Lowered(stages.Lowered):
         made = super().compile(
             compiler_options, share_binary=share_binary, device_assignment=device_assignment
         )
-        return Compiled(made._face, made._prepared, made._body, self._host_local)
+        function: Any = self._traced._function
+        kind = Compiled if function.world.jax_array else CompiledForParts
+        return kind(made._face, made._prepared, made._body, self._host_local)
 
 
 class Compiled(compiled.Compiled):
-    """A program whose arguments go where it takes them, but for global arrays, which must be there.
+    """A compiled program.
 
     Args:
         face: Its outside.
@@ -111,6 +135,14 @@ class Compiled(compiled.Compiled):
             return super().__call__(*args, **kwargs)
         return edge.lower(super().__call__(*edge.lift_dynamic(args)))
 
+    def compiler_ir(self) -> list[Any]:
+        """Return the optimised module of each partition, as an `HloModule` of jaxlib."""
+        return compiled_ir(self)
+
+
+class CompiledForParts(Compiled):
+    """A program that moves arguments to its devices; global arrays must be there."""
+
     def _check_places(self, values: Sequence[Any]) -> None:
         super()._check_places([v if is_global(v) else _type_of(v) for v in values])
 
@@ -118,3 +150,25 @@ class Compiled(compiled.Compiled):
 def _type_of(value: Any) -> jax.ShapeDtypeStruct:
     aval = abstractify(value)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def compiled_ir(self: Any) -> list[Any]:
+    """Return the optimised modules of a compiled stage: the era's `Compiled.compiler_ir`."""
+    return self.runtime_executable().hlo_modules()
+
+
+_AS_TEXT, _COMPILER_IR = jax.stages.Lowered.as_text, jax.stages.Lowered.compiler_ir
+
+
+def lowered_ir(self: Any, dialect: str | None = None) -> Any:
+    """Return the module of a lowered stage of JAX, also in the dialect `"mhlo"`."""
+    if dialect == "mhlo":
+        return to_mhlo(_COMPILER_IR(self, "stablehlo"))
+    return _COMPILER_IR(self, dialect)
+
+
+def lowered_text(self: Any, dialect: str | None = None, *, debug_info: bool = False) -> str:
+    """Return the text of a lowered stage of JAX, also in the dialect `"mhlo"`."""
+    if dialect == "mhlo":
+        return to_text(lowered_ir(self, dialect), debug_info=debug_info)
+    return _AS_TEXT(self, dialect, debug_info=debug_info)

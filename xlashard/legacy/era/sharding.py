@@ -9,6 +9,7 @@ from xlashard._jax.shardings import JaxNamedSharding as NamedSharding
 from xlashard._jax.shardings import JaxSharding as Sharding
 from xlashard._jax.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard.legacy.meshes import Mesh
+from xlashard.legacy.positional_sharding import PositionalSharding
 from xlashard.legacy.shardings import PmapSharding, XLACompatibleSharding
 from xlashard.legacy.specs import PartitionSpec
 
@@ -20,6 +21,7 @@ __all__ = [
     "OpShardingSharding",
     "PartitionSpec",
     "PmapSharding",
+    "PositionalSharding",
     "Sharding",
     "SingleDeviceSharding",
     "XLACompatibleSharding",

@@ -17,6 +17,20 @@ ENTRIES: tuple[Entry, ...] = (
         source="xlashard.legacy.flags:parallel_functions_output_gda",
         today="jax.jit(f, out_shardings=shardings)",
     ),
+    *(
+        Entry(
+            name=name,
+            gone="0.7.0",
+            treatment="differs",
+            source="xlashard.legacy.flags:spmd_mode",
+            today="jax.jit(f)(x)",
+            note=(
+                "It is kept and checked, and computations on arrays that span processes are "
+                "allowed in each mode, as in JAX today"
+            ),
+        )
+        for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
+    ),
     Entry(
         name="jax.config.jax_pmap_no_rank_reduction",
         gone="0.8.0",

@@ -103,5 +103,13 @@ ENTRIES: tuple[Entry, ...] = (
         for name, today in _REFUSED
     ),
     *members(_HOME, "0.8.0", _ERA, imports(_HOME)),
+    *(
+        Entry(f"jax.stages.{name}", gone, "works", f"xlashard.legacy.world_stages:{source}", today)
+        for name, gone, source, today in (
+            ("Lowered.as_text", "0.4.31", "lowered_text", "lowered.as_text('stablehlo')"),
+            ("Lowered.compiler_ir", "0.4.31", "lowered_ir", "lowered.compiler_ir('stablehlo')"),
+            ("Compiled.compiler_ir", "0.3.25", "compiled_ir", "compiled.as_text()"),
+        )
+    ),
     Entry(f"{_HOME}.xc", "0.8.0", "works", f"{_ERA}:xc", "import jax.extend.backend"),
 )

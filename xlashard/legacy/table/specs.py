@@ -44,6 +44,12 @@ _CLASSES = (
         "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
     ),
     (
+        "PositionalSharding",
+        "0.7.0",
+        "jax.sharding.NamedSharding(jax.make_mesh(shape, names), P(*names))",
+        "Results of `jax.jit` lie as `GSPMDSharding`s of the same tiles.",
+    ),
+    (
         "XLACompatibleSharding",
         "0.4.34",
         "jax.sharding.Sharding",
@@ -109,6 +115,27 @@ ENTRIES: tuple[Entry, ...] = (
         f"{_ERA}:PmapSharding",
         "jax.sharding.NamedSharding(mesh, P('devices'))",
         "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
+    ),
+    Entry(
+        "jax._src.sharding_impls.PositionalSharding",
+        "0.7.0",
+        "works",
+        f"{_ERA}:PositionalSharding",
+        "jax.sharding.NamedSharding(jax.make_mesh(shape, names), P(*names))",
+    ),
+    *(
+        Entry(
+            f"jax._src.{kind}.is_compatible_aval",
+            "0.4.24",
+            "works",
+            "xlashard.legacy.shardings:is_compatible_aval",
+            "sharding.shard_shape(shape)",
+        )
+        for kind in (
+            "named_sharding.NamedSharding",
+            "sharding_impls.GSPMDSharding",
+            "sharding_impls.SingleDeviceSharding",
+        )
     ),
     Entry(
         "jax._src.sharding_impls.GSPMDSharding._op_sharding",
