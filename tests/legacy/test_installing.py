@@ -172,6 +172,22 @@ def test_a_failure_leaves_nothing_behind() -> None:
     assert not hasattr(jax.config, "jax_array")
 
 
+@pytest.mark.parametrize(
+    ("module", "is_today"),
+    [("xlashard._jax.late", True), ("xlashard.late", True), ("jax.late", True), ("late", False)],
+)
+def test_modules_of_this_package_that_are_imported_late_get_what_jax_has_today(
+    module: str, is_today: bool
+) -> None:
+    with legacy.installed():
+        scope = {"__name__": module}
+        exec("from jax.sharding import PartitionSpec", scope)
+        exec("from jax.experimental.array_serialization import serialization as s", scope)
+        exec("found = s.run_deserialization", scope)
+    assert (scope["PartitionSpec"] is jax.sharding.PartitionSpec) is is_today
+    assert scope["found"].__module__.startswith("jax" if is_today else "xlashard.legacy")
+
+
 @pytest.mark.parametrize("module", ["jax.lib.xla_bridge", "jax._src.lib.xla_bridge"])
 def test_a_mock_of_the_process_index_reaches_jax(module: str) -> None:
     with legacy.installed():

@@ -184,6 +184,44 @@ def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
     assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
 
 
+def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
+    """Values in the spec itself, and a stack of stored arrays and of such values."""
+    upper, lower = specs_in(tmp_path, 2)
+    saving.run_serialization(
+        [device_put(V[:4], named("x")), device_put(V[4:], named("x"))], [upper, lower]
+    )
+    below = {
+        "input_inclusive_min": [4, 0],
+        "input_exclusive_max": [len(V), V.shape[1]],
+        "output": [{"input_dimension": 0, "offset": -4}, {"input_dimension": 1}],
+    }
+    # TensorStore asks for the domain of each layer.
+    top = {**upper, "schema": {"domain": {"shape": [4, V.shape[1]]}}}
+    values = {"driver": "array", "dtype": V.dtype.name, "array": V.tolist()}
+    bottom = {**values, "array": V[4:].tolist(), "transform": below}
+    specs = [
+        values,
+        tensorstore.Spec(values),
+        {"driver": "cast", "dtype": V.dtype.name, "base": values},
+        {"driver": "stack", "dtype": V.dtype.name, "layers": [top, {**lower, "transform": below}]},
+        {"driver": "stack", "dtype": V.dtype.name, "layers": [top, bottom]},
+    ]
+    out = saving.run_deserialization([named("x", "y")] * len(specs), specs)
+    for x in out:
+        np.testing.assert_array_equal(x, V)
+    (single,) = asyncio.run(one(values))
+    np.testing.assert_array_equal(single, V)
+    with pytest.raises(SerializationError, match="the array in the spec"):
+        saving.run_deserialization([named()], [{**values, "dtype": "no such type"}])
+    for wrong in ({"driver": "array", "dtype": "float32"}, {"driver": "zarr"}):
+        with pytest.raises(ArgumentError, match="says where an array is stored"):
+            saving.run_deserialization([named()], [wrong])
+
+
+async def one(spec: Any) -> list[Any]:
+    return [await saving.async_deserialize(named("x"), spec)]
+
+
 def test_files_that_were_written_in_2022(tmp_path: Path, spec: Any) -> None:
     # By TensorStore 0.1.19, of the numbers from 0 to 7 in two pieces.
     metadata = (

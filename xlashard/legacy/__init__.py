@@ -18,7 +18,7 @@
 | `pmap` | the era's `pmap`, whose results lie on their devices as they did |
 | `specs`, `markers` | the era's `PartitionSpec`, a tuple, and what may stand in its place |
 | `meshes`, `thread_resources` | the era's `Mesh`, and the one in force |
-| `shardings`, `sharding_specs` | placements by the era's names |
+| `shardings`, `sharding_specs`, `positional_sharding` | placements by the era's names |
 | `parsed`, `pjit_internals` | specs and XLA's shardings taken apart, as the era's pjit did |
 | `serialization` | checkpoints of single arrays, over TensorStore, which it asks for |
 | `multihost_utils` | values between processes |

@@ -49,7 +49,10 @@ class PositionalSharding(GSPMDSharding):
         *shape, replicas = ids.shape
         subgroups = ("replicated",) if replicas > 1 or not shape else ()
         dims = (*shape, replicas) if subgroups else shape
-        assignment = TileAssignment.listed(dims, ids.ravel().tolist(), subgroups)
+        if ids.size == 1:
+            assignment = TileAssignment.replicated()
+        else:
+            assignment = TileAssignment.listed(dims, ids.ravel().tolist(), subgroups)
         super().__init__(devices, assignment, memory_kind=memory_kind)
         self._ids = ids
 

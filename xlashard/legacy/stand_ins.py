@@ -110,9 +110,11 @@ def _is_private(name: str) -> bool:
 
 
 def _is_of_jax(frame: FrameType) -> bool:
-    """Whether JAX's own code asks."""
-    asking = frame.f_globals.get("__name__") or ""
-    return asking.partition(".")[0] in ("jax", "jaxlib")
+    """Return whether JAX's code asks, or a module of this package that was imported late."""
+    package, _, rest = (frame.f_globals.get("__name__") or "").partition(".")
+    if package == "xlashard":
+        return rest.partition(".")[0] != "legacy"
+    return package in ("jax", "jaxlib")
 
 
 class StandIn(ModuleType):

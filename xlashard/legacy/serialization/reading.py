@@ -22,7 +22,7 @@ from xlashard.errors import ArgumentError, GeometryError, SerializationError, Xl
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.serialization.coroutines import all_of, run_to_end
 from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
-from xlashard.legacy.serialization.specs import filling, unreadable
+from xlashard.legacy.serialization.specs import filling, is_chunked, unreadable
 from xlashard.legacy.worlds import World, world_in_force
 from xlashard.sharding import NamedSharding
 
@@ -185,7 +185,8 @@ async def _open(wanted: Wanted, opening: Opening) -> Any:
             open=True,
             assume_metadata=opening.assume_metadata,
             context=opening.context,
-            chunk_layout=opening.chunk_layout,
+            # TensorStore takes none for layers or values in a spec, which have their own.
+            **({"chunk_layout": opening.chunk_layout} if is_chunked(spec) else {}),
         )
 
     store = await opened(wanted.spec)
@@ -207,7 +208,10 @@ async def _read_piece(
     index = target.indices[numbers[0]]
     asked = tensorstore.IndexTransform(input_shape=target.shape)[index].domain
     there = store.domain.intersect(asked)
-    size = estimate_read_memory_footprint(store, there)
+    if store.chunk_layout.rank != store.rank:  # a stack, whose layers have layouts of their own
+        size = there.size * store.dtype.numpy_dtype.itemsize
+    else:
+        size = estimate_read_memory_footprint(store, there)
     if limiter is not None:
         await limiter.wait_for_bytes(size)
     try:

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ type Spec = dict[str, Any]
 """What `get_tensorstore_spec` gives, or any other spec of TensorStore's, as JSON has it."""
 
 _CHUNKED = ("zarr", "zarr3", "n5")
+# Drivers without a store of their own: of values in the spec, and of other drivers side by side.
+_WITHOUT_STORE = {"array": "array", "stack": "layers"}
 # How what is stored was cut and packed: its own files say so, and whoever reads need not know.
 _OF_THE_WRITER = ("compressor", "chunks", "codecs", "chunk_grid")
 _SHOWN = 4
@@ -84,9 +86,9 @@ def get_metadata(arr: Any) -> dict[str, Any]:
 def spec_to_write(given: Any, x: Any) -> Spec:
     """A spec with the metadata of an array, if it has none; the given one stays as it is."""
     spec = as_spec(given)
-    if door.spec_has_metadata(spec):
-        return spec
     inner = _innermost(spec)
+    if door.spec_has_metadata(spec) or not is_chunked(spec):
+        return spec
     if inner.get("driver") not in ("zarr", None):
         inner["metadata"] = dict(door.metadata_of_driver(x, inner["driver"]))
         return spec
@@ -103,19 +105,21 @@ def spec_to_read(given: Any) -> Spec:
     Parts that are missing are an error in it, where TensorStore would take them for zeros.
     """
     spec = as_spec(given)
-    inner = _innermost(spec)
-    if inner.get("driver") in _CHUNKED:
-        inner.setdefault("fill_missing_data_reads", False)
-    if isinstance(inner.get("metadata"), Mapping):
-        kept = {k: v for k, v in inner["metadata"].items() if k not in _OF_THE_WRITER}
-        inner["metadata"] = kept
+    for inner in _stored_parts(spec):
+        if inner.get("driver") in _CHUNKED:
+            inner.setdefault("fill_missing_data_reads", False)
+        if isinstance(inner.get("metadata"), Mapping):
+            kept = {k: v for k, v in inner["metadata"].items() if k not in _OF_THE_WRITER}
+            inner["metadata"] = kept
     return spec
 
 
 def filling(spec: Spec) -> Spec:
     """A spec to read in which parts that are missing are what the files say to fill them with."""
     out = copy.deepcopy(spec)
-    _innermost(out)["fill_missing_data_reads"] = True
+    for inner in _stored_parts(out):
+        if inner.get("driver") not in _WITHOUT_STORE:
+            inner["fill_missing_data_reads"] = True
     return out
 
 
@@ -127,13 +131,24 @@ def as_spec(given: Any) -> Spec:
     """
     if isinstance(given, door.tensorstore.Spec):
         given = given.to_json()
-    if not isinstance(given, Mapping) or not ("kvstore" in given or "base" in given):
+    if not isinstance(given, Mapping) or not _has_store(given):
         shown = f"a dict with keys {sorted(given)}" if isinstance(given, Mapping) else repr(given)
         raise ArgumentError(
             f"a TensorStore spec says where an array is stored, but here is {shown}: write "
             "get_tensorstore_spec('/checkpoints/step_100/w')"
         )
     return copy.deepcopy(dict(given))
+
+
+def is_chunked(spec: Spec) -> bool:
+    """Return whether a spec stores an array in chunks of its own layout."""
+    return _innermost(spec).get("driver") not in _WITHOUT_STORE
+
+
+def _has_store(spec: Mapping[str, Any]) -> bool:
+    """Return whether a spec names a store, or holds the values or the layers itself."""
+    values = _WITHOUT_STORE.get(spec.get("driver", ""))
+    return "kvstore" in spec or "base" in spec or (values is not None and values in spec)
 
 
 def _innermost(spec: Spec) -> Spec:
@@ -143,9 +158,22 @@ def _innermost(spec: Spec) -> Spec:
     return spec
 
 
+def _stored_parts(spec: Spec) -> Iterator[Spec]:
+    """Iterate over the specs that store, one for each layer of a stack."""
+    inner = _innermost(spec)
+    if inner.get("driver") != "stack":
+        yield inner
+        return
+    for layer in inner["layers"]:
+        if isinstance(layer, dict):
+            yield from _stored_parts(layer)
+
+
 def stored_at(given: Any) -> str:
-    """Where a spec says that an array is stored, as a person would write it."""
+    """Return the place where a spec stores an array, such as the path of its folder."""
     inner = _innermost(as_spec(given))
+    if "kvstore" not in inner:
+        return f"the {inner.get('driver')} in the spec"
     return _joined(_store_text(inner["kvstore"]), inner.get("path", ""))
 
 
