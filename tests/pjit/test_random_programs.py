@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import xlashard
-from tests.pjit.random_programs import checking
+from tests.pjit.random_programs import against_jax, checking
+from tests.pjit.random_programs.against_jax import find_difference
 from tests.pjit.random_programs.checking import find_failure
 from tests.pjit.random_programs.environment import plain, xlashard_sharded
 from tests.pjit.random_programs.generator import OPERATIONS, draw_program
@@ -43,6 +44,16 @@ def test_the_same_as_on_one_device(seeds):
 
 
 @pytest.mark.slow
+def test_the_same_as_jax_on_the_same_mesh(seeds):
+    for seed in seeds:
+        text = program_text(draw_program(seed))
+        failure = find_difference(text)
+        assert failure is None, (
+            f"{failure}\n\n--seed {seed} --against-jax makes it small:\n\n{text}"
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_programs_that_failed_once(path, partitioner):
     """They give what they give on one device, or else what XLA makes of them for jax.jit too."""
@@ -67,6 +78,17 @@ class TestDrawing:
         drawn = {name for seed in range(100) for name in draw_program(seed).operations()}
         assert drawn <= set(OPERATIONS) and len(drawn) > 70
         assert {"scan", "while_loop", "constrain", "inner_pjit", "gradient", "vmap"} <= drawn
+
+    @pytest.mark.slow
+    def test_the_meshes_and_shardings_that_it_draws(self):
+        programs = [draw_program(seed) for seed in range(100)]
+        texts = [program_text(p) for p in programs]
+        assert any(p.explicit for p in programs) and any(p.first for p in programs)
+        assert any(1 in dict(p.axes).values() for p in programs)
+        assert any("'none': None" in text.split("def f")[0] for text in texts)
+        assert any(a.resource == "None" for p in programs for a in p.arguments)
+        assert any("out_shardings=None" in text for text in texts)
+        assert any(p.call == "nested" for p in programs)
 
     @pytest.mark.slow
     def test_what_is_drawn_runs_by_itself(self):
@@ -147,6 +169,40 @@ def test_a_result_that_lies_elsewhere_than_asked_is_found(monkeypatch):
 def test_what_is_right_passes(monkeypatch):
     assert spoiled(monkeypatch) is None
     assert find_failure(PROGRAM, "gspmd") is None
+
+
+def spoiled_beside_jax(monkeypatch, wrap, text=PROGRAM):
+    """Puts a jit in place that is wrong in one way, and returns the difference to jax.jit."""
+
+    def library(mesh, named, *, as_jax):
+        right = xlashard_sharded(mesh, named, as_jax=as_jax)
+        return replace(right, pjit=lambda fun, **options: wrap(right.pjit, fun, options))
+
+    monkeypatch.setattr(against_jax, "xlashard_sharded", library)
+    return find_difference(text)
+
+
+def jit_unplaced(jit, fun, options):
+    return jit(fun, **{**options, "out_shardings": xlashard.UNSPECIFIED})
+
+
+def jit_that_refuses(jit, fun, options):
+    return lambda *args: raise_an_error(args)
+
+
+def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
+    found = spoiled_beside_jax(monkeypatch, jit_unplaced)
+    assert found is not None and found.kind == "shardings" and "result['a']" in found.message
+    found = spoiled_beside_jax(monkeypatch, jit_that_refuses)
+    assert found is not None and (found.kind, found.jax) == ("refused", "accepts it")
+    uneven = PROGRAM.replace("(8, 4)", "(6, 4)")  # which no argument may be
+    found = spoiled_beside_jax(monkeypatch, lambda jit, fun, options: jax.jit(fun), uneven)
+    assert found is not None and found.kind == "accepted" and "raises" in found.jax
+
+
+def test_what_jax_does_too_passes(monkeypatch):
+    for text in (PROGRAM, PROGRAM.replace("(8, 4)", "(6, 4)")):
+        assert spoiled_beside_jax(monkeypatch, lambda jit, fun, o: jit(fun, **o), text) is None
 
 
 def test_a_program_that_does_not_run_anywhere_is_a_failure():

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tests.conftest  # noqa: F401  gives this process its devices, before JAX is imported
+from tests.pjit.random_programs.against_jax import find_difference
 from tests.pjit.random_programs.checking import Failure, find_failure
 from tests.pjit.random_programs.description import Program
 from tests.pjit.random_programs.environment import jax_sharded
@@ -64,6 +65,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--partitioner", choices=["shardy", "gspmd"], help="instead of the one that is drawn"
     )
+    parser.add_argument(
+        "--against-jax",
+        action="store_true",
+        help="compare with jax.jit on the same mesh, also what is refused and where results lie",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -82,7 +88,8 @@ def _work(options: argparse.Namespace) -> int:
             with under(options.partitioner or header.partitioner):
                 run(text, jax_sharded(make_mesh(header)))
             continue
-        failure = find_failure(text, options.partitioner)
+        find = find_difference if options.against_jax else find_failure
+        failure = find(text, options.partitioner)
         if failure is not None:
             _say(failure=[failure.kind, failure.message, failure.jax], position=position)
             if request["stop"]:
@@ -101,6 +108,8 @@ def _run_worker(
         command = [sys.executable, "-m", __spec__.parent, "--worker", str(path)]
         if options.partitioner:
             command += ["--partitioner", options.partitioner]
+        if options.against_jax:
+            command.append("--against-jax")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found, position = [], 0
     for line in done.stdout.splitlines():

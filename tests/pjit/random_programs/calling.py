@@ -175,8 +175,8 @@ def _called(pool: Pool, around: str, *, decorator: str = "") -> Drawn:
 
 def _resource(pool: Pool, value: Value) -> str:
     """What a pjit inside says of an argument or result."""
-    if pool.dice.chance(0.3):
-        return "UNSPECIFIED"
+    if pool.dice.chance(0.4):
+        return pool.dice.pick(["UNSPECIFIED", "None"])
     spec = draw_spec(pool.dice, value.shape, pool.frame.axes, without=pool.taken)
     return f"place({spec})"
 

@@ -108,6 +108,7 @@ class Argument:
         resource: What `in_shardings` says of it.
         placed: The spec by which it is dealt out before the call, or None for not at all.
         donated: Whether the program may have its buffers.
+        wrapped: Whether it stands in a dict, beside a None.
     """
 
     value: Value
@@ -115,6 +116,7 @@ class Argument:
     resource: str
     placed: str | None = None
     donated: bool = False
+    wrapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,12 @@ class Program:
         arguments: Its arguments.
         steps: Its statements.
         results: Its results.
-        container: What they are returned in: `tuple`, `dict`, `nested` or `bare`.
+        container: What they are returned in: `tuple`, `dict`, `nested`, `holes` (with a None) or
+            `bare`.
         prefix: What `out_shardings` says of all results in one word, or None.
         options: Other keywords of pjit, with their values.
+        first: The position of the mesh's first device among all devices.
+        explicit: Whether the axes of the mesh are explicit.
     """
 
     seed: int
@@ -156,6 +161,8 @@ class Program:
     container: str
     prefix: str | None = None
     options: tuple[tuple[str, bool], ...] = ()
+    first: int = 0
+    explicit: bool = False
 
     def pruned(self) -> "Program":
         """Without statements that nothing needs."""

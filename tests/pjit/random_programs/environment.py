@@ -55,38 +55,54 @@ def plain() -> Library:
     )
 
 
-def jax_sharded(mesh: jax.sharding.Mesh) -> Library:
-    """JAX over the mesh."""
+def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
+    """JAX over the mesh; `named` writes shardings instead of specs."""
 
-    def place(spec: Any) -> Any:
+    def named_sharding(spec: Any) -> Any:
         return jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
 
-    def jit(fun: Callable[..., Any], **options: Any) -> Any:
-        # JAX takes no open dimension in a result's sharding.
-        options["out_shardings"] = jax.tree.map(
-            lambda x: xlashard.UNSPECIFIED if _is_open(x) else x,
-            options.get("out_shardings", xlashard.UNSPECIFIED),
-        )
-        return jax.jit(fun, **options)
+    def place(spec: Any) -> Any:
+        return named_sharding(spec) if named else spec
 
     return Library(
         "jax.jit with the same shardings",
-        jit,
-        jax.lax.with_sharding_constraint,
+        _with_closed_results(jax.jit),
+        jax.reshard if mesh.are_all_axes_explicit else jax.lax.with_sharding_constraint,
         place,
-        lambda x, spec: x if spec is None else jax.device_put(x, place(spec)),
+        lambda x, spec: x if spec is None else jax.device_put(x, named_sharding(spec)),
         _spread,
         _by_hand(mesh),
         jax.jit,
     )
 
 
+def _with_closed_results(jit: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave results unspecified for which a spec leaves a dimension open: JAX takes none."""
+
+    def compiled(fun: Callable[..., Any], **options: Any) -> Any:
+        options["out_shardings"] = jax.tree.map(
+            lambda x: xlashard.UNSPECIFIED if _is_open(x) else x,
+            options.get("out_shardings", xlashard.UNSPECIFIED),
+            is_leaf=lambda x: x is None or isinstance(x, P),
+        )
+        return jit(fun, **options)
+
+    return compiled
+
+
 def _is_open(x: Any) -> bool:
-    return isinstance(x, jax.sharding.NamedSharding) and P.UNCONSTRAINED in x.spec
+    spec = x.spec if isinstance(x, jax.sharding.NamedSharding) else x
+    return isinstance(spec, P) and P.UNCONSTRAINED in spec
 
 
-def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:
-    """This package over the mesh; `named` writes shardings instead of specs."""
+def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = False) -> Library:
+    """This package over the mesh; `named` writes shardings instead of specs.
+
+    Args:
+        mesh: The mesh.
+        named: Whether to write shardings instead of specs.
+        as_jax: Whether to compile with `xlashard.jit`, of what `jax_sharded` takes alone.
+    """
 
     def place(spec: Any) -> Any:
         if not named:
@@ -102,12 +118,13 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool) -> Library:
 
     return Library(
         "xlashard",
-        xlashard.pjit,
-        xlashard.with_sharding_constraint,
+        _with_closed_results(xlashard.jit) if as_jax else xlashard.pjit,
+        jax.reshard if mesh.are_all_axes_explicit else xlashard.with_sharding_constraint,
         place,
         put,
         _spread,
         _by_hand(mesh),
+        jax.jit if as_jax else lambda fun: fun,
     )
 
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.pjit.random_programs import calling, contracting, elementwise, shaping
 from tests.pjit.random_programs.description import (
@@ -16,7 +17,7 @@ from tests.pjit.random_programs.description import (
 )
 from tests.pjit.random_programs.dice import Dice
 from tests.pjit.random_programs.pool import Frame, NoFit, Pool
-from tests.pjit.random_programs.running import CALLS, MANNERS, SMOOTH_CALLS
+from tests.pjit.random_programs.running import CALLS, CALLS_OF_TREES, MANNERS, SMOOTH_CALLS
 from tests.pjit.random_programs.specs import draw_spec
 
 # None of 3 × 2: moving a value from ("y", "x") to ("x", "y") there ends the process in XLA's
@@ -28,6 +29,9 @@ MESHES = (
     (("x", 2), ("y", 2), ("z", 2)),
     (("x", 2), ("y", 2)),
     (("x", 4), ("y", 1)),
+    (("x", 1), ("y", 4)),
+    (("x", 2), ("y", 1), ("z", 2)),
+    (("x", 1), ("y", 1)),
     (("x", 6),),
     (("x", 3),),
 )
@@ -40,6 +44,8 @@ _SHARDING = {
 # As often as one of each is drawn.
 CHOICES = (*_GROUPS, *_GROUPS, calling.OPERATIONS, _SHARDING)
 OPERATIONS = {name: draw for group in CHOICES for name, draw in group.items()}
+DEVICES = 8
+"""How many there are, of which a mesh may have the last."""
 # Each draw may turn out not to fit.
 ATTEMPTS = 200
 
@@ -97,6 +103,8 @@ def _argument(dice: Dice, frame: Frame, dtype: str | None = None) -> Argument:
     resource = f"place({spec})" if way < 2 else "UNSPECIFIED"
     placed = spec if way in (1, 2) else None
     donated = dtype != "key" and dice.chance(0.1)
+    if way == 3 and dice.chance(0.5):
+        resource = "None"
     return Argument(value, text, resource, placed, donated)
 
 
@@ -121,26 +129,32 @@ def _finished(
     results = tuple(Result(v, _result_resource(dice, v, axes)) for v in chosen)
     prefix = None
     if dice.chance(0.15):
-        prefix = dice.pick(["place(P())", "UNSPECIFIED", "place(None)"])
+        prefix = dice.pick(["place(P())", "UNSPECIFIED", "place(None)", "None"])
+    if call in CALLS_OF_TREES:
+        arguments = tuple(replace(a, wrapped=dice.chance(0.15)) for a in arguments)
+    explicit = dice.chance(0.15)
+    count = math.prod(size for _, size in axes)
     return Program(
         seed=seed,
         axes=axes,
         backwards=dice.chance(0.15),
-        manner=dice.pick(MANNERS),
+        manner=dice.pick([m for m in MANNERS if m != "with" or not explicit]),
         call=call,
         partitioner=dice.pick(["shardy", "gspmd"]),
         arguments=arguments,
         steps=steps,
         results=results,
-        container=dice.pick(["tuple", "dict", "nested", "bare"]),
+        container=dice.pick(["tuple", "dict", "nested", "holes", "bare"]),
         prefix=prefix,
         options=tuple((name, True) for name in ("keep_unused", "inline") if dice.chance(0.1)),
+        first=dice.pick([0, 0, 0, DEVICES - count]),
+        explicit=explicit,
     )
 
 
 def _result_resource(dice: Dice, value: Value, axes: tuple[tuple[str, int], ...]) -> str:
     if dice.chance(0.4):
-        return "UNSPECIFIED"
+        return dice.pick(["UNSPECIFIED", "UNSPECIFIED", "UNSPECIFIED", "None"])
     # GSPMD replicates a result of which it would cut an open dimension unevenly, whatever its other
     # dimensions are to be.
     count = math.prod(size for _, size in axes)

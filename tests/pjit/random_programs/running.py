@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 from tests.pjit.random_programs.environment import Library, P, environment, scalar
 
@@ -23,7 +24,9 @@ class Module:
     Attributes:
         f: The function.
         axes: Names and sizes of the mesh's axes.
+        first: The position of the mesh's first device among all devices.
         backwards: Whether the mesh has its devices in reverse order.
+        explicit: Whether the axes of the mesh are explicit.
         manner: One of `MANNERS`.
         call: One of `CALLS`.
         partitioner: `shardy` or `gspmd`.
@@ -41,6 +44,8 @@ class Module:
     arguments: tuple[Any, ...]
     placed: tuple[Any, ...]
     options: Mapping[str, Any]
+    first: int = 0
+    explicit: bool = False
 
     @classmethod
     def read(cls, text: str, library: Library) -> "Module":
@@ -53,7 +58,8 @@ class Module:
         if names["donated"]:
             options["donate_argnums"] = names["donated"]
         wanted = ("axes", "backwards", "manner", "call", "partitioner", "arguments", "placed")
-        return cls(names["f"], options=options, **{key: names[key] for key in wanted})
+        later = {key: names[key] for key in ("first", "explicit") if key in names}
+        return cls(names["f"], options=options, **{key: names[key] for key in wanted}, **later)
 
     @property
     def floats(self) -> tuple[int, ...]:
@@ -72,12 +78,14 @@ def read_header(text: str) -> Module:
 
 
 def make_mesh(module: Module) -> jax.sharding.Mesh:
-    """The mesh that a program asks for, over the first devices."""
+    """Return the mesh that a program asks for."""
     sizes = tuple(module.axes.values())
-    devices = jax.devices()[: int(np.prod(sizes))]
+    devices = jax.devices()[module.first :][: int(np.prod(sizes))]
     if module.backwards:
         devices = devices[::-1]
-    return jax.sharding.Mesh(np.array(devices).reshape(sizes), tuple(module.axes))
+    kind = AxisType.Explicit if module.explicit else AxisType.Auto
+    grid = np.array(devices).reshape(sizes)
+    return jax.sharding.Mesh(grid, tuple(module.axes), axis_types=(kind,) * len(sizes))
 
 
 @contextlib.contextmanager
@@ -91,19 +99,22 @@ def under(partitioner: str) -> Any:
         jax.config.update("jax_use_shardy_partitioner", before)
 
 
-def run(text: str, library: Library, mesh: jax.sharding.Mesh | None = None) -> list[Any]:
+def run(
+    text: str, library: Library, mesh: jax.sharding.Mesh | None = None, manner: str | None = None
+) -> list[Any]:
     """What the program gives, each time that it is called.
 
     Args:
         text: The program.
         library: Where its functions come from.
         mesh: The mesh in force, in the program's manner; None for none.
+        manner: Instead of the program's.
     """
     module = Module.read(text, library)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*donat", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*with mesh", category=DeprecationWarning)
-        with _in_force(mesh, module.manner):
+        with _in_force(mesh, manner or module.manner):
             # What fails while it runs should fail here.
             return jax.block_until_ready(CALLS_BY_NAME[module.call](module, library))
 
@@ -116,7 +127,10 @@ def _in_force(mesh: jax.sharding.Mesh | None, manner: str) -> Any:
 
 def _given(module: Module, library: Library) -> list[Any]:
     """The arguments, dealt out anew: some are donated."""
-    return [library.put(x, spec) for x, spec in zip(module.arguments, module.placed, strict=True)]
+    return [
+        jax.tree.map(lambda leaf, spec=spec: library.put(leaf, spec), x)
+        for x, spec in zip(module.arguments, module.placed, strict=True)
+    ]
 
 
 def _compiled(module: Module, library: Library) -> Any:
@@ -134,7 +148,9 @@ def _anew(module: Module, library: Library) -> list[Any]:
     outs = [f(*module.arguments), f(*given(module, library))]
     # Under jax.set_mesh, jnp.asarray gives arrays that are committed to the mesh.
     if not module.options.get("donate_argnums") and module.manner != "set_mesh":
-        outs.append(f(*(jnp.asarray(x) if _is_host(x) else x for x in module.arguments)))
+        outs.append(
+            f(*jax.tree.map(lambda x: jnp.asarray(x) if _is_host(x) else x, module.arguments))
+        )
     return [*outs, f(*module.arguments), f(*given(module, library))]
 
 
@@ -145,6 +161,11 @@ def _is_host(x: Any) -> bool:
 def _lower(module: Module, library: Library) -> list[Any]:
     compiled = _compiled(module, library).lower(*_given(module, library)).compile()
     return [compiled(*_given(module, library)) for _ in range(2)]
+
+
+def _nested(module: Module, library: Library) -> list[Any]:
+    f = _compiled(module, library)
+    return [library.pjit(lambda *args: f(*args))(*_given(module, library))]
 
 
 def _jit(module: Module, library: Library) -> list[Any]:
@@ -210,12 +231,20 @@ CALLS_BY_NAME: Mapping[str, Callable[[Module, Library], list[Any]]] = {
     "anew": _anew,
     "lower": _lower,
     "jit": _jit,
+    "nested": _nested,
     "grad": _grad,
     "remat": _remat,
     "jvp": _jvp,
     "vmap": _vmap,
 }
-CALLS = ("call",) * 4 + ("anew",) * 3 + ("lower",) * 2 + ("jit", "grad", "remat", "jvp", "vmap")
+CALLS = (
+    ("call",) * 4
+    + ("anew",) * 3
+    + ("lower",) * 2
+    + ("jit", "nested", "grad", "remat", "jvp", "vmap")
+)
 """How the program is called, as often as each is drawn."""
 SMOOTH_CALLS = ("grad", "remat", "jvp")
 """Those that take derivatives."""
+CALLS_OF_TREES = ("call", "anew", "lower", "jit", "nested")
+"""Those that call the program as it is, with arguments of any structure."""

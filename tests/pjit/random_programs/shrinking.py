@@ -42,6 +42,8 @@ def _smaller(program: Program) -> Iterator[Program]:
         ("prefix", None),
         ("call", "call"),
         ("backwards", False),
+        ("first", 0),
+        ("explicit", False),
         ("options", ()),
         ("manner", "named"),
         ("container", "tuple"),
@@ -54,7 +56,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 def _less_said(program: Program) -> Iterator[Program]:
     """With one sharding, placement or donation less."""
-    silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False}
+    silent = {"resource": "UNSPECIFIED", "placed": None, "donated": False, "wrapped": False}
     for field in ("arguments", "results"):
         for i, each in enumerate(getattr(program, field)):
             for name, value in silent.items():

@@ -13,7 +13,7 @@ def program_text(program: Program) -> str:
     It uses the names of `running.environment`, and binds those that `running.Module` reads.
     """
     args = program.arguments
-    ins = [a.resource for a in args]
+    ins = [_wrapped(a.resource, a.wrapped) for a in args]
     placed = [a.placed or "None" for a in args]
     donated = tuple(i for i, a in enumerate(args) if a.donated)
     names = [r.value.name for r in program.results]
@@ -22,11 +22,13 @@ def program_text(program: Program) -> str:
         f'"""Random program {program.seed}."""',
         "",
         f"axes = {dict(program.axes)}",
+        f"first = {program.first}",
         f"backwards = {program.backwards}",
+        f"explicit = {program.explicit}",
         f"manner = {program.manner!r}",
         f"call = {program.call!r}",
         f"partitioner = {program.partitioner!r}",
-        f"arguments = {_tuple(a.text for a in args)}",
+        f"arguments = {_tuple(_wrapped(a.text, a.wrapped) for a in args)}",
         f"placed = {_tuple(placed)}",
         f"in_shardings = {_tuple(ins)}",
         f"out_shardings = {program.prefix or _contained(outs, program.container)}",
@@ -35,6 +37,7 @@ def program_text(program: Program) -> str:
         "",
         "",
         f"def f({', '.join(a.value.name for a in args)}):",
+        *(f"{INDENT}{a.value.name} = {a.value.name}['a']" for a in args if a.wrapped),
         *_body(program.steps, _contained(names, program.container), INDENT),
     ]
     return "\n".join(lines) + "\n"
@@ -70,6 +73,10 @@ def _tuple(texts: Iterable[str]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
+def _wrapped(text: str, wrapped: bool) -> str:
+    return f"{{'a': {text}, 'none': None}}" if wrapped else text
+
+
 def _contained(texts: list[str], container: str) -> str:
     if container == "bare" and len(texts) == 1:
         return texts[0]
@@ -79,6 +86,8 @@ def _contained(texts: list[str], container: str) -> str:
             + ", ".join(f'"{name}": {t}' for name, t in zip("abcdefgh", texts, strict=False))
             + "}"
         )
+    if container == "holes":
+        return f"{{'first': {texts[0]}, 'none': None, 'rest': {_tuple(texts[1:])}}}"
     if container == "nested":
         return _tuple([texts[0], '{"rest": [' + ", ".join(texts[1:]) + "]}"])
     return _tuple(texts)

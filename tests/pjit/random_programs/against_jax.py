@@ -1,0 +1,83 @@
+"""Compare what programs do under `xlashard.jit` and under `jax.jit`, on the same mesh."""
+
+from typing import Any
+
+import jax
+
+from tests.pjit.random_programs.checking import Failure, Wrong, compare, first_line
+from tests.pjit.random_programs.environment import Library, jax_sharded, xlashard_sharded
+from tests.pjit.random_programs.running import CALLS_OF_TREES, make_mesh, read_header, run, under
+
+ACCEPTED, REFUSED = "accepted", "refused"
+
+
+def find_difference(text: str, partitioner: str | None = None) -> Failure | None:
+    """Run a program under both, and return where they differ.
+
+    Compared are whether it is refused, and of its results trees, dtypes, weak types, values and
+    types. Their shardings too where the program is called as it is: within a transformation JAX
+    and xlashard cut a program into different pieces, and each piece has shardings of its own. Not
+    where it closes over a placed array, which is a constant to JAX and an argument here, nor where
+    no result needs a placed argument: JAX drops those before it looks where arguments are.
+
+    Args:
+        text: The program.
+        partitioner: Instead of the one that it names.
+    """
+    header = read_header(text)
+    mesh = make_mesh(header)
+    # jax.jit takes no notice of `with mesh:`.
+    manner = "set_mesh" if header.manner == "with" else header.manner
+    named = manner == "named"
+    exact = header.call in CALLS_OF_TREES and "table(" not in text
+    with under(partitioner or header.partitioner):
+        theirs = _outcome(text, jax_sharded(mesh, named), mesh, manner)
+        ours = _outcome(text, xlashard_sharded(mesh, named, as_jax=True), mesh, manner)
+        if isinstance(theirs, Exception) or isinstance(ours, Exception):
+            return _compare_refusals(ours, theirs)
+        try:
+            for mine, right in zip(ours, theirs, strict=True):
+                compare(mine, right)
+                _compare_places(mine, right, exact=exact)
+        except Wrong as wrong:
+            return Failure(wrong.failure.kind, wrong.failure.message, "the other value")
+    return None
+
+
+def _outcome(text: str, library: Library, mesh: Any, manner: str) -> Any:
+    """Return the results of a program, or the error with which it was refused."""
+    try:
+        return run(text, library, mesh, manner)
+    except Exception as error:
+        return error
+
+
+def _compare_refusals(ours: Any, theirs: Any) -> Failure | None:
+    if not isinstance(theirs, Exception):
+        return Failure(REFUSED, first_line(ours), "accepts it")
+    if not isinstance(ours, Exception):
+        return Failure(ACCEPTED, "it runs", f"raises {first_line(theirs)}")
+    return None
+
+
+def _compare_places(got: Any, wanted: Any, *, exact: bool) -> None:
+    """Compare types, and with `exact` shardings and whether results are bound to their devices."""
+    if not any(right.committed for right in jax.tree.leaves(wanted)):
+        return  # JAX found nothing to place the program by
+    leaves = zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True)
+    for (path, mine), right in leaves:
+        name = "result" + jax.tree_util.keystr(path)
+        if jax.typeof(mine) != jax.typeof(right):
+            mesh = jax.typeof(mine).sharding, jax.typeof(right).sharding
+            raise Wrong("types", f"{name}: {jax.typeof(mine)}, {mesh[0]} instead of {mesh[1]}")
+        if exact and not _is_same_place(mine, right):
+            raise Wrong("shardings", f"{name}: {mine.sharding} instead of {right.sharding}")
+        if exact and mine.committed != right.committed:
+            raise Wrong("committed", f"{name}: {mine.committed} instead of {right.committed}")
+
+
+def _is_same_place(mine: Any, right: Any) -> bool:
+    """Compare shardings; by their tiles where JAX has no names for them."""
+    if isinstance(right.sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding):
+        return mine.sharding == right.sharding
+    return mine.sharding.is_equivalent_to(right.sharding, right.ndim)
