@@ -311,15 +311,14 @@ def place_witness(devices: tuple[Device, ...], mesh: Mesh | AbstractMesh | None)
     their results, from the primitives that they know, in whatever jaxpr those stand. As a parameter
     of an equation of ours (`witness`) this jaxpr tells them, and nothing of it is ever run.
     """
-    if mesh is None and not devices:
+    if not devices:
         return _Witness()
-    if mesh is None or (devices and not mesh.are_all_axes_auto):
-        # Explicit axes are part of types, where JAX finds them.
+    if not isinstance(mesh, Mesh):
         everywhere = JaxGSPMDSharding.get_replicated(device_list(devices))
     else:
         everywhere = JaxNamedSharding(mesh, jax.sharding.PartitionSpec())
-    constrain = partial(jax.lax.with_sharding_constraint, shardings=everywhere)
-    return _Witness([jax.make_jaxpr(constrain)(0.0)])
+    # A call takes a sharding on explicit axes, where a constraint would have to be the type's.
+    return _Witness([jax.make_jaxpr(jax.jit(lambda x: x, out_shardings=everywhere))(0.0)])
 
 
 def _print_without_witness(eqn: Any, context: Any, settings: Any) -> Any:
