@@ -70,7 +70,7 @@ def dispatched[F: Called](
     own = {
         **methods,
         "clear_cache": clear_cache,
-        "_cache_size": lambda: dispatcher._cache_size(),
+        "_cache_size": lambda: type(dispatcher)._cache_size(dispatcher),
         "__deepcopy__": lambda memo: call,
         "__reduce_ex__": lambda protocol: _named(call) or (remake, (function,)),
     }
