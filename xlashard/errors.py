@@ -70,11 +70,13 @@ class UnknownAxisError(GeometryError):
 
     Attributes:
         axis: The name.
-        dim: The dimension it was given for.
+        dim: The dimension it was given for; None for an axis of `unreduced` or `reduced`.
         mesh_axes: The names that the mesh has.
     """
 
-    def __init__(self, message: str, *, axis: str, dim: int, mesh_axes: Sequence[str]) -> None:
+    def __init__(
+        self, message: str, *, axis: str, dim: int | None, mesh_axes: Sequence[str]
+    ) -> None:
         super().__init__(message)
         self.axis = axis
         self.dim = dim
@@ -181,6 +183,10 @@ class DeletedError(XlashardError, RuntimeError):
 
 class NotAddressableError(XlashardError, RuntimeError):
     """A value that is not wholly in this process."""
+
+
+class UnreducedError(XlashardError, RuntimeError):
+    """A use of an unreduced array for which its partial results would have to be reduced first."""
 
 
 class TransferGuardError(XlashardError, RuntimeError):

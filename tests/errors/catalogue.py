@@ -138,6 +138,7 @@ TOPICS = (
     "report",
     "pictures",
     "shardings",
+    "unreduced",
     "parsing",
     "constructors",
     "pmap",

@@ -35,6 +35,7 @@ ROLL = "needs several processes, which are threads in tests/processes/test_roll_
 WORLDS = "needs several processes, which tests/legacy/pod_worlds.py has"
 PODS = "needs several processes, which the scripts pod_*.py in tests/multihost are"
 AGREEMENT = "needs several processes, which tests/program/agreeing.py and sharing.py have"
+GSPMD = "needs the GSPMD partitioner, under which tests/pjit/test_unreduced.py calls it"
 PLANS = "a plan that pjit and compile_stablehlo never make; tests/program makes them by hand"
 FOREIGN = "one of many texts of tests/program/goldens/foreign/errors.txt"
 COMPILER = "the compilers at hand never do it; tests stand in for one that does"
@@ -89,6 +90,9 @@ UNREACHED = {
     ("legacy/stand_ins.py", "get", ""): OWN_WORDS,
     ("legacy/refusals.py", "__getattr__", ""): OWN_WORDS,
     ("legacy/era/util.py", "split_dict", ""): "as it was: the key alone; test_everyday.py",
+    ("array/attempts.py", "_check_unreduced", ""): GSPMD,
+    ("pjit/reductions.py", "check_reductions", "GSPMD"): GSPMD,
+    ("program/annotate.py", "_gspmd_text", ""): GSPMD,
     ("pjit/arguments.py", "_compatible", "{error}"): "JAX's own arrays carry its own shardings",
     ("pjit/arguments.py", "_compatible", "one shape only"): "as above: JAX refuses others before",
     ("pjit/arguments.py", "check_concrete", "raise error"): PASSED_ON,

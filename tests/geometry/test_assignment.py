@@ -98,8 +98,6 @@ def test_a_spec_is_found_exactly_where_there_is_one(grid, data):
         ("{devices=[8]7,6,5,4,3,2,1,0}", "in no order that the mesh"),
         ("{devices=[4]<=[4]}", "for 4 devices, not 8"),
         ("{{replicated}}", "each of its elements"),
-        ("{unreduced}", "partial sums"),
-        ("{devices=[2,4]<=[8] last_tile_dims={unreduced}}", "partial sums"),
         ("{devices=[2,4]<=[8] last_tile_dims={manual}}", "sub-group"),
         ("{manual}", "manual"),
         ("{maximal device=0}", "gives the other devices nothing"),

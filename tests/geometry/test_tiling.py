@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from tests.geometry import oracle
 from tests.geometry.oracle import all_specs, grid_id, small_grids
 from xlashard.errors import DivisibilityError, GeometryError, GridError, RankError, TilingError
-from xlashard.geometry import UNCONSTRAINED, MeshGrid, Spec, TileAssignment, Tiling, parse_spec
+from xlashard.geometry import (
+    UNCONSTRAINED,
+    MeshGrid,
+    Spec,
+    TileAssignment,
+    Tiling,
+    parse_spec,
+    spec_from_tile_assignment,
+)
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 
@@ -127,6 +135,8 @@ def test_iota_and_list_that_say_the_same_are_equal(data):
     ndim = 2 - len(kinds)
     tilings = [Tiling.from_tile_assignment(ta, ndim, total) for ta in (iota, listed)]
     assert tilings[0] == tilings[1]
+    if tilings[0].is_partial:
+        return
     tile_of = {int(d): divmod(i, dims[1]) for i, d in enumerate(devices)}
     tiles = [tile_of[d][:ndim] for d in range(total)]
     check_against_oracle(tilings[0], tiles, dims[:ndim], tuple(d * 2 for d in dims[:ndim]))
@@ -226,10 +236,59 @@ def test_assignments_that_are_no_tiling(text, ndim, devices, words):
 
 def test_assignments_that_leave_everything_everywhere():
     whole = Tiling.replicated(4, 1)
-    for text in ("{replicated}", "{unreduced}"):
-        assert Tiling.from_tile_assignment(TileAssignment.parse_text(text), 1, 4) == whole
+    assert Tiling.from_tile_assignment(TileAssignment.replicated(), 1, 4) == whole
+    alone = Tiling.from_tile_assignment(TileAssignment.unreduced(), 1, 1)
+    assert alone == Tiling.replicated(1, 1)
     single = TileAssignment.maximal(0)
     assert Tiling.from_tile_assignment(single, 3, 1) == Tiling.replicated(1, 3)
+
+
+@given(st.data())
+def test_partial_results_go_to_hlo_and_to_specs_and_back(data):
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    grid = MeshGrid(tuple("wxyz"[: len(sizes)]), tuple(sizes))
+    axes = data.draw(st.permutations(grid.axis_names))
+    borders = sorted(data.draw(st.integers(0, len(axes))) for _ in range(3))
+    first, second, summed = (tuple(axes[a:b]) for a, b in zip((0, *borders), borders, strict=False))
+    spec = Spec((first, second), frozenset(summed), reduction="sum" if summed else "")
+    tiling = Tiling.from_spec(grid, spec, 2)
+    addends = int(np.prod([grid.shape[a] for a in summed]))
+    assert tiling.is_partial == (addends > 1)
+    assert tiling.num_tiles * tiling.addends * tiling.num_replicas == grid.size
+    assignment = tiling.to_tile_assignment()
+    again = TileAssignment.from_spec(grid, spec.whole, 2, unreduced=summed)
+    if addends == 1:
+        assert not tiling.reduction
+        return
+    assert assignment == again
+    assert Tiling.from_tile_assignment(assignment, 2, grid.size) == tiling
+    found = spec_from_tile_assignment(grid, assignment)
+    assert found.unreduced == {a for a in summed if grid.shape[a] > 1}
+    assert Tiling.from_spec(grid, found, 2) == tiling
+    order = data.draw(st.permutations(range(grid.size)))
+    back = sorted(range(grid.size), key=order.__getitem__)
+    assert tiling.reordered(order).reordered(back) == tiling
+
+
+def test_partial_results_are_no_slices():
+    grid = MeshGrid(("x", "y"), (2, 2))
+    partial = Tiling.from_spec(grid, Spec((("y",),), frozenset("x"), reduction="max"), 1)
+    assert partial.shard_shape((4,)) == (2,)
+    assert (partial.num_tiles, partial.addends, partial.num_replicas) == (2, 2, 1)
+    assert not partial.is_replicated
+    assert partial != Tiling.from_spec(grid, Spec((("y",),)), 1)
+    assert partial != Tiling.from_spec(grid, Spec((("y",),), frozenset("x"), reduction="sum"), 1)
+    reads = [
+        lambda: partial.indices((4,)),
+        lambda: partial.indices((4,), [0]),
+        lambda: partial.tile_ids(),
+        lambda: partial.replica_ids([1]),
+        lambda: partial.coordinates(),
+        lambda: partial.holders(0),
+    ]
+    for read in reads:
+        with pytest.raises(TilingError, match="one of 2 partial results of a pending max"):
+            read()
 
 
 @pytest.mark.parametrize(

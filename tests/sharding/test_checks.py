@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
-from xlashard.errors import ShardingError
+from xlashard.errors import ShardingError, UnknownAxisError
 from xlashard.sharding import from_jax
 
 
@@ -35,15 +35,16 @@ def test_wrong_parts_are_told(make, text):
         make()
 
 
-def test_partial_sums_are_no_sharding_of_an_array():
-    on = mesh(jax.sharding.AxisType.Explicit)
-    spec = P("data", unreduced={"model"})
-    for make in (
-        lambda: NamedSharding(on, spec),
-        lambda: from_jax(jax.sharding.NamedSharding(on, spec)),
-    ):
-        with pytest.raises(ShardingError, match=r"unreduced=.*partial sums, which no array holds"):
-            make()
+def test_only_explicit_axes_are_unreduced_or_reduced():
+    for name in ("unreduced", "reduced"):
+        spec = P("data", **{name: {"model"}})
+        own = NamedSharding(mesh(jax.sharding.AxisType.Explicit), spec)
+        theirs = jax.sharding.NamedSharding(own.mesh, spec)
+        assert own == theirs == from_jax(theirs)
+        with pytest.raises(ShardingError, match=f"'model' is an axis of type Auto.*be {name}"):
+            NamedSharding(mesh(jax.sharding.AxisType.Auto), spec)
+        with pytest.raises(UnknownAxisError, match=f"{name} names the axis 'modle'.*'model'"):
+            NamedSharding(own.mesh, P("data", **{name: {"modle"}}))
 
 
 def test_a_sharding_of_ones_own_may_leave_the_rest_out():

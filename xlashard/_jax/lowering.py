@@ -169,7 +169,7 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
         open_dims: Dimensions left to the partitioner (HLO form; in Shardy's the text says it).
     """
     if uses_shardy():
-        return mlir.dialects.sdy.sharding_constraint(x, ir.Attribute.parse(text))
+        return modules.shardy_constraint(x, text)
     return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
 
 

@@ -47,15 +47,17 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A sharding that stands inside the body, as an operation of GSPMD.
+    """A sharding that stands inside the body, as an operation of GSPMD or of Shardy.
 
     Attributes:
-        text: The HLO sharding.
-        open_dims: Dimensions that the partitioner may still cut.
+        text: The HLO sharding, or Shardy's attribute.
+        open_dims: Dimensions that the partitioner may still cut; in Shardy's the text has them.
+        shardy: Whether it is Shardy's.
     """
 
     text: str
     open_dims: tuple[int, ...] = ()
+    shardy: bool = False
 
 
 class Place(NamedTuple):
@@ -313,6 +315,11 @@ def sharding_call(value: Value, constraint: Constraint) -> Any:
     return op
 
 
+def shardy_constraint(value: Value, text: str) -> Value:
+    """The operation by which Shardy pins the sharding of a value, here at the insertion point."""
+    return mlir.dialects.sdy.sharding_constraint(value, ir.Attribute.parse(text))
+
+
 def constrain_ends(
     main: Function,
     args: Sequence[Constraint | None],
@@ -331,7 +338,9 @@ def constrain_ends(
                     value.replace_all_uses_except(op.result, op.operation)
         with ir.InsertionPoint(ret):
             for i, constraint in enumerate(results):
-                if constraint is not None:
+                if constraint is not None and constraint.shardy:
+                    ret.operands[i] = shardy_constraint(ret.operands[i], constraint.text)
+                elif constraint is not None:
                     pinned = sharding_call(ret.operands[i], constraint).result
                     # GSPMD lets a pin go that a program ends with, so something has to follow it.
                     ret.operands[i] = hlo.optimization_barrier([pinned])

@@ -92,18 +92,24 @@ def listed_sharding(
 
 
 def sdy_array(
-    axes: Sequence[tuple[str, int]], entries: Sequence[Any], order: Sequence[int], ndim: int
+    axes: Sequence[tuple[str, int]],
+    spec: jax.sharding.PartitionSpec,
+    order: Sequence[int],
+    ndim: int,
 ) -> Any:
     """What JAX's lowering rules tell Shardy of a value of a rank.
 
     Args:
         axes: Names and sizes of the axes of a mesh.
-        entries: The entries of a partition spec on it.
+        spec: A partition spec on it.
         order: The order of the devices on it, empty for the natural one.
         ndim: The rank.
     """
-    mesh = AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
-    spec = jax.sharding.PartitionSpec(*entries)
+    mesh = AbstractMesh(
+        tuple(size for _, size in axes),
+        tuple(name for name, _ in axes),
+        (jax.sharding.AxisType.Explicit,) * len(axes),
+    )
     sharding = JaxNamedSharding(mesh, spec, _logical_device_ids=tuple(order) or None)
     return sharding._to_sdy_sharding(ndim)
 

@@ -207,12 +207,12 @@ def typed_axes(aval: Any) -> tuple[tuple[str, ...], ...]:
     Empty where its type says nothing of a mesh, or only of automatic axes.
     """
     sharding = aval.sharding
-    explicit = set(sharding.mesh.explicit_axes)
+    explicit, spec = set(sharding.mesh.explicit_axes), sharding.spec
     if not explicit:
         return ()
     return tuple(
         tuple(a for a in _as_tuple(entry) if a in explicit)
-        for entry in (*sharding.spec, *(None,) * (aval.ndim - len(sharding.spec)))
+        for entry in (*spec.partitions, *(None,) * (aval.ndim - len(spec.partitions)))
     )
 
 
@@ -235,7 +235,8 @@ def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
         return None
     spec = aval.sharding.spec
     if mesh._any_axis_auto:
-        spec = spec.update(partitions=tuple(spec.UNCONSTRAINED if d is None else d for d in spec))
+        dims = (spec.UNCONSTRAINED if d is None else d for d in spec.partitions)
+        spec = spec.update(partitions=tuple(dims))
     return mesh, spec
 
 

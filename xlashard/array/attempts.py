@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from xlashard._jax.lowering import uses_shardy
 from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Handle, HandleType, UnnamedResultError, dressed
@@ -22,7 +23,7 @@ from xlashard.array.nested import bare, mapped
 from xlashard.array.order import in_order, is_out_of_order
 from xlashard.array.placement import places
 from xlashard.array.reshard import reshard
-from xlashard.errors import DeviceMismatchError
+from xlashard.errors import DeviceMismatchError, UnreducedError
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding, from_jax
 
@@ -86,10 +87,27 @@ def tried_again(error: Exception, call: Call) -> Any:
             check_alive(*(x for _, x in call.operands()))
         elif isinstance(error, TypeError | UnnamedResultError):
             return _said_otherwise(error, call)
+        elif isinstance(error, AssertionError):
+            _check_unreduced(call)
         elif isinstance(error, ValueError):
             _check_devices(call)
             _note_memory(error, call)
         raise error
+
+
+def _check_unreduced(call: Call) -> None:
+    """Checks that JAX's rules, which fail on unreduced arrays under GSPMD, were given none.
+
+    Raises:
+        UnreducedError: If they were.
+    """
+    for name, x in call.operands():
+        if not uses_shardy() and from_jax(x.sharding).is_unreduced:
+            raise UnreducedError(
+                f"{call.name} takes no unreduced array under the GSPMD partitioner, and {name}, "
+                f"{type_text(x)}, is one: reduce it first, by device_put({name}, "
+                f"{name}.sharding.reduced_sharding), or use Shardy, by XLASHARD_PARTITIONER=shardy"
+            ) from None
 
 
 def _check_devices(call: Call) -> None:

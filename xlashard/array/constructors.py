@@ -21,6 +21,7 @@ from xlashard.array.placement import (
     Places,
     as_shape,
     as_sharding,
+    check_whole,
     places,
 )
 from xlashard.array.reshard import relayout
@@ -71,6 +72,7 @@ def make_array_from_callback(
     with short_tracebacks:
         there, layout = as_sharding(sharding, "sharding")
         target = places(as_shape(shape), there)
+        check_whole(there, "make_array_from_callback")
         holders: dict[int, list[int]] = {}
         for number, tile in enumerate(target.tiles):
             holders.setdefault(tile, []).append(number)

@@ -10,7 +10,7 @@ from xlashard._jax.transfer import bits_of, host_view, split, start_host_copy
 from xlashard.array.copying import copy_all
 from xlashard.array.guards import Way, guarded, guards_in_force, inside_device_get
 from xlashard.array.holder import Handle, Holder, check_alive, type_text
-from xlashard.errors import NotAddressableError
+from xlashard.errors import NotAddressableError, UnreducedError
 from xlashard.geometry import Tiling
 from xlashard.sharding import from_jax
 
@@ -39,10 +39,32 @@ def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> Distinct:
 
 
 def distinct_here(handle: Handle) -> tuple[Tiling, Distinct]:
-    """How an array is cut, and which of its tiles this process's buffers hold."""
+    """Return the tiling of an array, and which of its tiles this process's buffers hold.
+
+    Raises:
+        UnreducedError: Its devices hold partial results.
+    """
+    check_reduced(handle)
     sharding = from_jax(handle.sharding)
     tiling = sharding.tiling(handle.shape)
     return tiling, _distinct(tiling, sharding.addressable_positions)
+
+
+def check_reduced(handle: Handle) -> None:
+    """Checks that an array's devices hold slices of it.
+
+    Raises:
+        UnreducedError: They hold partial results.
+    """
+    sharding = from_jax(handle.sharding)
+    if not sharding.is_unreduced:
+        return
+    tiling = sharding.tiling(handle.shape)
+    raise UnreducedError(
+        f"the value of an Array {type_text(handle)} can't be read: each of its devices holds one "
+        f"of {tiling.addends} partial results of a {tiling.reduction}, by {sharding}; reduce it "
+        "first, for example by device_put(x, x.sharding.reduced_sharding)"
+    )
 
 
 def start_read(array: Holder, *, explicit: bool = False) -> None:
@@ -99,6 +121,11 @@ def may_be_read(array: Holder) -> bool:
     )
 
 
+def is_unreduced(handle: Handle) -> bool:
+    """Return True if the devices hold partial results, so that the value can't be read."""
+    return from_jax(handle.sharding).is_unreduced
+
+
 def has_value(array: Holder) -> bool:
     """Whether the value is wholly in this process."""
     return holds_value(array._handle)
@@ -106,6 +133,8 @@ def has_value(array: Holder) -> bool:
 
 def holds_value(handle: Handle) -> bool:
     """Whether the value of a handle is wholly in this process."""
+    if is_unreduced(handle):
+        return False
     if handle.is_fully_addressable:
         return True
     return bool(split(handle)) and distinct_here(handle)[1].complete

@@ -11,6 +11,7 @@ from xlashard._jax.transfer import HandleType
 from xlashard.array.forwarding import forwarding
 from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder, check_alive, type_text
+from xlashard.array.host import check_reduced
 from xlashard.array.results import as_arrays
 from xlashard.array.shard_index import has_explicit_axes, rows_as_shards, whole_shard
 from xlashard.errors import ArgumentError
@@ -29,9 +30,10 @@ def _rows(x: Any, start: Any, count: int) -> list[Any]:
 def _rows_uncut(handle: Any) -> Any:
     """The array with whole rows: on explicit axes JAX takes no row of a dimension that is cut."""
     sharding = handle.sharding
-    if sharding.spec[:1] in ((), (None,)):
+    entries = sharding.spec.partitions
+    if entries[:1] in ((), (None,)):
         return handle
-    whole_rows = sharding.update(spec=jax.P(None, *sharding.spec[1:]))
+    whole_rows = sharding.update(spec=sharding.spec.update(partitions=(None, *entries[1:])))
     with free_transfers():
         return jax.device_put(handle, whole_rows)
 
@@ -48,6 +50,7 @@ class Indexing(Holder):
         handle = self._handle
         try:
             if not handle.is_fully_replicated:
+                check_reduced(handle)
                 shard = whole_shard(handle, index)
                 if shard is not None:
                     return as_arrays(type(self), shard, ())
@@ -69,6 +72,7 @@ class Indexing(Holder):
                 f"iteration over an Array without dimensions, {type_text(self)}: for a loop of one "
                 "round write x.ravel()"
             )
+        check_reduced(self._handle)
         length = self.shape[0]
         starts = range(0, length, _ROWS_AT_ONCE)
         return self._chunks(reversed(starts) if reverse else starts, length, reverse)

@@ -31,6 +31,7 @@ _IN_WORDS = {
     Way.COPY: "each shard goes to another memory of its device",
     Way.HOST_MEMORY: "emulated devices: what is not in place is copied within the host's memory",
     Way.PROGRAM: "one compiled program, whose collectives XLA chooses",
+    Way.SPLIT: "whole shards become partial results",
     Way.CARRY: "whole shards go from device to device",
     Way.PIECES: "pieces of shards go from device to device",
     Way.ROUNDS: "pieces of shards go between processes, in rounds of a compiled permutation each",

@@ -42,6 +42,7 @@ from xlashard.errors import (
     PlacementError,
     ShardingError,
     TransferGuardError,
+    UnreducedError,
     XlashardError,
 )
 from xlashard.sharding import Sharding, SingleDeviceSharding, from_jax, to_jax
@@ -212,13 +213,17 @@ def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) 
     return out
 
 
+_SIMPLE = (ArgumentError, DeletedError, ShardingError, TransferGuardError, UnreducedError)
+"""Errors that are made of their message alone."""
+
+
 def at_path(error: XlashardError, path: str) -> XlashardError:
     """The error with the path of the leaf in front; what the lower layers say becomes ours."""
     if isinstance(error, GeometryError | PlacementError):
         return PlacementError(f"{path}: {error}")
     if isinstance(error, OutOfMemoryError):
         return OutOfMemoryError(f"{path}: {error}", bytes_per_device=error.bytes_per_device)
-    if isinstance(error, ArgumentError | DeletedError | ShardingError | TransferGuardError):
+    if isinstance(error, _SIMPLE):
         return type(error)(f"{path}: {error}")
     return error
 
@@ -241,6 +246,8 @@ def _is_there(x: jax.Array, placement: Placement) -> bool:
     here, sharding = from_jax(x.sharding), placement.sharding
     if sharding is None or placement.layout is not None:
         return False
+    if here.tiling(x.shape).is_partial or sharding.tiling(x.shape).is_partial:
+        return here.is_equivalent_to(sharding, x.ndim)
     return memory_kind_of(here) == memory_kind_of(sharding) and (
         here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
     )
@@ -310,12 +317,21 @@ def _plan_leaf(
     return put
 
 
-def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> HostPut:
+def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> "HostPut | _Step":
     value, dtype, weak_type = as_host_value(x, lambda: "it")
     where = placement.sharding
     committed = where is not None
     target = places(value.shape, where if committed else SingleDeviceSharding(default_device()))
-    return HostPut(value, host_route(target, dtype, weak_type, committed), bool(may_alias))
+    if not target.tiling.is_partial:
+        return HostPut(value, host_route(target, dtype, weak_type, committed), bool(may_alias))
+    whole = places(value.shape, target.sharding.reduced_sharding)
+    step = HostPut(value, host_route(whole, dtype, weak_type), False)
+
+    def put() -> Array:
+        (handle,) = put_values([step])
+        return _put_array(wrap(handle), placement, donate=True, fresh=False, own=False)
+
+    return put
 
 
 def _put_host(handle: Handle, placement: Placement, target: Places) -> Array:
@@ -328,6 +344,9 @@ def _put_tracer(x: Any, placement: Placement, src: Any) -> Any:
     if placement.sharding is None:
         return x
     twin: Any = to_jax(placement.sharding, x.shape)
+    if placement.sharding.is_unreduced or jax.typeof(x).sharding.spec.unreduced:
+        # `jax.device_put` would leave the type as it is.
+        return jax.sharding.reshard(x, twin)
     if placement.layout is not None:
         twin = Format(placement.layout, twin)
     return jax.device_put(x, twin, src=src)
@@ -397,6 +416,11 @@ def _put_keys(
     check_alive(numbers)
     if placement.layout is not None:
         raise ArgumentError("a key array has no layout: give the sharding alone")
+    if placement.sharding is not None and placement.sharding.is_unreduced:
+        raise UnreducedError(
+            "a key array can't be put as partial results, for keys have no sum: give P(...) "
+            "without unreduced axes"
+        )
     if placement.sharding is not None:
         logical = places(tuple(keys.shape), placement.sharding)
         there: Places = number_places(logical, numbers.shape[keys.ndim :])

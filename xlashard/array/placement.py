@@ -167,6 +167,20 @@ class Places:
         return memory_kind_of(self.sharding)
 
 
+def check_whole(sharding: Sharding, name: str) -> None:
+    """Checks that a constructor that cuts values into slices was given a sharding that has them.
+
+    Raises:
+        PlacementError: Its devices hold partial results.
+    """
+    if sharding.is_unreduced:
+        raise PlacementError(
+            f"sharding of {name} is {sharding}, whose devices hold partial results and no slices: "
+            "give a sharding without unreduced axes, or the partial results by "
+            "make_array_from_single_device_arrays(shape, sharding, arrays)"
+        )
+
+
 def memory_kind_of(sharding: Sharding) -> str | None:
     """The memory kind of a sharding; the devices' default one where it says none."""
     return sharding.memory_kind or default_memory_kind(sharding.devices[0])

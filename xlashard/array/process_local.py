@@ -13,7 +13,7 @@ from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
 from xlashard.array.moving import at_path, placed
-from xlashard.array.placement import as_shape, as_sharding, is_place, places
+from xlashard.array.placement import as_shape, as_sharding, check_whole, is_place, places
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import relayout
 from xlashard.errors import (
@@ -88,6 +88,7 @@ def _is_shape(x: Any) -> bool:
 
 
 def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_shape: Any) -> Any:
+    check_whole(sharding, "make_array_from_process_local_data")
     keys = data if is_key_array(data) else None
     if keys is None:
         value, _ = host_value(data, lambda: "it")

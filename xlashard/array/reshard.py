@@ -108,9 +108,14 @@ def _go(
             return memory.move_in_memory(handle, source, target, donate=donate, fresh=fresh)
         case routes.Way.PROGRAM:
             handle, source = _listed(handle, source, target)
+            if source.tiling.is_partial and not handle.size:
+                return dressed(handle, target.twin, committed=True)  # XLA can't reduce nothing
             # XLA can only use memory again for shards of the same size.
             donate = donate and source.shard_shape == target.shard_shape
             return retile.retile(handle, source, target, None, donate=donate)
+        case routes.Way.SPLIT:
+            handle, _ = _listed(handle, source, target)
+            return _split(handle, target, fresh=donate or fresh)
         case routes.Way.CARRY:
             return pieces.carry(handle, split(handle), target, donate or fresh)
         case routes.Way.PIECES:
@@ -126,6 +131,20 @@ def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: b
     if donate or fresh:
         return copy_to(handle, target.twin, fresh=True)
     return dressed(handle, target.twin, committed=True)
+
+
+def _split(handle: Handle, target: Places, *, fresh: bool) -> Handle:
+    """Partial results that reduce to an array, from whole shards on the same devices."""
+    zeros = np.zeros(target.shard_shape, handle.dtype)
+    first = target.tiling.addend_ids(target.positions) == 0
+    if target.tiling.reduction != "sum":
+        first[:] = True  # the maximum of copies is the value
+    pieces = [
+        buffer if keeps else zeros.copy()
+        for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
+    ]
+    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
+    return put(aval, target.twin, pieces, target.devices, fresh=fresh)
 
 
 def _copy(handle: Handle, source: Places, target: Places) -> Handle:

@@ -34,7 +34,14 @@ from xlashard.program import (
     compile_program,
     lower_program,
 )
-from xlashard.sharding import GSPMDSharding
+from xlashard.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    XLACompatibleSharding,
+    partition_spec,
+)
+from xlashard.sharding.axes import axes_of
 
 _PROGRAMS_KEPT = 512
 
@@ -99,7 +106,7 @@ def retile(
         tilings=(source.tiling, target.tiling),
         layouts=(unusual_layout(handle), layout_text(layout, handle.dtype)),
         donate=donate,
-        partitioner=Partitioner.SHARDY if uses_shardy() else Partitioner.GSPMD,
+        partitioner=_partitioner(source.tiling, target.tiling),
     )
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
     result = running.result_handler(aval, target.twin, True)
@@ -115,6 +122,13 @@ def retile(
     for number in numbers:
         out = run_one(move.program.executable, [handle, out, number], result)
     return out
+
+
+def _partitioner(*tilings: Tiling) -> Partitioner:
+    """The partitioner in force; Shardy for partial results, with which GSPMD does nothing."""
+    if uses_shardy() or any(tiling.is_partial for tiling in tilings):
+        return Partitioner.SHARDY
+    return Partitioner.GSPMD
 
 
 @lru_cache(maxsize=_PROGRAMS_KEPT)
@@ -155,6 +169,8 @@ def move_for(order: Order) -> Move:
     """The program; slab by slab if the array as a whole needed more than a shard's room."""
     whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
     best = Move(whole, None, analysis.extra_bytes(whole.executable) or 0)
+    if any(tiling.is_partial for tiling in order.tilings):
+        return best
     room = max(order.shard_bytes)
     count = 1
     while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
@@ -187,18 +203,30 @@ def _blank(order: Order) -> Program:
     return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
 
 
+def _shardings(order: Order) -> tuple[XLACompatibleSharding, ...]:
+    """The shardings of source and destination; on one mesh where one of them is unreduced."""
+    partial = next((tiling for tiling in order.tilings if tiling.is_partial), None)
+    if partial is None:
+        return tuple(
+            GSPMDSharding(order.devices, tiling.to_tile_assignment()) for tiling in order.tilings
+        )
+    axes = axes_of(partial)
+    grid = np.array(order.devices, dtype=object).reshape(axes.grid.axis_sizes)
+    types = (jax.sharding.AxisType.Explicit,) * grid.ndim
+    mesh = Mesh(grid, axes.grid.axis_names, axis_types=types)
+    return tuple(
+        NamedSharding(mesh, partition_spec(axes.spec if tiling.is_partial else axes.spec.whole))
+        for tiling in order.tilings
+    )
+
+
 def _compiled(
     order: Order, function: Callable[..., list[Any]], names: Sequence[str], donated: Sequence[bool]
 ) -> Program:
     """A program whose arguments are called so; their names say what they are."""
     x, out = (
-        ValuePlan(
-            order.shape,
-            str(order.dtype),
-            GSPMDSharding(order.devices, tiling.to_tile_assignment()),
-            layout=layout,
-        )
-        for tiling, layout in zip(order.tilings, order.layouts, strict=True)
+        ValuePlan(order.shape, str(order.dtype), sharding, layout=layout)
+        for sharding, layout in zip(_shardings(order), order.layouts, strict=True)
     )
     number = ValuePlan((), "int32", GSPMDSharding.get_replicated(order.devices))
     known = {"x": x, "number": number, "out": out}

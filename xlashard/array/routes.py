@@ -25,6 +25,9 @@ class Way(StrEnum):
     """The devices are emulated: what is not in place yet is copied within the host's memory."""
     PROGRAM = "program"
     """The same devices hold other tiles: a compiled program, whose collectives XLA chooses."""
+    SPLIT = "split"
+    """Whole shards become partial results: of a sum one device keeps its shard, the others get
+    zeros; of a maximum or minimum all keep theirs."""
     CARRY = "carry"
     """Whole shards go, each to another device."""
     PIECES = "pieces"
@@ -59,6 +62,13 @@ def find_route(
     if same_shards(source, target):
         same_memory = source.memory_kind == target.memory_kind
         return (Step(Way.KEEP if same_memory else Way.COPY, target),)
+    if source.tiling.is_partial:
+        return _reduced(source, target, one_memory)
+    if target.tiling.is_partial:
+        there = places(target.shape, target.sharding.reduced_sharding)
+        first = find_route(source, there, one_memory=one_memory)
+        # A step that keeps the buffers would share them with the source.
+        return *(step for step in first if step.way is not Way.KEEP), Step(Way.SPLIT, target)
     if one_memory if one_memory is not None else in_one_memory(source, target):
         return (Step(Way.HOST_MEMORY, target),)
     same_devices = set(source.sharding.devices) == set(target.sharding.devices)
@@ -76,11 +86,24 @@ def find_route(
     return *_to_default_memory(source), Step(Way.PIECES, target)
 
 
+def _reduced(source: Places, target: Places, one_memory: bool | None) -> tuple[Step, ...]:
+    """Reduce partial results where they are, then take the whole array on from there.
+
+    XLA ends the process for a program that does both at once, on two meshes or from one set of
+    unreduced axes to another.
+    """
+    there = places(source.shape, source.sharding.reduced_sharding)
+    rest = find_route(there, target, one_memory=one_memory)
+    if rest == (Step(Way.KEEP, target),) and target.sharding.devices == source.sharding.devices:
+        return _by_program(source, target)
+    return *_by_program(source, there), *rest
+
+
 def same_shards(source: Places, target: Places) -> bool:
     """Whether the same devices hold the same tiles, in whatever order they are listed."""
     ours, theirs = source.sharding.devices, target.sharding.devices
-    if ours == theirs:
-        return source.tiling.same_tiles(target.tiling)
+    if ours == theirs or source.tiling.is_partial or target.tiling.is_partial:
+        return ours == theirs and source.tiling.same_tiles(target.tiling)
     return _same_shards(source.tiling, ours, target.tiling, theirs)
 
 

@@ -61,7 +61,11 @@ class Shard:
 
     @property
     def index(self) -> Index:
-        """One slice per dimension: which part of the whole array this is."""
+        """One slice per dimension: which part of the whole array this is.
+
+        Raises:
+            TilingError: The array is unreduced, so that this is a partial result of it.
+        """
         return self._whole.place(self.device)[0]
 
     @property
@@ -71,6 +75,8 @@ class Shard:
 
     def __repr__(self) -> str:
         data = "elsewhere" if self.data is None else repr(self.data)
+        if self._whole.is_unreduced:
+            return f"Shard(device={self.device}, unreduced, data={data})"
         return (
             f"Shard(device={self.device}, index={index_text(self.index)}, "
             f"replica_id={self.replica_id}, data={data})"
@@ -83,6 +89,11 @@ class _Whole:
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
         self._sharding = sharding
         self._shape = shape
+
+    @property
+    def is_unreduced(self) -> bool:
+        """True if the pieces are partial results of the array instead of slices of it."""
+        return self._sharding.is_unreduced
 
     @cached_property
     def _here(self) -> dict[Device, tuple[Index, int]]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from xlashard.array.holder import Holder, type_text
-from xlashard.array.host import distinct_here, has_value, may_be_read, read_value
+from xlashard.array.host import distinct_here, has_value, is_unreduced, may_be_read, read_value
 from xlashard.errors import counted
 from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
 
@@ -26,6 +26,9 @@ def array_repr(array: Holder) -> str:
     if handle.weak_type:
         suffix += ", weak_type=True"
     prefix = f"{type(array).__name__}("
+    if is_unreduced(handle):
+        where = sharding_text(from_jax(handle.sharding))
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where})"
     if not has_value(array):
         tiling, distinct = distinct_here(handle)
         here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"

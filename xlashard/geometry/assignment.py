@@ -37,8 +37,6 @@ def spec_from_tile_assignment(grid: MeshGrid, assignment: TileAssignment) -> Spe
     """
     if assignment.kind == "tuple":
         raise TilingError(f"{assignment} is a tuple: each of its elements has a spec of its own")
-    if assignment.kind == "unreduced" or "unreduced" in assignment.subgroups:
-        raise TilingError(f"{assignment} holds partial sums, which the dims of a spec can't say")
     ndim = 0 if assignment.ndim is None else assignment.ndim
     return spec_from_tiling(grid, Tiling.from_tile_assignment(assignment, ndim, grid.size))
 
@@ -73,9 +71,11 @@ def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
             moves.append((steps[0][1], size, name))
     moves.sort()
     dims: list[tuple[str, ...]] = []
-    for dim in reversed(range(tiling.ndim)):
+    # The partial results of a tile are numbered like a last dimension.
+    counts = (*tiling.counts, tiling.addends)
+    for dim in reversed(range(len(counts))):
         axes: list[str] = []
-        left = tiling.counts[dim]
+        left = counts[dim]
         while left > 1:
             _, size, name = moves.pop(0)
             if left % size:
@@ -87,7 +87,8 @@ def spec_from_tiling(grid: MeshGrid, tiling: Tiling) -> Spec:
             axes.append(name)
             left //= size
         dims.append(tuple(reversed(axes)))
-    return Spec(tuple(reversed(dims)))
+    unreduced = frozenset(dims[0])
+    return Spec(tuple(reversed(dims[1:])), unreduced, reduction=tiling.reduction)
 
 
 def unflatten_array(named_sizes: Mapping[str, int], assignment: Sequence[int]) -> list[str]:

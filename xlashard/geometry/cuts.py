@@ -95,3 +95,10 @@ def _uneven_copies(held: npt.NDArray[np.int64], counts: Sequence[int]) -> str:
         f"the tiles {tuple(counts)} are not held by equally many devices: tile {at[0]} by "
         f"{held[least]}, tile {at[1]} by {held[most]}"
     )
+
+
+def cuts_of(coordinates: Sequence[int], extent: int, limit: int | None) -> list[slice]:
+    """Slices of a dimension that is cut into tiles of `extent`, the last ones short at `limit`."""
+    if limit is None:
+        return [slice(c * extent, (c + 1) * extent) for c in coordinates]
+    return [slice(min(c * extent, limit), min((c + 1) * extent, limit)) for c in coordinates]

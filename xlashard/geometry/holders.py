@@ -51,7 +51,7 @@ def holder_runs(tiling: Tiling, tile: int, most: int) -> Runs:
         tile: The number of a tile, row-major.
         most: Runs to list, at least 2; of more, the first and the last.
     """
-    if tiling.listed:
+    if tiling.listed or tiling.is_partial:
         return _shortened(_runs(np.asarray(tiling.holders(tile))), tiling.num_replicas, most)
     steps = list(tiling.steps)
     # Positions that differ in the last digit are neighbours, where that digit copies.

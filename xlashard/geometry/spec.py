@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,9 @@ class Spec:
     Attributes:
         dims: Per dimension its mesh axes, major to minor: `()` where it is not cut, `None` where
             it is unconstrained.
+        unreduced: Mesh axes over which the devices hold partial results of a reduction.
+        reduced: Mesh axes over which the gradient is unreduced; the array itself is replicated.
+        reduction: The pending reduction over `unreduced`: `sum`, `max` or `min`; empty without.
 
     Example:
         >>> Spec((("x",), (), None, ()))
@@ -56,6 +60,9 @@ class Spec:
     """
 
     dims: tuple[DimAxes, ...] = ()
+    unreduced: frozenset[str] = frozenset()
+    reduced: frozenset[str] = frozenset()
+    reduction: str = ""
 
     def __post_init__(self) -> None:
         end = len(self.dims)
@@ -76,7 +83,20 @@ class Spec:
 
     def describe(self) -> str:
         """The spec as people write it, for messages: `P('x', None, ('y', 'z'))`."""
-        return f"P({', '.join(map(_entry_text, self.dims))})"
+        return f"P({', '.join((*map(_entry_text, self.dims), *self.keywords()))})"
+
+    def keywords(self) -> list[str]:
+        """The keyword arguments of the spec: `["unreduced={'x'}"]`; empty for most."""
+        named = (("unreduced", self.unreduced), ("reduced", self.reduced))
+        parts = [f"{name}={{{', '.join(map(repr, sorted(s)))}}}" for name, s in named if s]
+        if self.reduction not in ("", "sum"):
+            parts.append(f"unreduced_kind=UnreducedKind.{self.reduction}")
+        return parts
+
+    @property
+    def whole(self) -> "Spec":
+        """The spec of the reduced value: the same cuts, and no partial results."""
+        return Spec(self.dims)
 
     def for_rank(self, ndim: int) -> tuple[DimAxes, ...]:
         """The dims of an array of rank `ndim`, the uncut trailing ones included.
@@ -110,7 +130,7 @@ class Spec:
         if dim < 0:
             raise GeometryError(f"a new dimension's position counts from 0, got {dim}")
         padded = self.dims + ((),) * (dim - len(self.dims))
-        return Spec((*padded[:dim], axes, *padded[dim:]))
+        return replace(self, dims=(*padded[:dim], axes, *padded[dim:]))
 
 
 def _entry_text(axes: DimAxes) -> str:
@@ -239,6 +259,15 @@ def divisibility_text(
 
 def _check_axes(spec: Spec, grid: "MeshGrid") -> None:
     known = grid.axis_names
+    for name, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
+        for axis in sorted(axes.difference(known)):
+            raise UnknownAxisError(
+                f"{name} names the axis {axis!r}; the mesh has "
+                f"{grid.describe()}{_suggest(axis, known)}",
+                axis=axis,
+                dim=None,
+                mesh_axes=known,
+            )
     seen: dict[str, list[int]] = {}
     for dim, axes in enumerate(spec.dims):
         for axis in axes or ():

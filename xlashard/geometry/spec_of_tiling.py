@@ -36,6 +36,11 @@ def spec_of_tiling(tiling: Tiling) -> ShardingSpec:
         >>> spec_of_tiling(Tiling((2, 1), 4, ((2, 0), (2, 1))))
         ShardingSpec((Chunked((2,)), NoSharding()), (Replicated(2), ShardedAxis(0)))
     """
+    if tiling.is_partial:
+        raise TilingError(
+            f"each device holds one of {tiling.addends} partial results of a {tiling.reduction}: "
+            "a ShardingSpec has no unreduced axes"
+        )
     if tiling.listed:
         raise TilingError(
             f"no grid of {tiling.num_devices} devices has the tiles {tiling.counts} in the order "

@@ -133,6 +133,43 @@ def split(steps: Steps, sizes: Sequence[int]) -> list[Steps] | None:
     return list(reversed(groups))
 
 
+def coarser(steps: Steps, factor: int) -> Steps | None:
+    """The steps of places counted by `factor`s, `None` where a digit lies across the border."""
+    out: list[Step] = []
+    for size, stride in steps:
+        if not stride or stride * size <= factor:
+            out.append((size, 0))
+        elif stride >= factor and stride % factor == 0:
+            out.append((size, stride // factor))
+        elif factor % stride or size % (factor // stride):
+            return None
+        else:
+            inner = factor // stride
+            out += [(size // inner, 1), (inner, 0)]
+    return merge(out)
+
+
+def inverted(steps: Steps, tiles: int) -> Steps | None:
+    """Steps from device to tile, `None` where the digits lie across tiles and copies.
+
+    Args:
+        steps: Digits that give the device at each place; the places of a tile stand together.
+        tiles: The number of tiles.
+    """
+    count = math.prod(size for size, _ in steps)
+    parts = split(steps, (tiles, count // tiles))
+    if parts is None:
+        return None
+    tile_digits, copy_digits = parts
+    tile_strides = row_major([size for size, _ in tile_digits])
+    digits = [
+        (device_stride, size, tile_stride)
+        for (size, device_stride), tile_stride in zip(tile_digits, tile_strides, strict=True)
+    ]
+    digits += [(device_stride, size, 0) for size, device_stride in copy_digits]
+    return merge([(size, tile) for _, size, tile in sorted(digits, reverse=True)])
+
+
 def by_stride(steps: Steps) -> tuple[int, ...]:
     """Indices of the steps by falling stride; steps that copy come last, in their own order."""
     moving = sorted((i for i, s in enumerate(steps) if s[1]), key=lambda i: -steps[i][1])

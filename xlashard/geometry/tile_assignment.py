@@ -234,6 +234,12 @@ class TileAssignment:
         return self.dims[: len(self.dims) - len(self.subgroups)]
 
     @property
+    def num_unreduced(self) -> int:
+        """Number of partial results that make up each tile; 1 where the tiles are whole."""
+        sizes = self.dims[len(self.dims) - len(self.subgroups) :]
+        return dict(zip(self.subgroups, sizes, strict=True)).get("unreduced", 1)
+
+    @property
     def is_iota(self) -> bool:
         """Whether it is said by a formula, not by a list of devices."""
         return bool(self.reshape_dims)

@@ -8,7 +8,7 @@ for just the positions asked about.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import product
 from operator import itemgetter
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xlashard.errors import DivisibilityError, RankError, TilingError, counted
 from xlashard.geometry import strides
-from xlashard.geometry.cuts import Index, tiles_of_indices
+from xlashard.geometry.cuts import Index, cuts_of, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.geometry.spec import Spec, divisibility_text, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
@@ -40,12 +40,17 @@ class Tiling:
         steps: Digits of a position, major to minor, that add up to its tile number; empty where
             `listed` is not.
         listed: The tile number of each position, where no steps give it.
+        addends: How many partial results of a reduction make up each tile. Above one, `steps` and
+            `listed` number these: partial result `i` of tile `t` is `t * addends + i`.
+        reduction: The pending reduction: `sum`, `max` or `min`; empty where `addends` is one.
     """
 
     counts: tuple[int, ...]
     num_devices: int
     steps: strides.Steps = ()
     listed: tuple[int, ...] = ()
+    addends: int = 1
+    reduction: str = ""
 
     @classmethod
     def from_spec(cls, grid: MeshGrid, spec: Spec, ndim: int) -> "Tiling":
@@ -57,9 +62,11 @@ class Tiling:
         validate_spec(spec, grid)
         sizes = grid.shape
         dims = spec.for_rank(ndim)
+        unreduced = tuple(a for a in grid.axis_names if a in spec.unreduced)
+        addends = math.prod(sizes[a] for a in unreduced)
         tile_strides = dict.fromkeys(grid.axis_names, 0)
         stride = 1
-        for axes in reversed(dims):
+        for axes in reversed((*dims, unreduced)):
             for axis in reversed(axes or ()):
                 tile_strides[axis] = stride
                 stride *= sizes[axis]
@@ -67,6 +74,8 @@ class Tiling:
             tuple(math.prod(sizes[a] for a in axes or ()) for axes in dims),
             grid.size,
             strides.merge([(size, tile_strides[axis]) for axis, size in sizes.items()]),
+            addends=addends,
+            reduction=spec.reduction if addends > 1 else "",
         )
 
     @classmethod
@@ -80,7 +89,7 @@ class Tiling:
     def from_tile_assignment(
         cls, assignment: TileAssignment, ndim: int, num_devices: int | None = None
     ) -> "Tiling":
-        """The tiling that an HLO sharding means; partial sums count as copies.
+        """The tiling that an HLO sharding means; the text of partial results names sums.
 
         Args:
             assignment: The sharding.
@@ -106,14 +115,17 @@ class Tiling:
         count = math.prod(assignment.dims)
         if num_devices not in (None, count):
             raise TilingError(f"{assignment} is for {count} devices, not {num_devices}")
-        tiles = math.prod(assignment.tile_dims)
-        steps = _assignment_steps(assignment, tiles) if assignment.is_iota else None
-        if steps is not None:
-            return cls(assignment.tile_dims, count, steps)
-        order = assignment.device_array().reshape(-1)
-        tile_of = np.empty(count, np.int64)
-        tile_of[order] = np.arange(count) // (count // tiles)
-        return cls._from_tile_ids(assignment.tile_dims, tile_of)
+        addends = assignment.num_unreduced
+        tiles = math.prod(assignment.tile_dims) * addends
+        steps = strides.inverted(assignment.steps(), tiles) if assignment.is_iota else None
+        if steps is None:
+            order = assignment.device_array().reshape(-1)
+            tile_of = np.empty(count, np.int64)
+            tile_of[order] = np.arange(count) // (count // tiles)
+            tiling = cls._from_tile_ids(assignment.tile_dims, tile_of)
+        else:
+            tiling = cls(assignment.tile_dims, count, steps)
+        return tiling if addends == 1 else replace(tiling, addends=addends, reduction="sum")
 
     @classmethod
     def from_indices(cls, shape: Sequence[int], indices: Sequence[Sequence[slice]]) -> "Tiling":
@@ -151,12 +163,42 @@ class Tiling:
     @property
     def num_replicas(self) -> int:
         """How many devices hold each tile."""
-        return self.num_devices // self.num_tiles
+        return self.num_devices // (self.num_tiles * self.addends)
 
     @property
     def is_replicated(self) -> bool:
         """Whether every device holds the whole array."""
-        return self.num_tiles == 1
+        return self.num_tiles == self.addends == 1
+
+    @property
+    def is_partial(self) -> bool:
+        """True if the devices hold partial results, which are to be reduced to the array."""
+        return self.addends > 1
+
+    @cached_property
+    def whole(self) -> "Tiling":
+        """The tiling of the reduced array: each device that has a partial result has its tile."""
+        if not self.is_partial:
+            return self
+        steps = strides.coarser(self.steps, self.addends)
+        if self.listed or steps is None:
+            return self._from_tile_ids(self.counts, self._places.all // self.addends)
+        return Tiling(self.counts, self.num_devices, steps)
+
+    def addend_ids(self, positions: npt.ArrayLike | None = None) -> npt.NDArray[np.int64]:
+        """Return the number of the partial result that each device holds of its tile.
+
+        Args:
+            positions: Device positions `[...]`; all of them, in order, if not given.
+
+        Returns:
+            `[...]`, below `addends`.
+
+        Raises:
+            GridError: A position is outside `0 .. num_devices - 1`.
+        """
+        places = self._places.all if positions is None else self._places.at(positions)
+        return places % self.addends
 
     def same_tiles(self, other: "Tiling") -> bool:
         """Whether every device position holds the same tile in both."""
@@ -175,7 +217,8 @@ class Tiling:
             raise TilingError(
                 f"{list(positions)} does not list each position 0 .. {self.num_devices - 1} once"
             )
-        return self._from_tile_ids(self.counts, self.tile_ids(positions))
+        found = self._from_tile_ids(self.counts, self._places.at(positions))
+        return replace(found, addends=self.addends, reduction=self.reduction)
 
     def shard_shape(self, shape: Sequence[int], *, uneven: bool = False) -> tuple[int, ...]:
         """Shape of one tile, in elements.
@@ -257,7 +300,7 @@ class Tiling:
         """
         if not 0 <= tile < self.num_tiles:
             raise TilingError(f"tile {tile} is outside 0..{self.num_tiles - 1}")
-        if self.listed:
+        if self.listed or self.is_partial:
             return np.flatnonzero(self._tiles.all == tile).tolist()
         held = [0]
         position_strides = strides.row_major([size for size, _ in self.steps])
@@ -295,7 +338,7 @@ class Tiling:
         limits = shape if uneven else (None,) * len(extents)
         dims = list(zip(self.counts, extents, limits, strict=True))
         if positions is None:
-            cuts = [[_WHOLE] if n == 1 else _cuts(range(n), size, end) for n, size, end in dims]
+            cuts = [[_WHOLE] if n == 1 else cuts_of(range(n), size, end) for n, size, end in dims]
             return self._spread_tiles(list(product(*cuts)))
         tiles = self._tiles.few(positions)
         if not dims:
@@ -305,20 +348,23 @@ class Tiling:
             if count == 1:
                 columns.append([_WHOLE] * len(tiles))
                 continue
-            columns.append(_cuts([tile % count for tile in tiles], extent, limit))
+            columns.append(cuts_of([tile % count for tile in tiles], extent, limit))
             tiles = [tile // count for tile in tiles]
         return list(zip(*reversed(columns), strict=True))
+
+    def order(self) -> tuple[int, ...]:
+        """The positions in the order of their tiles: those of the first tile, of the second, ..."""
+        return tuple(np.argsort(self._places.all, kind="stable").tolist())
 
     def to_tile_assignment(self) -> TileAssignment:
         """The HLO sharding that says this: an iota where there is one, otherwise a list."""
         if self.is_replicated:
             return TileAssignment.replicated()
-        dims = (*self.counts, self.num_replicas)
+        dims, kinds = (*self.counts, self.addends, self.num_replicas), ("unreduced", "replicated")
         if self.listed:
-            order = np.argsort(self._tiles.all, kind="stable")
-            return TileAssignment.listed(dims, order.tolist(), ("replicated",))
+            return TileAssignment.listed(dims, self.order(), kinds)
         sizes = tuple(size for size, _ in self.steps)
-        return TileAssignment.iota(dims, sizes, strides.by_stride(self.steps), ("replicated",))
+        return TileAssignment.iota(dims, sizes, strides.by_stride(self.steps), kinds)
 
     def __hash__(self) -> int:
         return self._hash
@@ -328,19 +374,34 @@ class Tiling:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.counts, self.num_devices, self.steps, self.listed))
+        return hash(
+            (self.counts, self.num_devices, self.steps, self.listed, self.addends, self.reduction)
+        )
 
     @cached_property
-    def _tiles(self) -> strides.Numbering:
+    def _places(self) -> strides.Numbering:
         listed = np.array(self.listed, np.int64) if self.listed else None
         return strides.Numbering(self.num_devices, self.steps, listed)
 
+    @property
+    def _tiles(self) -> strides.Numbering:
+        """The tile of each position; every use of tiles as slices of the array comes here."""
+        if self.is_partial:
+            raise TilingError(
+                f"each device holds one of {self.addends} partial results of a pending "
+                f"{self.reduction}, which is no slice of the array: reduce it first, by "
+                "device_put(x, sharding) or jax.sharding.reshard(x, sharding) with a sharding "
+                "without unreduced axes"
+            )
+        return self._places
+
     @cached_property
     def _copies(self) -> strides.Numbering:
+        tiles = self._tiles
         if not self.listed:
             return strides.Numbering(self.num_devices, strides.copies(self.steps))
         copies = np.empty(self.num_devices, np.int64)
-        order = np.argsort(self._tiles.all, kind="stable")
+        order = np.argsort(tiles.all, kind="stable")
         copies[order] = np.arange(self.num_devices) % self.num_replicas
         return strides.Numbering(self.num_devices, (), copies)
 
@@ -356,16 +417,14 @@ class Tiling:
         return lambda tiles: list(pick(tiles))
 
 
-def _cuts(coordinates: Sequence[int], extent: int, limit: int | None) -> list[slice]:
-    """Slices of a dimension that is cut into tiles of `extent`, the last ones short at `limit`."""
-    if limit is None:
-        return [slice(c * extent, (c + 1) * extent) for c in coordinates]
-    return [slice(min(c * extent, limit), min((c + 1) * extent, limit)) for c in coordinates]
-
-
 def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None) -> Tiling:
     match assignment.kind:
-        case "replicated" | "unreduced" if num_devices is not None:
+        case "replicated" if num_devices is not None:
+            return Tiling.replicated(num_devices, ndim)
+        case "unreduced" if num_devices is not None and num_devices > 1:
+            steps = strides.merge([(num_devices, 1)])
+            return Tiling((1,) * ndim, num_devices, steps, addends=num_devices, reduction="sum")
+        case "unreduced" if num_devices is not None:
             return Tiling.replicated(num_devices, ndim)
         case "replicated" | "unreduced":
             raise TilingError(f"{assignment} does not say for how many devices; give num_devices")
@@ -382,19 +441,3 @@ def _from_untiled(assignment: TileAssignment, ndim: int, num_devices: int | None
             )
         case kind:
             raise TilingError(f"a {kind} sharding does not say which device holds what")
-
-
-def _assignment_steps(assignment: TileAssignment, tiles: int) -> strides.Steps | None:
-    """Steps from device to tile, or `None` where the iota's digits lie across the two."""
-    count = math.prod(assignment.dims)
-    parts = strides.split(assignment.steps(), (tiles, count // tiles))
-    if parts is None:
-        return None
-    tile_digits, copy_digits = parts
-    tile_strides = strides.row_major([size for size, _ in tile_digits])
-    digits = [
-        (device_stride, size, tile_stride)
-        for (size, device_stride), tile_stride in zip(tile_digits, tile_strides, strict=True)
-    ]
-    digits += [(device_stride, size, 0) for size, device_stride in copy_digits]
-    return strides.merge([(size, tile) for _, size, tile in sorted(digits, reverse=True)])

@@ -96,7 +96,7 @@ def _lying(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> PmapShardi
     """Where a result of `jax.pmap` is, as the era said it; None where it could not."""
     if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.mesh.axis_names) != 1:
         return None
-    dims = [dim for dim, entry in enumerate(sharding.spec) if entry is not None]
+    dims = [dim for dim, entry in enumerate(sharding.spec.partitions) if entry is not None]
     dim = dims[0] if dims else None
     devices = sharding._device_assignment
     return PmapSharding.default(shape, dim, devices, unstacked=unstacked and dim is not None)

@@ -221,7 +221,7 @@ def _check_partitioning(argument: Argument, said: Any, what: str) -> None:
 def _spec_of(sharding: XLACompatibleSharding) -> str:
     if not isinstance(sharding, NamedSharding):
         return "its spec"
-    return f"P({', '.join(map(repr, sharding.spec))})"
+    return f"P({', '.join(map(repr, sharding.spec.partitions))})"
 
 
 def _check_same_everywhere(call: Call) -> None:

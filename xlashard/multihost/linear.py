@@ -1,6 +1,7 @@
 """From host-local to global and back as primitives: linear, each the transpose of the other."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,7 +13,6 @@ from xlashard.errors import (
     CompileError,
     ResourceError,
 )
-from xlashard.geometry import Spec
 from xlashard.multihost.host_mesh import HostMesh, host_mesh
 from xlashard.multihost.views import lifted, lowered
 from xlashard.pjit.constraint import constrain
@@ -31,8 +31,10 @@ def bound(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
     explicit = set(host.whole.explicit_axes)
     if explicit:
         # Those are part of the type, which a constraint does not change.
-        dims = (axes and tuple(a for a in axes if a in explicit) for axes in spec_of(spec).dims)
-        out = jax.sharding.reshard(out, there.with_spec(partition_spec(Spec(tuple(dims)))).twin())
+        whole = spec_of(spec)
+        dims = (axes and tuple(a for a in axes if a in explicit) for axes in whole.dims)
+        typed = partition_spec(replace(whole, dims=tuple(dims)))
+        out = jax.sharding.reshard(out, there.with_spec(typed).twin())
     return out if explicit.issuperset(host.whole.axis_names) else constrain(out, there)
 
 

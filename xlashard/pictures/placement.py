@@ -42,6 +42,11 @@ class Placement(Protocol):
         """Whether all tiles have that shape."""
         ...
 
+    @property
+    def addends(self) -> int:
+        """Number of partial results that make up each tile; 1 where the tiles are whole."""
+        ...
+
     def cut(self, dim: int, place: int) -> slice:
         """One range of a dimension."""
         ...
@@ -57,6 +62,11 @@ class Tiles:
 
     tiling: Tiling
     shape: tuple[int, ...]
+
+    @property
+    def addends(self) -> int:
+        """Number of partial results that make up each tile; 1 where the tiles are whole."""
+        return self.tiling.addends
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -85,7 +95,7 @@ class Tiles:
 
     def holders(self, places: Places, most: int) -> Runs:
         """The positions of the devices that hold a tile, in at most so many runs."""
-        return holder_runs(self.tiling, tile_number(places, self.counts), most)
+        return holder_runs(self.tiling.whole, tile_number(places, self.counts), most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +126,11 @@ class Pieces:
             held.setdefault(places, []).append(position)
         shapes = (tuple(stop - start for start, stop in bound) for bound in bounds)
         return cls(cuts, held, len(bounds), max(shapes, key=math.prod))
+
+    @property
+    def addends(self) -> int:
+        """Number of partial results that make up each tile: these pieces are whole."""
+        return 1
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -51,6 +51,8 @@ class Subject:
         mesh: The mesh axes with their sizes; empty where there is no mesh.
         dim_axes: For each dimension the mesh axes that cut it, None where that is left open;
             None where there is no mesh.
+        unreduced: The mesh axes over which the devices hold partial results.
+        reduction: The reduction of those: `sum`, `max` or `min`; empty without.
         devices: The devices by position; None on a mesh without devices.
         placement: Where the tiles are.
     """
@@ -64,11 +66,18 @@ class Subject:
     dim_axes: tuple[tuple[str, ...] | None, ...] | None
     devices: Sequence[Device] | None
     placement: Placement
+    unreduced: frozenset[str] = frozenset()
+    reduction: str = ""
+
+    @property
+    def unreduced_along(self) -> tuple[tuple[str, int], ...]:
+        """The mesh axes along which the devices hold partial results."""
+        return tuple((name, size) for name, size in self.mesh if name in self.unreduced)
 
     @property
     def copied_along(self) -> tuple[tuple[str, int], ...]:
         """The mesh axes along which each tile is repeated."""
-        used = {axis for axes in self.dim_axes or () for axis in axes or ()}
+        used = {axis for axes in self.dim_axes or () for axis in axes or ()} | self.unreduced
         return tuple((name, size) for name, size in self.mesh if name not in used and size > 1)
 
     @cached_property
@@ -115,6 +124,8 @@ def read_subject(x: Any, sharding: Any = None) -> Subject:
         dim_axes=own.normal_spec.for_rank(len(shape)) if named else None,
         devices=devices,
         placement=placement,
+        unreduced=own.normal_spec.unreduced if named else frozenset(),
+        reduction=own.normal_spec.reduction if named else "sum",
     )
 
 

@@ -198,6 +198,7 @@ def _small_picture(subject: Subject, room: int, screen: Screen) -> Text:
         counts = " × ".join(str(n) for n in subject.placement.counts if n > 1)
         copies = subject.placement.num_devices // max(1, math.prod(subject.placement.counts))
         text = f"{counts} tiles, each on {counted(copies, 'device')}"
+        text += ", unreduced" if subject.placement.addends > 1 else ""
         return Text(screen.say(text))
     drawn = Text()
     for number, (row, words) in enumerate(zip(rows, names, strict=True)):

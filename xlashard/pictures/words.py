@@ -145,6 +145,8 @@ def facts(picture: Picture) -> Iterator[tuple[str, str]]:
             yield role, _cut_fact(subject, dim)
     if picture.whole_dims and picture.num_tiles > 1:
         yield "whole", ", ".join(_whole_fact(subject, dim) for dim in picture.whole_dims)
+    if subject.placement.addends > 1:
+        yield "unreduced", _unreduced_fact(subject)
     if (copies := _copies_fact(picture)) is not None:
         yield "copies", copies
     if not subject.placement.is_even:
@@ -185,9 +187,15 @@ def _whole_fact(subject: Subject, dim: int) -> str:
     return f"dimension {dim} ({subject.shape[dim]:,}){', left to the partitioner' * is_open}"
 
 
+def _unreduced_fact(subject: Subject) -> str:
+    along = _axes_text(subject.unreduced_along, " × ")
+    words = f"each device holds one of {subject.placement.addends:,} partial results of a "
+    return words + subject.reduction + (f", along {along}" if along else "")
+
+
 def _copies_fact(picture: Picture) -> str | None:
     subject = picture.subject
-    counts = {cell.ids.count for cell in picture.cells}
+    counts = {cell.ids.count // subject.placement.addends for cell in picture.cells}
     most = max(counts)
     if most < 2:
         return None
@@ -195,6 +203,8 @@ def _copies_fact(picture: Picture) -> str | None:
     words = (
         f"each tile on {most:,} devices" if picture.num_tiles > 1 else f"all on {most:,} devices"
     )
+    if subject.placement.addends > 1:
+        words = f"each partial result on {most:,} devices"
     if len(counts) > 1:
         words = f"tiles on {min(counts)} to {most:,} devices"
     return words + (f", along {_axes_text(along, ' × ')}" if along else "")

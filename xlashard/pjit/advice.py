@@ -1,12 +1,12 @@
 """What errors say of shardings and types, and the code that they advise."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from xlashard._jax.shardings import default_memory_kind
 from xlashard.errors import DivisibilityError
-from xlashard.geometry import Spec
 from xlashard.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -47,9 +47,10 @@ def divisible_hint(sharding: Sharding, error: DivisibilityError) -> str:
     pad = f"Pad dimension {error.dim} to a multiple of {error.tiles}"
     if not isinstance(sharding, NamedSharding):
         return pad
-    dims = list(sharding.normal_spec.dims)
+    spec = sharding.normal_spec
+    dims = list(spec.dims)
     dims[error.dim] = ()
-    return f"{pad}, or leave it whole: {Spec(tuple(dims)).describe()}"
+    return f"{pad}, or leave it whole: {replace(spec, dims=tuple(dims)).describe()}"
 
 
 def type_hint(given: Any, wanted: Any, otherwise: str) -> str:

@@ -30,7 +30,6 @@ from xlashard.array import device_put
 from xlashard.array.guards import free_transfers
 from xlashard.array.handles import wrap_result
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
-from xlashard.geometry import Spec
 from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.resources import (
@@ -145,8 +144,17 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
     explicit = set(sharding.mesh.explicit_axes)
     implied = AxisType.Auto in sharding.mesh.axis_types
     dims: list[tuple[str, ...] | None] = []
-    said = sharding.normal_spec.for_rank(aval.ndim)
-    for dim, (asked, cut) in enumerate(zip(said, typed, strict=True)):
+    spec = sharding.normal_spec
+    if spec.unreduced != aval.sharding.spec.unreduced:
+        raise ResourceError(
+            f"the sharding of {path} is {sharding.spec}, but the type of {path}, "
+            f"{lowering.dtype_name(aval)}, is unreduced over "
+            f"{sorted(aval.sharding.spec.unreduced) or 'no axis'}: a constraint changes no type; "
+            f"write jax.sharding.reshard({path}, {sharding.spec})",
+            path=path,
+        )
+    requested = spec.for_rank(aval.ndim)
+    for dim, (asked, cut) in enumerate(zip(requested, typed, strict=True)):
         named = tuple(axis for axis in asked or () if axis in explicit)
         if named == cut or asked is None:
             dims.append(asked)
@@ -160,7 +168,7 @@ def _on_type(sharding: XLACompatibleSharding, value: Any, path: str) -> XLACompa
                 f"jax.sharding.reshard({path}, {sharding.spec})",
                 path=path,
             )
-    return sharding.with_spec(partition_spec(Spec(tuple(dims))))
+    return sharding.with_spec(partition_spec(replace(spec, dims=tuple(dims))))
 
 
 def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
@@ -196,7 +204,8 @@ def _constrained(x: Any, sharding: XLACompatibleSharding) -> Any:
             pass  # uneven: only the partitioner can do it
         else:
             here = not isinstance(x, jax.Array) or x.is_fully_addressable
-            if not (here and sharding.is_fully_addressable):
+            partial = sharding.is_unreduced or aval.sharding.spec.unreduced
+            if partial or not (here and sharding.is_fully_addressable):
                 return device_put(x, sharding)  # JAX moves nothing to devices of other processes
             return wrap_result(jax.device_put(x, sharding.twin(aval.shape)))
     if isinstance(x, jax.Array) and x.devices() != sharding.device_set:
@@ -229,7 +238,9 @@ def _dividing(sharding: XLACompatibleSharding, shape: tuple[int, ...]) -> XLACom
     kept = tuple(
         axes and _leading(axes, sizes, length) for axes, length in zip(dims, shape, strict=True)
     )
-    return sharding if kept == dims else sharding.with_spec(partition_spec(Spec(kept)))
+    if kept == dims:
+        return sharding
+    return sharding.with_spec(partition_spec(replace(sharding.normal_spec, dims=kept)))
 
 
 def _leading(axes: tuple[str, ...], sizes: Mapping[str, int], length: int) -> tuple[str, ...]:

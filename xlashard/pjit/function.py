@@ -36,6 +36,7 @@ from xlashard.pjit.primitive import (
 )
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.reductions import has_reductions
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
 from xlashard.pjit.run import Giving, Results, check_donated_once, run_repeatably
@@ -302,23 +303,24 @@ class Function:
         named = placement.committed and not placement.is_unassigned
 
         def pinned(
-            requested: Sharding | None, sharding: XLACompatibleSharding | None
+            aval: Any, requested: Sharding | None, sharding: XLACompatibleSharding | None
         ) -> XLACompatibleSharding | None:
             if self._device() is not None:
                 return SingleDeviceSharding(placement.devices[0])
-            if requested is None:
+            if requested is None or not has_reductions(aval, sharding):
                 return None
             return (
                 sharding if named or not isinstance(requested, XLACompatibleSharding) else requested
             )
 
         ins = tuple(
-            None if is_reference(aval) else pinned(requested, sharding)
+            None if is_reference(aval) else pinned(aval, requested, sharding)
             for aval, requested, sharding in zip(
                 call.traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
-        return ins, tuple(map(pinned, call.out_shardings, placement.out_shardings))
+        avals = call.traced.jaxpr.out_avals
+        return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and its programs."""

@@ -14,6 +14,7 @@ from xlashard._jax.tracing import is_extended, is_token, physical_aval, shaped, 
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
+from xlashard.pjit.reductions import check_reductions
 from xlashard.pjit.resolve import Placement
 from xlashard.program import LoweredProgram, Partitioner, ProgramPlan, ValuePlan, lower_program
 from xlashard.sharding import XLACompatibleSharding
@@ -110,6 +111,7 @@ def lower_jaxpr(
         platform: Another platform than that of the order's devices, to be read only.
     """
     check_closed_over(jaxpr, order.name)
+    check_reductions(jaxpr, order.name)
     ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
     placement = order.placement
     multi = len(placement.devices) > 1

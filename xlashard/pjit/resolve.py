@@ -23,6 +23,7 @@ from xlashard.errors import (
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
+from xlashard.pjit.reductions import reshard_problem
 from xlashard.pjit.resources import as_tiles
 from xlashard.pjit.unplaced import REPLICATED, names_devices, on_devices, typed_sharding
 from xlashard.sharding import (
@@ -147,6 +148,7 @@ def resolve(wanted: Wanted) -> Placement:
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
+            _check_type(sharding, value)
             sharding = _agreeing(argument, sharding, wanted.names[0])
         elif argument.committed:
             sharding = argument.sharding
@@ -162,6 +164,7 @@ def resolve(wanted: Wanted) -> Placement:
         sharding = _concrete(said, value, devices, mesh)
         if sharding is not None:
             _check_fits(sharding, value)
+            _check_reductions(sharding, value)
         outs.append(typed_sharding(aval, devices) if sharding is None else sharding)
     committed = multi or bool(voices) or bool(abstract)
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
@@ -372,6 +375,8 @@ def _agrees_where_closed(
         return False
     if sharding.mesh != there.mesh or sharding.memory_kind != there.memory_kind:
         return False
+    if sharding.normal_spec.unreduced != there.normal_spec.unreduced:
+        return False
     pairs = zip(sharding.normal_spec.for_rank(ndim), there.normal_spec.for_rank(ndim), strict=True)
     return all(asked is None or asked == cut for asked, cut in pairs)
 
@@ -383,6 +388,42 @@ def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:
         raise _misfit(sharding, value, f"{error}. {divisible_hint(sharding, error)}") from None
     except GeometryError as error:
         raise _misfit(sharding, value, str(error)) from None
+
+
+def _check_type(sharding: XLACompatibleSharding, value: _Value) -> None:
+    """Checks that an argument for which an unreduced sharding was asked has it in its type.
+
+    Raises:
+        ResourceError: If it has not: the function was traced as if it got the whole value.
+    """
+    if not isinstance(sharding, NamedSharding) or not sharding.is_unreduced:
+        return
+    typed = getattr(value.aval, "sharding", None)
+    if typed is None or typed.spec.unreduced != sharding.spec.unreduced:
+        raise ResourceError(
+            f"{value} is {described(sharding)}, but its type {dtype_name(value.aval)} is not "
+            f"unreduced so: pass an unreduced array, by device_put({value.path}, "
+            f"{as_code(sharding)})",
+            path=value.path,
+        )
+
+
+def _check_reductions(sharding: XLACompatibleSharding, value: _Value) -> None:
+    """Checks that a result needs no change of its partial results that XLA can't do.
+
+    Raises:
+        ResourceError: If it does.
+    """
+    typed = getattr(value.aval, "sharding", None)
+    if typed is None or not isinstance(sharding, NamedSharding) or not sharding.is_unreduced:
+        return
+    problem = reshard_problem(typed.spec, sharding.spec, value.aval.dtype)
+    if problem:
+        raise ResourceError(
+            f"{value} is {described(sharding)}, but its type is {dtype_name(value.aval)}: "
+            f"{problem}",
+            path=value.path,
+        )
 
 
 def _misfit(sharding: XLACompatibleSharding, value: _Value, why: str) -> ResourceError:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard._jax.transfer import split
-from xlashard.array import Array, wrap_kinds, wrap_tree
+from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.guards import guards_in_force
 from xlashard.array.handles import KindOf, is_handle, wrap_result
 from xlashard.array.takers import Taker
@@ -19,6 +19,7 @@ from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
 from xlashard.pjit.transfers import arguments_may_move
+from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard.pjit import nonfinite
@@ -125,8 +126,10 @@ def _run_guarded(prepared: Prepared, values: Sequence[Any], paths: Sequence[str]
 
 def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     """Places the arguments that the program takes, and runs it: the handles of the results."""
-    avals = prepared.program.parts.in_avals[len(prepared.consts) :]
-    taken = map(_typed, compress(values, prepared.kept), avals)
+    parts, first = prepared.program.parts, len(prepared.consts)
+    taken = map(
+        _placed, compress(values, prepared.kept), parts.in_avals[first:], parts.in_shardings[first:]
+    )
     handles = prepared.program([*map(bare, prepared.consts), *taken])
     if not prepared.written:
         return handles
@@ -134,6 +137,16 @@ def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
     for ref, handle in zip(prepared.written, handles[results:], strict=True):
         refs.write(values[ref] if isinstance(ref, int) else ref, handle)
     return handles[:results]
+
+
+def _placed(value: Any, aval: Any, sharding: XLACompatibleSharding) -> Any:
+    """The handle of an argument; of one that the program takes unreduced, its partial results."""
+    handle = _typed(value, aval)
+    if not sharding.is_unreduced:
+        return handle
+    if is_handle(handle) and sharding.is_equivalent_to(handle.sharding, handle.ndim):
+        return handle
+    return bare(device_put(value, sharding))
 
 
 def _typed(value: Any, aval: Any) -> Any:
@@ -240,6 +253,8 @@ def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
     for value, twin in zip(compress(values, prepared.kept), twins, strict=True):
         handle = bare(value)
         if not is_handle(handle) or not handle.committed:
+            if from_jax(twin).is_unreduced:
+                return False
             continue
         there = handle.sharding
         if there.num_devices == twin.num_devices == 1 or there == twin:

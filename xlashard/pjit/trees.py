@@ -189,7 +189,10 @@ def _write(value: Any) -> Json:
     if isinstance(value, enum.Enum):
         return {"enum": _write_place(type(value)), "name": value.name}
     if isinstance(value, PartitionSpec) and not (value.unreduced or value.reduced):
-        return {"spec": [_write(entry) for entry in value]}
+        return {"spec": [_write(entry) for entry in value.partitions]}
+    if isinstance(value, PartitionSpec):
+        parts = (value.partitions, value.unreduced, value.reduced, value.unreduced_kind)
+        return {"spec_of": [_write(part) for part in parts]}
     return {"place": _write_place(value)}
 
 
@@ -205,6 +208,10 @@ def _read(said: Json) -> Any:
     return _READERS[kind](content)
 
 
+def _full_spec(partitions: Any, unreduced: Any, reduced: Any, kind: Any) -> PartitionSpec:
+    return PartitionSpec(*partitions, unreduced=unreduced, reduced=reduced, unreduced_kind=kind)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float.fromhex,
     "complex": lambda parts: complex(*map(float.fromhex, parts)),
@@ -215,5 +222,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "frozenset": lambda items: frozenset(map(_read, items)),
     "dtype": np.dtype,
     "spec": lambda entries: PartitionSpec(*map(_read, entries)),
+    "spec_of": lambda parts: _full_spec(*map(_read, parts)),
     "place": _find,
 }

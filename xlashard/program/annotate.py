@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from xlashard._jax.modules import Constraint, Parsed
-from xlashard.errors import GeometryError, PlanError
+from xlashard.errors import GeometryError, PlanError, UnreducedError
 from xlashard.program import gspmd, shardy
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
@@ -69,6 +69,19 @@ def body_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
     return Constraint(_gspmd_text(value), dims) if dims else None
 
 
+def result_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
+    """Return the sharding operation that a result needs at the end of the body.
+
+    Where a value of a program is unreduced, Shardy reduces, or makes partial results, only at an
+    operation, never between the last one and the result's attribute.
+    """
+    if plan.partitioner is not Partitioner.SHARDY or not plan.has_unreduced:
+        return body_constraint(value, plan)
+    if not _is_annotated(value, plan):
+        return None
+    return Constraint(_shardy_text(value, plan), shardy=True)
+
+
 def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
     """True if there is something to say of how a value is dealt out.
 
@@ -88,6 +101,12 @@ def _shardy_text(value: ValuePlan, plan: ProgramPlan) -> str:
 def _gspmd_text(value: ValuePlan) -> str:
     if value.sharding is None:
         return gspmd.UNCUT
+    if value.sharding.is_unreduced:
+        raise UnreducedError(
+            f"{value.name or 'a value'} is placed by {value.sharding}, but the GSPMD partitioner "
+            "reduces no partial results: use Shardy, by XLASHARD_PARTITIONER=shardy or "
+            "jax.config.update('jax_use_shardy_partitioner', True)"
+        )
     return _checked_text(value, value.sharding, Partitioner.GSPMD)
 
 

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from xlashard._jax import modules
 from xlashard._jax.lowering import lift_meshes
 from xlashard.errors import ModuleError, PlanError
-from xlashard.program.annotate import Attributes, body_constraint, value_attributes
+from xlashard.program.annotate import (
+    Attributes,
+    body_constraint,
+    result_constraint,
+    value_attributes,
+)
 from xlashard.program.donation import Donation, plan_donation
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 
@@ -76,9 +81,8 @@ def _module_attributes(plan: ProgramPlan) -> Attributes:
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
-    args, results = (
-        [*none, *(body_constraint(v, plan) for v in values)] for values in (plan.args, plan.results)
-    )
+    args = [*none, *(body_constraint(v, plan) for v in plan.args)]
+    results = [*none, *(result_constraint(v, plan) for v in plan.results)]
     modules.constrain_ends(main, args, results)
     modules.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
 

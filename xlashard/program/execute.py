@@ -10,10 +10,11 @@ import numpy as np
 from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
 from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
+from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
 from xlashard.program.agreement import AGREEMENTS
 from xlashard.program.executables import Loaded, Source
-from xlashard.program.plan import ProgramPlan
+from xlashard.program.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import XLACompatibleSharding
 
 if TYPE_CHECKING:
@@ -175,19 +176,49 @@ class Program:
         if not values:
             return []
         self._must_run()
+        for sharding, plan, value in zip(
+            self.parts.in_shardings, self.parts.plan.args, values, strict=False
+        ):
+            self._check_unreduced(sharding, plan, value)
         layouts = _settled(values, self.in_layouts, self.full_layouts[0])
         return list(dispatch.place(values, self.in_twins[: len(values)], layouts))
 
     def place_one(self, position: int, value: Any) -> Handle:
         """The handle of a value as the program wants its argument at a position."""
         self._must_run()
+        parts = self.parts
+        self._check_unreduced(parts.in_shardings[position], parts.plan.args[position], value)
         at = slice(position, position + 1)
         layouts = _settled([value], self.in_layouts[at], self.full_layouts[0][at])
         return dispatch.place([value], self.in_twins[at], layouts)[0]
 
+    def _check_unreduced(
+        self, sharding: XLACompatibleSharding, plan: ValuePlan, value: Any
+    ) -> None:
+        """Checks that a value for an unreduced argument or result is unreduced alike.
+
+        Raises:
+            UnreducedError: If it is not.
+        """
+        if not sharding.is_unreduced:
+            return
+        there = getattr(value, "sharding", None)
+        if there is not None and sharding.is_equivalent_to(there, value.ndim):
+            return
+        name = plan.name or "an argument"
+        raise UnreducedError(
+            f"{self.name.removeprefix('pjit_')} takes {name} as partial results, by {sharding}, "
+            f"and got a {type(value).__name__}: write device_put({name}, sharding)"
+        )
+
     def place_as_results(self, values: Sequence[Any]) -> list[Handle]:
         """Handles of values such as the program gives for its first results."""
         self._must_run()
+        parts = self.parts
+        for sharding, plan, value in zip(
+            parts.out_shardings, parts.plan.results, values, strict=False
+        ):
+            self._check_unreduced(sharding, plan, value)
         layouts = _settled(values, self.out_layouts, self.full_layouts[1])
         return list(dispatch.place(values, self.out_twins[: len(values)], layouts))
 

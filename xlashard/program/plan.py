@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from xlashard._jax.shardings import Device
@@ -90,6 +91,12 @@ class ProgramPlan:
     mesh: Mesh | None = None
     context: Any = None
     aliased: tuple[int, ...] = ()
+
+    @cached_property
+    def has_unreduced(self) -> bool:
+        """True if an argument or result is unreduced."""
+        shardings = (value.sharding for value in (*self.args, *self.results))
+        return any(s.is_unreduced for s in shardings if s is not None)
 
     @property
     def is_of_one_process(self) -> bool:

@@ -121,7 +121,22 @@ def _chosen(
     found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
     if not isinstance(found, XLACompatibleSharding):
         raise CompileError(f"the compiler dealt {value.name} of {plan.name} out as {text}")
-    return found
+    return _with_reductions(found, value.sharding)
+
+
+def _with_reductions(
+    found: XLACompatibleSharding, requested: XLACompatibleSharding | None
+) -> XLACompatibleSharding:
+    """Return what the compiler chose with the reductions of the request, which HLO leaves out."""
+    if not isinstance(found, NamedSharding) or not isinstance(requested, NamedSharding):
+        return found
+    spec = requested.spec
+    if not (spec.unreduced or spec.reduced):
+        return found
+    kind = spec.unreduced_kind
+    return found.with_spec(
+        found.spec.update(unreduced=spec.unreduced, reduced=spec.reduced, unreduced_kind=kind)
+    )
 
 
 def _on_one(plan: ProgramPlan, kind: str | None) -> XLACompatibleSharding:

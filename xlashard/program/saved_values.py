@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType
+from jax.sharding import AxisType, UnreducedKind
 
 from xlashard._jax import executables
 from xlashard._jax.shardings import Device
@@ -76,8 +76,9 @@ class ShardingWriter:
         """A sharding of values of a rank."""
         kind = sharding.memory_kind
         if isinstance(sharding, NamedSharding):
-            spec = [list(e) if isinstance(e, tuple) else e for e in sharding.spec]
-            return {"mesh": self._number(sharding.mesh), "spec": spec, "memory": kind}
+            spec = [list(e) if isinstance(e, tuple) else e for e in sharding.spec.partitions]
+            record = {"mesh": self._number(sharding.mesh), "spec": spec, "memory": kind}
+            return record | _reductions_to_json(sharding.spec)
         if isinstance(sharding, SingleDeviceSharding):
             return {"memory": kind}
         # A user's own class comes back as the tiles that it says.
@@ -115,11 +116,28 @@ class ShardingReader:
         kind = said["memory"]
         if "spec" in said:
             spec = [tuple(e) if isinstance(e, list) else e for e in said["spec"]]
-            return NamedSharding(self._meshes[said["mesh"]], PartitionSpec(*spec), memory_kind=kind)
+            full_spec = PartitionSpec(*spec, **_reductions_of_json(said))
+            return NamedSharding(self._meshes[said["mesh"]], full_spec, memory_kind=kind)
         if "tiles" in said:
             return GSPMDSharding(self._devices, said["tiles"], memory_kind=kind)
         (device,) = self._devices
         return SingleDeviceSharding(device, memory_kind=kind)
+
+
+def _reductions_to_json(spec: PartitionSpec) -> dict[str, Json]:
+    """The unreduced and reduced axes of a spec; empty for most."""
+    axes = {"unreduced": sorted(spec.unreduced), "reduced": sorted(spec.reduced)}
+    record: dict[str, Json] = {name: names for name, names in axes.items() if names}
+    return record | ({"reduction": spec.unreduced_kind.name} if spec.unreduced_kind else {})
+
+
+def _reductions_of_json(record: Mapping[str, Json]) -> dict[str, Any]:
+    kind = record.get("reduction")
+    return {
+        "unreduced": set(record.get("unreduced", ())),
+        "reduced": set(record.get("reduced", ())),
+        "unreduced_kind": None if kind is None else UnreducedKind[kind],
+    }
 
 
 def _mesh(said: Mapping[str, Json], devices: tuple[Device, ...]) -> Mesh:

@@ -23,9 +23,9 @@ def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:
         GeometryError: If it has no tiles, or not for this rank.
     """
     if isinstance(sharding, NamedSharding):
-        return _text(_mesh(grid_of(sharding.mesh)), sharding.normal_spec, ndim)
+        return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
     axes = axes_of(sharding.rank_tiling(ndim))
-    return _text(_mesh(axes.grid, axes.device_ids), axes.spec, ndim)
+    return _text(axes.grid, axes.spec, ndim, axes.device_ids)
 
 
 def open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
@@ -38,12 +38,21 @@ def open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> 
         num_devices: How many devices there are.
     """
     grid = made_up_grid([num_devices]) if mesh is None else grid_of(mesh)
-    return _text(_mesh(grid), Spec((None,) * ndim), ndim + trailing)
+    return _text(grid, Spec((None,) * ndim), ndim + trailing)
 
 
-def _text(mesh: str, spec: Spec, ndim: int) -> str:
+def _text(grid: MeshGrid, spec: Spec, ndim: int, device_ids: Sequence[int] = ()) -> str:
     dims = ", ".join(map(_dim, spec.for_rank(ndim)))
-    return f"#sdy.sharding<mesh<{mesh}>, [{dims}]>"
+    mesh = _mesh(grid, device_ids)
+    return f"#sdy.sharding<mesh<{mesh}>, [{dims}]{_unreduced(grid, spec)}>"
+
+
+def _unreduced(grid: MeshGrid, spec: Spec) -> str:
+    axes = [axis for axis in grid.axis_names if axis in spec.unreduced]
+    if not axes:
+        return ""
+    kind = "" if spec.reduction == "sum" else spec.reduction
+    return f", unreduced={kind}{{{', '.join(map(_quoted, axes))}}}"
 
 
 def _dim(axes: tuple[str, ...] | None) -> str:

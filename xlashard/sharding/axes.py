@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
 from xlashard.errors import GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, spec_from_tiling
 from xlashard.lazily import dataclass
@@ -49,16 +47,17 @@ def made_up_grid(sizes: Sequence[int]) -> MeshGrid:
 
 def _on_listed_devices(tiling: Tiling) -> TilingAxes:
     """One axis per cut dimension and one for the copies; the mesh lists its devices."""
-    grid = made_up_grid([n for n in (*tiling.counts, tiling.num_replicas) if n > 1])
+    sizes = (*tiling.counts, tiling.addends, tiling.num_replicas)
+    grid = made_up_grid([n for n in sizes if n > 1])
     names = iter(grid.axis_names)
-    spec = Spec(tuple((next(names),) if count > 1 else () for count in tiling.counts))
-    order = np.argsort(tiling.tile_ids(), kind="stable")
-    return TilingAxes(grid, spec, tuple(order.tolist()))
+    *dims, unreduced = ((next(names),) if n > 1 else () for n in (*tiling.counts, tiling.addends))
+    spec = Spec(tuple(dims), frozenset(unreduced), reduction=tiling.reduction)
+    return TilingAxes(grid, spec, tiling.order())
 
 
 def _borders(tiling: Tiling) -> list[int]:
     """The strides at which the number of a tile passes from one dimension to the next."""
-    borders = [1]
+    borders = [1, tiling.addends]
     for count in reversed(tiling.counts):
         borders.append(borders[-1] * count)
     return borders

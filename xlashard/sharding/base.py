@@ -154,6 +154,16 @@ class Sharding:
         """
         return self == other
 
+    @property
+    def is_unreduced(self) -> bool:
+        """True if the devices hold partial results that are still to be reduced to the array."""
+        return False
+
+    @property
+    def reduced_sharding(self) -> "Sharding":
+        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        return self
+
     def is_compatible_aval(self, aval_shape: Shape) -> None:
         """Checks that an array of this shape may be placed so.
 
@@ -231,7 +241,8 @@ class XLACompatibleSharding(Sharding):
             return mine.same_tiles(from_other)
         if set(devices) != set(self.devices):
             return False
-        return _same_tiles_by_device(mine, self.devices, from_other, devices)
+        place = {device: position for position, device in enumerate(devices)}
+        return mine.same_tiles(from_other.reordered([place[d] for d in self.devices]))
 
 
 def _is_abstract(sharding: "JaxSharding | Sharding") -> bool:
@@ -246,13 +257,3 @@ def _rank_tiling_of(sharding: "JaxSharding | Sharding", ndim: int) -> Tiling | N
         return None if isinstance(sharding, Sharding) else tiling_of_jax(sharding, ndim)
     except GeometryError:
         return None
-
-
-def _same_tiles_by_device(
-    a: Tiling, a_devices: Sequence[Device], b: Tiling, b_devices: Sequence[Device]
-) -> bool:
-    if a.counts != b.counts:
-        return False
-    b_ids = dict(zip(b_devices, b.tile_ids().tolist(), strict=True))
-    a_ids = a.tile_ids().tolist()
-    return all(b_ids[d] == tile for d, tile in zip(a_devices, a_ids, strict=True))

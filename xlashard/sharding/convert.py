@@ -64,9 +64,9 @@ def to_jax(sharding: JaxSharding | Sharding, shape: Sequence[int]) -> JaxShardin
 def _named_from_text(text: str, mesh: Mesh, memory_kind: str | None) -> NamedSharding | None:
     try:
         spec = spec_from_tile_assignment(grid_of(mesh), TileAssignment.parse_text(text))
-    except GeometryError:
+        return NamedSharding(mesh, partition_spec(spec), memory_kind=memory_kind)
+    except (GeometryError, ShardingError):
         return None
-    return NamedSharding(mesh, partition_spec(spec), memory_kind=memory_kind)
 
 
 def from_hlo(
@@ -103,6 +103,6 @@ def on_mesh(sharding: XLACompatibleSharding, mesh: Mesh, ndim: int) -> XLACompat
         return sharding
     try:
         spec = spec_from_tiling(grid_of(mesh), sharding.rank_tiling(ndim))
-    except GeometryError:
+        return NamedSharding(mesh, partition_spec(spec), memory_kind=sharding.memory_kind)
+    except (GeometryError, ShardingError):
         return sharding
-    return NamedSharding(mesh, partition_spec(spec), memory_kind=sharding.memory_kind)

@@ -1,6 +1,7 @@
 """From JAX's own shardings to tilings and back, through the HLO text that both can read."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xlashard._jax.shardings import (
     Device,
@@ -41,6 +42,13 @@ def tiling_of_jax(sharding: JaxSharding, ndim: int) -> Tiling:
     num_devices = sharding.num_devices
     if num_devices == 1 and not isinstance(sharding, JaxNamedSharding):
         return Tiling.replicated(1, ndim)
-    return Tiling.from_tile_assignment(
+    tiling = Tiling.from_tile_assignment(
         assignment_of_jax(sharding, ndim), ndim, num_devices=num_devices
+    )
+    kind = sharding.spec.unreduced_kind if isinstance(sharding, JaxNamedSharding) else None
+    # HLO's text leaves out which reduction it is.
+    return (
+        tiling
+        if kind is None
+        else replace(tiling, reduction=kind.name if tiling.is_partial else "")
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
 from xlashard._jax.shardings import (
     AbstractMesh,
@@ -34,17 +34,14 @@ def spec_of(spec: PartitionSpec | None) -> Spec:
 
     Raises:
         SpecEntryError: If an entry is no axis name.
-        ShardingError: If it speaks of partial sums.
     """
     if spec is None:
         return Spec()
-    if spec.unreduced or spec.reduced:
-        raise ShardingError(
-            f"{spec} speaks of partial sums, which no array holds: an array's shards are slices "
-            "of it, so sum over those axes inside the program and write "
-            f"{parse_spec(spec.partitions, unconstrained=PartitionSpec.UNCONSTRAINED).describe()}"
-        )
-    return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
+    if isinstance(spec, tuple) or not (spec.unreduced or spec.reduced):
+        return parse_spec(tuple(spec), unconstrained=PartitionSpec.UNCONSTRAINED)
+    dims = parse_spec(spec.partitions, unconstrained=PartitionSpec.UNCONSTRAINED).dims
+    kind = spec.unreduced_kind
+    return Spec(dims, spec.unreduced, spec.reduced, "" if kind is None else kind.name)
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:
@@ -53,8 +50,29 @@ def partition_spec(spec: Spec) -> PartitionSpec:
         *(
             PartitionSpec.UNCONSTRAINED if d is None else (d[0] if len(d) == 1 else d) or None
             for d in spec.dims
-        )
+        ),
+        unreduced=spec.unreduced,
+        reduced=spec.reduced,
+        unreduced_kind=UnreducedKind[spec.reduction] if spec.reduction else None,
     )
+
+
+def _check_explicit(spec: Spec, mesh: Mesh | AbstractMesh) -> None:
+    """Checks that the reductions of a spec are over axes that are part of an array's type.
+
+    Raises:
+        ShardingError: With the first axis that is not.
+    """
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for name, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
+        for axis in sorted(axes):
+            if types[axis] != AxisType.Explicit:
+                raise ShardingError(
+                    f"{name}={{{axis!r}}} of {spec.describe()} is invalid: {axis!r} is an axis of "
+                    f"type {types[axis].name}, and only Explicit axes can be {name}; write "
+                    "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit,) * "
+                    f"{len(types)})"
+                )
 
 
 @lru_cache(maxsize=_TILINGS_KEPT)
@@ -78,13 +96,16 @@ class NamedSharding(_NamedBase):
     Args:
         mesh: The mesh; its devices in row-major order are the device assignment.
         spec: For each dimension `None`, the name of a mesh axis or a tuple of names (major to
-            minor); dimensions past its end are not cut.
+            minor); dimensions past its end are not cut. Over the Explicit axes of
+            `P(..., unreduced={...})` each device holds a partial result of a sum (or, by
+            `unreduced_kind`, of a maximum or minimum) that is still to be reduced.
         memory_kind: The memory of each device that holds the data, the default one if `None`.
 
     Raises:
         UnknownAxisError: If the spec names an axis that the mesh does not have.
         DuplicateAxisError: If the spec uses an axis twice.
-        ShardingError: If the mesh is none, or its devices have no such memory.
+        ShardingError: If the mesh is not a mesh, its devices have no such memory, or an axis of
+            `unreduced` or `reduced` is not Explicit.
 
     Example:
         >>> import jax, numpy as np
@@ -118,6 +139,7 @@ class NamedSharding(_NamedBase):
         normal = spec_of(spec)
         if not mesh.empty:
             validate_spec(normal, grid_of(mesh))
+            _check_explicit(normal, mesh)
         if isinstance(mesh, Mesh) and not mesh.empty:
             check_memory_kind(mesh._flat_devices_tuple[0], memory_kind, "a NamedSharding")
         super().__init__(mesh, spec, memory_kind=memory_kind)
@@ -164,9 +186,21 @@ class NamedSharding(_NamedBase):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True if no dimension is cut by a mesh axis of size above one."""
+        """True if every device holds the whole array, and no partial result of it."""
+        sizes, spec = grid_of(self.mesh).shape, self.normal_spec
+        return all(sizes[axis] == 1 for axis in (*spec.axes, *spec.unreduced))
+
+    @property
+    def is_unreduced(self) -> bool:
+        """True if the devices hold partial results that are still to be reduced to the array."""
         sizes = grid_of(self.mesh).shape
-        return all(sizes[axis] == 1 for axis in self.normal_spec.axes)
+        return any(sizes[axis] > 1 for axis in self.normal_spec.unreduced)
+
+    @property
+    def reduced_sharding(self) -> Self:
+        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        spec = self.normal_spec
+        return self.with_spec(partition_spec(spec.whole)) if spec.unreduced else self
 
     def rank_tiling(self, ndim: int) -> Tiling:
         """The tiling for arrays of a rank."""

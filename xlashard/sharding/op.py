@@ -21,6 +21,7 @@ from xlashard.sharding.axes import axes_of
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.checks import check_memory_kind, checked_devices
 from xlashard.sharding.foreign import gspmd_twin
+from xlashard.sharding.named import partition_spec
 from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 if TYPE_CHECKING:
@@ -125,6 +126,22 @@ class GSPMDSharding(_GSPMDBase):
         ndim = self._assignment.ndim
         return ndim is not None and self.rank_tiling(ndim).is_replicated
 
+    @property
+    def is_unreduced(self) -> bool:
+        """True if the devices hold partial results that are still to be reduced to the array."""
+        whole = self._assignment.kind == "unreduced" and len(self.devices) > 1
+        return whole or self._assignment.num_unreduced > 1
+
+    @property
+    def reduced_sharding(self) -> "GSPMDSharding":
+        """The sharding of the array once its unreduced axes are reduced; itself without any."""
+        if not self.is_unreduced:
+            return self
+        raise ShardingError(
+            f"{self._assignment.to_text()} doesn't name the mesh axes over which it is unreduced: "
+            "write NamedSharding(mesh, P(..., unreduced={...}))"
+        )
+
     @cached_property
     def _tilings(self) -> dict[int, Tiling]:
         return {}
@@ -143,8 +160,8 @@ class GSPMDSharding(_GSPMDBase):
         # JAX's own way ends the process for some tiles and refuses others, where a program of JAX
         # is given this sharding as it is.
         axes = axes_of(self.rank_tiling(num_dimensions))
-        entries = [names or None for names in axes.spec.dims]
-        return sdy_array(list(axes.grid.shape.items()), entries, axes.device_ids, num_dimensions)
+        spec = partition_spec(axes.spec)
+        return sdy_array(list(axes.grid.shape.items()), spec, axes.device_ids, num_dimensions)
 
     @cached_property
     def _twin(self) -> JaxSharding:

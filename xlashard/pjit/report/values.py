@@ -183,8 +183,9 @@ def spec_text(sharding: XLACompatibleSharding | Sharding) -> str:
     """A sharding in short: `P('data')`, `device 0`, or XLA's text."""
     match sharding:
         case NamedSharding():
-            entries = map(_entry, partition_spec(sharding.normal_spec))
-            text = f"P({', '.join(entries)})"
+            spec = sharding.normal_spec
+            entries = map(_entry, partition_spec(spec).partitions)
+            text = f"P({', '.join((*entries, *spec.keywords()))})"
         case SingleDeviceSharding():
             text = f"device {sharding.devices[0].id}"
         case GSPMDSharding():
@@ -259,6 +260,8 @@ def _move(value: Value) -> MoveReport | None:
     if given is None or wanted is None or isinstance(given.value, jax.ShapeDtypeStruct):
         return None
     there = given.there.sharding
+    if wanted.is_unreduced:
+        return None  # it is in place, or refused
     if there is None:
         nbytes = value.device_bytes * len(wanted.addressable_devices)
         return MoveReport(value.path, "host", spec_text(wanted), 0, nbytes)

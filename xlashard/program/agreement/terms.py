@@ -15,7 +15,7 @@ from xlashard.program.agreement.listing import source_lines
 from xlashard.program.environment import Environment
 from xlashard.program.flags import NOT_COMPILED_IN
 from xlashard.program.plan import ProgramPlan, ValuePlan
-from xlashard.sharding import NamedSharding, PartitionSpec, XLACompatibleSharding
+from xlashard.sharding import NamedSharding, XLACompatibleSharding
 from xlashard.wording import typed
 
 # How many arguments are written out where a program is only named.
@@ -205,11 +205,11 @@ def _sharding_text(sharding: XLACompatibleSharding | None) -> str:
         return "left to the partitioner"
     if isinstance(sharding, NamedSharding):
         mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        entries = list(sharding.spec)
+        entries = list(sharding.spec.partitions)
         while entries and entries[-1] is None:
             # One may write it or leave it out.
             entries.pop()
-        return f"{PartitionSpec(*entries)} on the mesh ({mesh})"
+        return f"{sharding.spec.update(partitions=entries)} on the mesh ({mesh})"
     return repr(sharding)
 
 

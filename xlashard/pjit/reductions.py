@@ -1,0 +1,107 @@
+"""Checks of the unreduced values in a program, before XLA or JAX's rules fail on them."""
+
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from xlashard._jax import tracing
+from xlashard._jax.lowering import dtype_name, uses_shardy
+from xlashard.errors import UnreducedError
+from xlashard.sharding import NamedSharding, XLACompatibleSharding
+
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "python_callback")
+
+
+def check_reductions(jaxpr: Any, name: str) -> None:
+    """Checks what a function does with unreduced values.
+
+    Args:
+        jaxpr: The function's jaxpr.
+        name: The function, for errors.
+
+    Raises:
+        UnreducedError: For a callback that would get partial results, for a reshard from one set
+            of unreduced axes to another, on which XLA ends the process, and under the GSPMD
+            partitioner for any unreduced value.
+    """
+    for eqn in tracing.equations(jaxpr):
+        before = [axes for axes in map(_unreduced, eqn.invars) if axes]
+        if not before and not any(map(_unreduced, eqn.outvars)):
+            continue
+        kind = eqn.primitive.name
+        if auto := _auto_axes(eqn):
+            raise UnreducedError(
+                f"{name} has an unreduced value, {_first_unreduced(eqn)}, on a mesh with the Auto "
+                f"axes {auto}, where XLA would reduce it twice: use a mesh of Explicit axes, by "
+                "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit, ...))"
+            )
+        if not uses_shardy():
+            raise UnreducedError(
+                f"{name} has an unreduced value, {_first_unreduced(eqn)}, which the GSPMD "
+                "partitioner can't reduce: use Shardy, by XLASHARD_PARTITIONER=shardy or "
+                "jax.config.update('jax_use_shardy_partitioner', True)"
+            )
+        if before and kind in _CALLBACKS:
+            raise UnreducedError(
+                f"{name} passes an unreduced value, {_first_unreduced(eqn)}, to a {kind}, which "
+                "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "
+                "without unreduced axes"
+            )
+        if kind == "reshard":
+            (x,), (out,) = eqn.invars, eqn.outvars
+            problem = reshard_problem(x.aval.sharding.spec, out.aval.sharding.spec, x.aval.dtype)
+            if problem:
+                raise UnreducedError(
+                    f"{name} reshards {dtype_name(x.aval)} to {dtype_name(out.aval)}: {problem}"
+                )
+
+
+def has_reductions(aval: Any, sharding: XLACompatibleSharding | None) -> bool:
+    """Return True if a traced value's type is unreduced over the same axes as a sharding.
+
+    Inside a program the type stands where they differ: only a reshard changes it.
+    """
+    typed = getattr(aval, "sharding", None)
+    unreduced = frozenset() if typed is None else typed.spec.unreduced
+    if not isinstance(sharding, NamedSharding):
+        return not unreduced
+    return sharding.spec.unreduced == unreduced
+
+
+def reshard_problem(before: PartitionSpec, after: PartitionSpec, dtype: Any) -> str:
+    """Return why a program can't change unreduced axes so; empty if it can."""
+    if np.issubdtype(dtype, np.complexfloating) and after.unreduced - before.unreduced:
+        return (
+            f"XLA can't make partial results of {dtype} of whole values: reshard the real and the "
+            "imaginary part, or use device_put outside of the program"
+        )
+    if not before.unreduced or not after.unreduced:
+        return ""
+    if before.unreduced <= after.unreduced or after.unreduced <= before.unreduced:
+        return ""
+    return (
+        f"XLA can't go from partial results over {sorted(before.unreduced)} to others over "
+        f"{sorted(after.unreduced)} at once: reduce first, by jax.sharding.reshard(x, P(...)) "
+        "without unreduced axes"
+    )
+
+
+def _unreduced(variable: Any) -> frozenset[str]:
+    sharding = getattr(variable.aval, "sharding", None)
+    return frozenset() if sharding is None else sharding.spec.unreduced
+
+
+def _first_unreduced(eqn: Any) -> str:
+    return dtype_name(_unreduced_aval(eqn))
+
+
+def _unreduced_aval(eqn: Any) -> Any:
+    return next(v.aval for v in (*eqn.invars, *eqn.outvars) if _unreduced(v))
+
+
+def _auto_axes(eqn: Any) -> list[str]:
+    """The automatic axes of the mesh of an equation's unreduced values."""
+    mesh = _unreduced_aval(eqn).sharding.mesh
+    types = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return [name for name, size, kind in types if kind == AxisType.Auto and size > 1]
