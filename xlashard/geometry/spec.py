@@ -71,6 +71,15 @@ class Spec:
         if end != len(self.dims):
             object.__setattr__(self, "dims", self.dims[:end])
 
+    def __repr__(self) -> str:
+        reductions = {
+            "unreduced": sorted(self.unreduced),
+            "reduced": sorted(self.reduced),
+            "reduction": self.reduction,
+        }
+        rest = "".join(f", {name}={value!r}" for name, value in reductions.items() if value)
+        return f"Spec(dims={self.dims}{rest})"
+
     @property
     def axes(self) -> tuple[str, ...]:
         """All mesh axes in use, in the order of the dimensions."""

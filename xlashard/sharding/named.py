@@ -57,22 +57,19 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     )
 
 
-def _check_explicit(spec: Spec, mesh: Mesh | AbstractMesh) -> None:
-    """Checks that the reductions of a spec are over axes that are part of an array's type.
-
-    Raises:
-        ShardingError: With the first axis that is not.
-    """
+def _not_explicit(spec: Spec, mesh: Mesh | AbstractMesh) -> str:
+    """Return why a spec's reductions are not over axes of an array's type; empty if they are."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     for name, axes in (("unreduced", spec.unreduced), ("reduced", spec.reduced)):
         for axis in sorted(axes):
             if types[axis] != AxisType.Explicit:
-                raise ShardingError(
+                return (
                     f"{name}={{{axis!r}}} of {spec.describe()} is invalid: {axis!r} is an axis of "
                     f"type {types[axis].name}, and only Explicit axes can be {name}; write "
                     "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit,) * "
                     f"{len(types)})"
                 )
+    return ""
 
 
 @lru_cache(maxsize=_TILINGS_KEPT)
@@ -139,7 +136,8 @@ class NamedSharding(_NamedBase):
         normal = spec_of(spec)
         if not mesh.empty:
             validate_spec(normal, grid_of(mesh))
-            _check_explicit(normal, mesh)
+            if problem := _not_explicit(normal, mesh):
+                raise ShardingError(problem)
         if isinstance(mesh, Mesh) and not mesh.empty:
             check_memory_kind(mesh._flat_devices_tuple[0], memory_kind, "a NamedSharding")
         super().__init__(mesh, spec, memory_kind=memory_kind)
