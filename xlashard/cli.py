@@ -10,7 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from xlashard.commands.words import add_compile, add_preflight, add_settings, count, seconds
+from xlashard.commands.words import (
+    add_compile,
+    add_legacy,
+    add_preflight,
+    add_settings,
+    count,
+    seconds,
+)
 from xlashard.wording import printable
 
 _COMMANDS = {
@@ -18,8 +25,9 @@ _COMMANDS = {
     "pod": "xlashard.testing.command",
     "preflight": "xlashard.commands.preflight",
     "compile": "xlashard.commands.compile",
+    "legacy": "xlashard.commands.legacy",
 }
-_EXTRAS = {"matplotlib": "train", "optax": "train", "orbax": "train"}
+_EXTRAS = {"libcst": "legacy", "matplotlib": "train", "optax": "train", "orbax": "train"}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -69,6 +77,9 @@ def make_parser() -> argparse.ArgumentParser:
         commands.add_parser("preflight", help="say what a program would take and cost on TPU chips")
     )
     add_compile(commands.add_parser("compile", help="compile a program for TPU chips into a file"))
+    add_legacy(
+        commands.add_parser("legacy", help="migrate programs of 2022 and 2023 to today's JAX")
+    )
     return parser
 
 

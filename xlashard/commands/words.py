@@ -177,3 +177,24 @@ def seconds(text: str) -> float:
     if 0 < found < float("inf"):
         return found
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
+def add_legacy(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `xlashard legacy`."""
+    parser.set_defaults(parser=parser)
+    parser.usage = "xlashard legacy --migrate FILE ... [--write]"
+    parser.description = (
+        "Rewrites programs of 2022 and 2023 for today's JAX: imports, pjit, meshes, "
+        "GlobalDeviceArray and flags, with their formatting kept. The changes are shown as a diff. "
+        "A line that needs a human gets a comment above it that begins with `# xlashard:`. Exit "
+        "codes: 0 done, 1 a file could not be read, parsed or written, 2 wrong use."
+    )
+    parser.epilog = "To run such a program as it is: python -m xlashard.legacy script.py"
+    parser.add_argument(
+        "--migrate", nargs="+", required=True, metavar="FILE", help="the Python files to rewrite"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the files after the diff; without this option they stay as they are",
+    )

@@ -9,6 +9,7 @@
 | `refusals` | names that say, when used, what to write instead |
 | `command`, `running`, `joining`, `children` | runs a program with these names, also in a pod |
 | `uses`, `watched`, `report` | which of the names it used, and at which lines |
+| `migration` | writes today's names into a program |
 | `flags`, `worlds`, `positional` | what a call may be told by flags and by thread: three worlds |
 | `pjit`, `constraint` | the era's `pjit`, whose calls choose their world |
 | `world_function`, `world_stages`, `kinds` | what a world asks of a call, and gives |

@@ -1,0 +1,109 @@
+"""`xlashard legacy --migrate`: what it shows, writes and refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from xlashard.cli import main
+
+OLD = "import jax\n\n\ndef f(x):\n    return jax.tree_map(abs, x)  # kept\n"
+NEW = OLD.replace("tree_map", "tree.map")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "old.py"
+    path.write_text(OLD)
+    return path
+
+
+def test_a_diff_is_shown_and_nothing_is_written(program: Path, capsys) -> None:
+    assert main(["legacy", "--migrate", str(program)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == f"--- {program}"
+    assert "-    return jax.tree_map(abs, x)  # kept\n" in shown.out
+    assert "+    return jax.tree.map(abs, x)  # kept\n" in shown.out
+    assert shown.err == "1 file with changes; to write them, add --write\n"
+    assert program.read_text() == OLD
+
+
+def test_it_is_written_after_the_diff(program: Path, capsys) -> None:
+    program.chmod(0o750)
+    link = program.with_name("link.py")
+    link.symlink_to(program)
+    assert main(["legacy", "--migrate", str(link), str(link), "--write"]) == 0
+    assert "+    return jax.tree.map" in capsys.readouterr().out
+    assert program.read_text() == NEW
+    assert link.is_symlink()
+    assert program.stat().st_mode & 0o777 == 0o750
+    assert sorted(path.name for path in program.parent.iterdir()) == ["link.py", "old.py"]
+    assert main(["legacy", "--migrate", str(program), "--write"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "no file has a name of 2022 or 2023 to change\n")
+
+
+def test_lines_for_a_human_are_counted(program: Path, capsys) -> None:
+    program.write_text("import jax\nf = jax.soft_pmap(abs)\n")
+    assert main(["legacy", "--migrate", str(program)]) == 0
+    assert "1 line for a human marked by `# xlashard:`" in capsys.readouterr().err
+
+
+def test_an_encoding_and_line_ends_stay(program: Path) -> None:
+    old = "# -*- coding: latin-1 -*-\r\nimport jax\r\nx = jax.tree_map, 'é'\r\n"
+    program.write_bytes(old.encode("latin-1"))
+    assert main(["legacy", "--migrate", str(program), "--write"]) == 0
+    assert program.read_bytes() == old.replace("tree_map", "tree.map").encode("latin-1")
+
+
+UNREADABLE = {
+    "no Python": (b"print 'x'\n", ":1 is not Python: Missing parentheses in call to 'print'"),
+    "no text": (b"x = '\xff'\n", " is not text in UTF-8"),
+    "no encoding": (b"# coding: nonsense\n", " is not text in UTF-8"),
+    "NUL": (b"x = 1\x00\n", ""),
+    "too many brackets": (b"x = " + b"(" * 5000 + b")" * 5000, "too many nested parentheses"),
+    "too deep": (b"x = " + b"1 + " * 5000 + b"1\n", " is nested more than 300 deep"),
+}
+
+
+@pytest.mark.parametrize(("content", "why"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_is_no_program_is_named_and_the_others_go_on(
+    content: bytes, why: str, program: Path, capsys
+) -> None:
+    bad = program.with_name("bad.py")
+    bad.write_bytes(content)
+    assert main(["legacy", "--migrate", str(bad), str(program), "--write"]) == 1
+    err = capsys.readouterr().err
+    assert f"error: {bad}" in err and why in err
+    assert "Traceback" not in err
+    assert bad.read_bytes() == content
+    assert program.read_text() == NEW
+
+
+def test_files_that_cannot_be_read_or_written(program: Path, capsys) -> None:
+    folder = program.parent
+    assert main(["legacy", "--migrate", str(folder / "no.py"), str(folder)]) == 1
+    err = capsys.readouterr().err
+    assert f"error: {folder / 'no.py'} can't be read: No such file or directory" in err
+    assert f"error: {folder} can't be read: Is a directory" in err
+    program.chmod(0o444)
+    assert main(["legacy", "--migrate", str(program), "--write"]) == 1
+    assert f"error: {program} is read-only: write chmod u+w {program}" in capsys.readouterr().err
+    assert program.read_text() == OLD
+
+
+@pytest.mark.parametrize(
+    "words", [["legacy"], ["legacy", "--migrate"], ["legacy", "--migrate", "a.py", "--wirte"]]
+)
+def test_wrong_use(words: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage: xlashard legacy --migrate FILE" in capsys.readouterr().err
+
+
+def test_help(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["legacy", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("--migrate", "--write", "# xlashard:", "Exit codes"))

@@ -1,0 +1,220 @@
+"""Calls of the era, written with the arguments that today's functions take."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+FROM_GDA = "_from_gda_"
+"""A name that stands for FROM_GDA until the resources around it are written."""
+
+PJIT_ARGUMENTS = (
+    "fun",
+    "in_axis_resources",
+    "out_axis_resources",
+    "static_argnums",
+    "donate_argnums",
+)
+_TODAY = {"in_axis_resources": "in_shardings", "out_axis_resources": "out_shardings"}
+_GDA_ARGUMENTS = ("global_shape", "global_mesh", "mesh_axes")
+
+
+@dataclass
+class Needs:
+    """What a migrated program needs besides its own text.
+
+    Attributes:
+        modules: Modules to import, by full name.
+        helpers: Functions of `helpers` to write into it.
+    """
+
+    modules: set[str] = field(default_factory=set)
+    helpers: set[str] = field(default_factory=set)
+
+
+def code_of(node: cst.CSTNode) -> str:
+    """Return the text of a node."""
+    return cst.Module([]).code_for_node(node)
+
+
+def expression(code: str) -> cst.BaseExpression:
+    """Return the expression that a piece of text is."""
+    return cst.parse_expression(code)
+
+
+def without_keyword(arg: cst.Arg) -> cst.Arg:
+    """Return an argument by position, with the space around it that it had."""
+    return arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
+
+
+def bound(args: Sequence[cst.Arg], names: Sequence[str]) -> dict[str, cst.Arg] | None:
+    """Return arguments by their names; None where stars hide them.
+
+    Args:
+        args: The arguments of a call.
+        names: What those by position are called.
+    """
+    if any(arg.star for arg in args):
+        return None
+    by_position = [arg for arg in args if arg.keyword is None]
+    if len(by_position) > len(names):
+        return None
+    found = dict(zip(names, by_position, strict=False))
+    return {**found, **{arg.keyword.value: arg for arg in args if arg.keyword is not None}}
+
+
+def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
+    """Return arguments with commas between them, and at their end what stood at another's end.
+
+    Args:
+        args: The new arguments.
+        like: Those that they replace.
+    """
+    plain = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    found = [
+        arg.with_changes(comma=plain) if isinstance(arg.comma, cst.MaybeSentinel) else arg
+        for arg in args
+    ]
+    if found:
+        last = like[-1]
+        space = last.whitespace_after_arg
+        found[-1] = found[-1].with_changes(comma=last.comma, whitespace_after_arg=space)
+    return found
+
+
+class Resources:
+    """Writes the resources of `pjit` as shardings of `jax.jit`.
+
+    Args:
+        spec_classes: What the program calls `PartitionSpec`.
+        specs: Variables that are nothing but a `PartitionSpec`.
+        needs: Gets what the result needs.
+    """
+
+    def __init__(self, spec_classes: Collection[str], specs: Collection[str], needs: Needs) -> None:
+        self._classes = spec_classes
+        self._specs = specs
+        self._needs = needs
+
+    def shardings(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        """Return resources with P() in place of None, and with None in place of FROM_GDA.
+
+        Args:
+            node: The resources, in which names are those of today already.
+        """
+        if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *self._specs):
+            if node.value == "None":
+                self._needs.modules.add("jax")
+                return expression("jax.P()")
+            return node.with_changes(value="None") if node.value == FROM_GDA else node
+        if isinstance(node, cst.Tuple | cst.List):
+            elements = [
+                each.with_changes(value=self.shardings(each.value))
+                if isinstance(each, cst.Element)
+                else each
+                for each in node.elements
+            ]
+            return node.with_changes(elements=elements)
+        if isinstance(node, cst.Dict):
+            pairs = [
+                each.with_changes(value=self.shardings(each.value))
+                if isinstance(each, cst.DictElement)
+                else each
+                for each in node.elements
+            ]
+            return node.with_changes(elements=pairs)
+        if isinstance(node, cst.IfExp):
+            return node.with_changes(
+                body=self.shardings(node.body), orelse=self.shardings(node.orelse)
+            )
+        if isinstance(node, cst.Call) and code_of(node.func) in ("jax.P", *self._classes):
+            return node
+        self._needs.helpers.add("_none_is_replicated")
+        return cst.Call(cst.Name("_none_is_replicated"), [cst.Arg(node)])
+
+
+def jit_arguments(
+    args: Sequence[cst.Arg], names: Sequence[str], resources: Resources
+) -> list[cst.Arg] | None:
+    """Return the arguments of `jax.jit` for those of `pjit`; None where stars hide them.
+
+    Args:
+        args: The arguments.
+        names: What those by position are called.
+        resources: Writes shardings.
+    """
+    if any(arg.star for arg in args) or len([a for a in args if a.keyword is None]) > len(names):
+        return None
+    found = []
+    positions = iter(names)
+    for arg in args:
+        name = arg.keyword.value if arg.keyword is not None else next(positions)
+        if name in (*_TODAY, *_TODAY.values()):
+            arg = arg.with_changes(value=resources.shardings(arg.value))
+        if name != "fun":
+            arg = arg.with_changes(
+                keyword=cst.Name(_TODAY.get(name, name)),
+                equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+            )
+        found.append(arg)
+    return found
+
+
+def array_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
+    """Return the call of today that makes an array as `GlobalDeviceArray` did.
+
+    Args:
+        call: The call, in which names are those of today already.
+        method: `from_callback` and the like; empty for the constructor.
+        needs: Gets what the result needs.
+    """
+    last = "data_callback" if method else "device_buffers"
+    by_name = bound(call.args, (*_GDA_ARGUMENTS, last))
+    if by_name is None or not by_name.keys() >= {*_GDA_ARGUMENTS, last}:
+        return None
+    needs.modules.add("jax")
+    made = "jax.make_array_from_callback" if method else "jax.make_array_from_single_device_arrays"
+    shape, mesh, end = (without_keyword(by_name[n]) for n in ("global_shape", "global_mesh", last))
+    placed = mesh.with_changes(value=sharding(by_name["global_mesh"], by_name["mesh_axes"]))
+    args = laid_out([shape, placed, end], call.args)
+    return call.with_changes(func=expression(made), args=args)
+
+
+def sharding(mesh: cst.Arg, axes: cst.Arg) -> cst.BaseExpression:
+    """Return the `NamedSharding` of a mesh and of its axes."""
+    return expression(f"jax.sharding.NamedSharding({code_of(mesh.value)}, {code_of(axes.value)})")
+
+
+def shard_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
+    """Return the method of a sharding that does what a function of a shape, mesh and axes did.
+
+    Args:
+        call: The call of the function.
+        method: The method of today.
+        needs: Gets what the result needs.
+    """
+    by_name = bound(call.args, _GDA_ARGUMENTS)
+    if by_name is None or by_name.keys() != {*_GDA_ARGUMENTS}:
+        return None
+    needs.modules.add("jax")
+    placed = sharding(by_name["global_mesh"], by_name["mesh_axes"])
+    shape = without_keyword(by_name["global_shape"])
+    func = cst.Attribute(placed, cst.Name(method))
+    return call.with_changes(func=func, args=laid_out([shape], call.args))
+
+
+def deserialize_call(call: cst.Call) -> cst.Call:
+    """Return `async_deserialize` of a sharding for that of a mesh and its axes.
+
+    Args:
+        call: The call.
+    """
+    names = ("mesh", "mesh_axes")
+    by_name = bound(call.args, (*names, *(f"{n}" for n in range(len(call.args)))))
+    if by_name is None or not by_name.keys() >= {*names}:
+        return call
+    placed = without_keyword(by_name["mesh"]).with_changes(
+        value=sharding(by_name["mesh"], by_name["mesh_axes"])
+    )
+    rest = [arg for arg in call.args if arg not in (by_name["mesh"], by_name["mesh_axes"])]
+    return call.with_changes(args=laid_out([placed, *rest], call.args))

@@ -1,0 +1,179 @@
+"""What each name of the era becomes in a migrated program, on the basis of the table."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from xlashard.legacy.table import Entry, areas, entries
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A name that is replaced wherever it stands.
+
+    Attributes:
+        to: The full name of today.
+        inline: Whether uses are replaced by that full name and the import goes; otherwise the
+            import is rewritten, and uses stay as they are.
+    """
+
+    to: str
+    inline: bool = False
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A name that is replaced by an expression of today; its import goes.
+
+    Attributes:
+        code: The expression.
+    """
+
+    code: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module that is another one today, and keeps its name within the program.
+
+    Attributes:
+        to: The full name of the module of today.
+    """
+
+    to: str
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function that is replaced by one that the program gets.
+
+    Attributes:
+        name: The name of the function in `helpers`.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A name that a person has to replace.
+
+    Attributes:
+        text: The comment that the line gets.
+    """
+
+    text: str
+
+
+type Rule = Rename | Expression | Module | Helper | Mark
+
+PJIT = "jax.experimental.pjit.pjit"
+GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
+SHARDED = "jax.interpreters.pxla.ShardedDeviceArray"
+ENV = "jax.experimental.maps.thread_resources.env"
+SERIALIZATION = "jax.experimental.array_serialization.serialization"
+
+_TWINS = {
+    "jax.pxla": "jax.interpreters.pxla",
+    "jax.xla": "jax.interpreters.xla",
+    "jax.interpreters.pxla.thread_resources": "jax.experimental.maps.thread_resources",
+    "jax.interpreters.pxla.ResourceEnv": "jax.experimental.maps.ResourceEnv",
+}
+_MESH_IN_FORCE = "jax.sharding.get_abstract_mesh()"
+_OWN: dict[str, Rule] = {
+    PJIT: Rename("jax.jit", inline=True),
+    "jax.experimental.pjit.with_sharding_constraint": Rename("jax.lax.with_sharding_constraint"),
+    "jax.experimental.pjit.FROM_GDA": Expression("None"),
+    "jax.experimental.pjit.REPLICATED": Expression("jax.P()"),
+    GDA: Rename("jax.Array", inline=True),
+    "jax.experimental.global_device_array.Shard": Rename("jax.Shard"),
+    "jax.experimental.maps.mesh": Rename("jax.sharding.Mesh", inline=True),
+    ENV: Expression(_MESH_IN_FORCE),
+    f"{ENV}.physical_mesh": Expression(_MESH_IN_FORCE),
+    f"{ENV}.physical_mesh.devices": Expression("jax.sharding.get_mesh().devices"),
+    f"{ENV}.physical_mesh.local_mesh": Expression("jax.sharding.get_mesh().local_mesh"),
+    "jax.config.jax_array": Expression("True"),
+    "jax.config.jax_parallel_functions_output_gda": Expression("False"),
+    "jax.core.ClosedJaxpr": Rename("jax.extend.core.ClosedJaxpr"),
+    "jax.experimental.host_callback.barrier_wait": Rename("jax.effects_barrier", inline=True),
+    "jax.interpreters.sharded_jit.PartitionSpec": Rename("jax.P"),
+}
+_OWN.update(
+    (name, Helper(f"_{helper}"))
+    for name, helper in {
+        f"{GDA}.from_batched_callback": "array_from_batched_callback",
+        f"{GDA}.from_batched_callback_with_devices": "array_from_batched_callback_with_devices",
+        "jax.device_put_replicated": "device_put_replicated",
+        "jax.device_put_sharded": "device_put_sharded",
+        "jax.experimental.host_callback.id_tap": "id_tap",
+        "jax.experimental.host_callback.call": "call_host",
+        "jax.experimental.gda_serialization.serialization._get_metadata": "get_metadata",
+        f"{SERIALIZATION}._get_metadata": "get_metadata",
+        "jax.experimental.gda_serialization.serialization._spec_has_metadata": "spec_has_metadata",
+    }.items()
+)
+_CLASSES = {"MeshPspecSharding": "jax.sharding.NamedSharding"}
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+_CALLED = re.compile(r"(jax[\w.]+)\(\)")
+_IMPORT = re.compile(r"import ([\w.]+)|from ([\w.]+) import (\w+)")
+_TYPES = ("jax.Array", "jax.P", "jax.sharding.Sharding", "jax.sharding.NamedSharding")
+
+
+def canonical(name: str) -> str:
+    """Return the name that stands for a name and its twins: `jax.interpreters.pxla` for `jax.pxla`.
+
+    Args:
+        name: A full name.
+    """
+    for twin, known in _TWINS.items():
+        if name == twin or name.startswith(f"{twin}."):
+            name = known + name[len(twin) :]
+    return name.replace("jax.config.config.", "jax.config.")
+
+
+@lru_cache(maxsize=4096)
+def rule_of(name: str) -> Rule | None:
+    """Return what becomes of a full name; None for one that stays.
+
+    Args:
+        name: The name, such as `jax.experimental.maps.Mesh`.
+    """
+    known = canonical(name)
+    if known in _OWN:
+        return _OWN[known]
+    last = name.rpartition(".")[2]
+    if last in _CLASSES and known in entries():
+        return Rename(_CLASSES[last], inline=last != _CLASSES[last].rpartition(".")[2])
+    entry = entries().get(known) or entries().get(name)
+    if entry is None or entry.stays or name.startswith("jax.Array."):
+        return None
+    return _rule_of_entry(entry, last)
+
+
+def _rule_of_entry(entry: Entry, last: str) -> Rule:
+    today = entry.today
+    if entry.treatment == "refused":
+        return _mark(entry)
+    if found := _IMPORT.fullmatch(today):
+        return Module(found[1] or f"{found[2]}.{found[3]}")
+    if ":" not in entry.source:
+        return Module(today) if today == "jax.core" else _mark(entry)
+    if today.startswith("xlashard"):
+        return _mark(entry)
+    if today.startswith("tuple["):
+        return Expression(today)
+    if found := _CALLED.fullmatch(today):
+        today = found[1]
+    same = today.rpartition(".")[2] in (last, last.removeprefix("tree_"))
+    if not _DOTTED.fullmatch(today) or not (same or today in _TYPES or _is_drop_in(entry)):
+        return _mark(entry)
+    return Rename(today, inline=today != "jax.P" and today.rpartition(".")[2] != last)
+
+
+def _is_drop_in(entry: Entry) -> bool:
+    return entry in areas()["numpy"] or entry.today in ("jax.tree.map", "jax.typeof")
+
+
+def _mark(entry: Entry) -> Mark:
+    why = f" ({entry.note.rstrip('.')})" if entry.treatment == "refused" else ""
+    return Mark(f"{entry.name} is gone since JAX {entry.gone}{why}. Write: {entry.today}")

@@ -1,0 +1,259 @@
+"""Writes today's names into a program, statement by statement."""
+
+import re
+from typing import Any
+
+import libcst as cst
+
+from xlashard.legacy.migration.calls import FROM_GDA, code_of, expression
+from xlashard.legacy.migration.expressions import ExpressionRewriter
+from xlashard.legacy.migration.facts import Facts
+from xlashard.legacy.migration.imports import ImportRewriter
+from xlashard.legacy.migration.names import ENV
+from xlashard.legacy.migration.resolve import Resolver
+
+COMMENT = "# xlashard: "
+"""How the comment begins that marks what a person has to write."""
+
+_HAVE_LINES_ABOVE = (
+    *(cst.SimpleStatementLine, cst.FunctionDef, cst.ClassDef, cst.If, cst.For, cst.While),
+    *(cst.With, cst.Try, cst.TryStar, cst.Match),
+)
+_FLAGS = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
+_SPEC_NAME = re.compile(r"(^|_)(pspec|spec|axes)$")
+
+
+class Rewriter(ExpressionRewriter):
+    """Rewrites a program; a line that it can't rewrite gets a comment.
+
+    Args:
+        resolver: The names of the program.
+        facts: What was found in it before.
+    """
+
+    def __init__(self, resolver: Resolver, facts: Facts) -> None:
+        super().__init__(resolver, facts)
+        self.marked = 0
+        self._folded: set[cst.CSTNode | None] = set()
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Collect the marks of each statement by itself."""
+        if isinstance(node, cst.BaseStatement):
+            self._marks.append([])
+        return super().on_visit(node)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        """Write the marks of a statement above it."""
+        left = super().on_leave(original_node, updated_node)
+        if not isinstance(original_node, cst.BaseStatement):
+            return left
+        marks = self._marks.pop()
+        # One statement may have become several, or none.
+        lines: list[Any] = list(left) if isinstance(left, cst.FlattenSentinel) else [left]
+        first = lines[0] if lines else left
+        if not marks or not isinstance(first, _HAVE_LINES_ABOVE):
+            return left
+        self.marked += len(marks)
+        comments = [cst.EmptyLine(comment=cst.Comment(f"{COMMENT}{mark}")) for mark in marks]
+        lines[0] = first.with_changes(leading_lines=[*first.leading_lines, *comments])
+        return lines[0] if len(lines) == 1 else cst.FlattenSentinel(lines)
+
+    # Imports.
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> Any:
+        """Rewrite imports, and leave out where a flag of the era is set."""
+        if len(original_node.body) != 1:
+            return updated_node
+        (statement,) = original_node.body
+        if isinstance(statement, cst.Expr) and self._sets_flag(statement.value):
+            return cst.RemoveFromParent()
+        if not isinstance(statement, cst.Import | cst.ImportFrom):
+            return updated_node
+        imports = ImportRewriter()
+        used = self._facts.used.get(statement, ())
+        rewrite = imports.plain_import if isinstance(statement, cst.Import) else imports.from_import
+        found = rewrite(statement, used)  # type: ignore[arg-type]
+        if imports.binds_jax:
+            self.needs.modules.add("jax")
+        for mark in imports.marks:
+            self._mark(mark)
+        if found is None:
+            return updated_node
+        if not found and not imports.marks:
+            return cst.RemoveFromParent()
+        lines = [cst.SimpleStatementLine([each]) for each in found or [cst.Pass()]]
+        lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
+        lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
+        return lines[0] if len(lines) == 1 else cst.FlattenSentinel(lines)
+
+    def _sets_flag(self, call: cst.BaseExpression) -> bool:
+        if not isinstance(call, cst.Call) or not call.args:
+            return False
+        flag = call.args[0].value
+        return (
+            self._canonical(call.func) == "jax.config.update"
+            and isinstance(flag, cst.SimpleString)
+            and flag.evaluated_value in _FLAGS
+        )
+
+    # Meshes.
+
+    def leave_With(self, original_node: cst.With, updated_node: cst.With) -> cst.With:
+        """Write `with jax.set_mesh(mesh):` for `with mesh:`."""
+        items = [
+            self._with_set_mesh(new) if self._is_mesh(old.item) else new
+            for old, new in zip(original_node.items, updated_node.items, strict=True)
+        ]
+        return updated_node.with_changes(items=items)
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        """Write `with jax.set_mesh(mesh):` into a function that has a mesh as its decorator."""
+        decorators = list(zip(original_node.decorators, updated_node.decorators, strict=True))
+        meshes = [new for old, new in decorators if self._is_mesh(old.decorator)]
+        if not meshes or not isinstance(updated_node.body, cst.IndentedBlock):
+            return updated_node
+        items = [self._with_set_mesh(cst.WithItem(each.decorator)) for each in meshes]
+        inner = cst.With(items, cst.IndentedBlock(updated_node.body.body))
+        return updated_node.with_changes(
+            decorators=[new for old, new in decorators if not self._is_mesh(old.decorator)],
+            body=updated_node.body.with_changes(body=[inner]),
+        )
+
+    def _with_set_mesh(self, item: cst.WithItem) -> cst.WithItem:
+        self.needs.modules.add("jax")
+        mesh = code_of(item.item)
+        if item.asname is not None:
+            mesh = f"{code_of(item.asname.name)} := {mesh}"
+        return item.with_changes(item=expression(f"jax.set_mesh({mesh})"), asname=None)
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
+        """Mark what assigns the mesh in force."""
+        for target in original_node.targets:
+            if isinstance(target.target, cst.Attribute) and self._canonical(target.target) == ENV:
+                self._mark("JAX has no mesh to assign. Write: with jax.set_mesh(mesh): ...")
+                return original_node
+        return updated_node
+
+    # What flags and comparisons come to.
+
+    def leave_Comparison(
+        self, original_node: cst.Comparison, updated_node: cst.Comparison
+    ) -> cst.BaseExpression:
+        """Compare specs as the tuples that they were, and the mesh in force as what it is."""
+        if len(original_node.comparisons) != 1:
+            return updated_node
+        (target,) = original_node.comparisons
+        is_equal = isinstance(target.operator, cst.Equal)
+        if not is_equal and not isinstance(target.operator, cst.NotEqual):
+            return updated_node
+        if self._canonical(original_node.left) == f"{ENV}.physical_mesh.devices.shape":
+            self.needs.modules.add("jax")
+            return expression(f"{'' if is_equal else 'not '}jax.sharding.get_abstract_mesh().empty")
+        left = updated_node.left
+        name = left.attr.value if isinstance(left, cst.Attribute) else code_of(left)
+        if _is_axes(target.comparator) and self._facts.spec_classes and _SPEC_NAME.search(name):
+            return updated_node.with_changes(left=expression(f"tuple({code_of(left)})"))
+        return updated_node
+
+    def leave_BooleanOperation(
+        self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
+    ) -> cst.BaseExpression:
+        """Leave out flags that are always on, or off."""
+        absorbing = "False" if isinstance(updated_node.operator, cst.And) else "True"
+        for one, other in (
+            (updated_node.left, updated_node.right),
+            (updated_node.right, updated_node.left),
+        ):
+            if isinstance(one, cst.Name) and one.value in ("True", "False"):
+                return one if one.value == absorbing else other
+        return updated_node
+
+    def leave_UnaryOperation(
+        self, original_node: cst.UnaryOperation, updated_node: cst.UnaryOperation
+    ) -> cst.BaseExpression:
+        """Turn round a flag that is always on, or off."""
+        inner = updated_node.expression
+        if isinstance(updated_node.operator, cst.Not) and code_of(inner) in ("True", "False"):
+            return cst.Name("False" if code_of(inner) == "True" else "True")
+        return updated_node
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
+        """Keep the branch of a flag that is always taken."""
+        test = updated_node.test
+        if code_of(original_node.test) == code_of(test) or not isinstance(test, cst.Name):
+            return updated_node
+        if isinstance(self._resolver.parent(original_node), cst.If):
+            return updated_node
+        self._folded.add(self._resolver.parent(original_node))
+        taken = updated_node if test.value == "True" else updated_node.orelse
+        if isinstance(taken, cst.If) and test.value == "False":
+            return taken
+        if test.value not in ("True", "False"):
+            return updated_node
+        if taken is None:
+            return cst.RemoveFromParent()
+        lines = taken.body.body if isinstance(taken.body, cst.IndentedBlock) else None
+        if lines is None:
+            return updated_node
+        if all(isinstance(line, cst.SimpleStatementLine) and _is_pass(line) for line in lines):
+            return cst.RemoveFromParent()
+        first = lines[0].with_changes(leading_lines=updated_node.leading_lines)
+        return cst.FlattenSentinel([first, *lines[1:]])
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        """Leave out what follows a `return` that is always reached since a flag is gone."""
+        if original_node not in self._folded:
+            return updated_node
+        lines = list(updated_node.body)
+        ends = [n for n, line in enumerate(lines) if _is_end(line)]
+        return updated_node.with_changes(body=lines[: ends[0] + 1] if ends else lines)
+
+    def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
+        """Leave `_global_avals` out of the arguments of `lower`, which it was one of."""
+        kept = [
+            each
+            for each in updated_node.elements
+            if not (
+                isinstance(each, cst.DictElement)
+                and isinstance(each.key, cst.SimpleString)
+                and each.key.evaluated_value == "_global_avals"
+            )
+        ]
+        return (
+            updated_node
+            if len(kept) == len(updated_node.elements)
+            else updated_node.with_changes(elements=kept)
+        )
+
+
+class FromGda(cst.CSTTransformer):
+    """Writes None for FROM_GDA where no `pjit` is around it."""
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
+        """Replace the name that stood for it."""
+        is_marker = updated_node.value == FROM_GDA
+        return updated_node.with_changes(value="None") if is_marker else updated_node
+
+
+def _is_pass(line: cst.SimpleStatementLine) -> bool:
+    return all(isinstance(each, cst.Pass) for each in line.body)
+
+
+def _is_end(line: cst.BaseStatement) -> bool:
+    return isinstance(line, cst.SimpleStatementLine) and isinstance(
+        line.body[-1], cst.Return | cst.Raise | cst.Break | cst.Continue
+    )
+
+
+def _is_axes(node: cst.BaseExpression) -> bool:
+    """Whether an expression is a tuple of names of axes and None."""
+    return isinstance(node, cst.Tuple) and all(
+        isinstance(each.value, cst.SimpleString) or code_of(each.value) == "None"
+        for each in node.elements
+    )
