@@ -174,6 +174,10 @@ def test_names_that_today_has_ask_for_nothing() -> None:
     assert Report.of([Use(entry, "/far/away.py", 1, 1) for entry in staying]) == Report([], [])
     for entry in staying:
         assert leads_somewhere(entry.name)
+    module = "jax.experimental.array_serialization.serialization"
+    served = replace(entries()[module], name=f"{module}.run_serialization")
+    assert served.stays
+    assert not entries()[f"{module}._get_metadata"].stays
 
 
 def test_text() -> None:

@@ -18,6 +18,7 @@ from rich.text import Text
 from xlashard.errors import ArgumentError, counted
 from xlashard.legacy.migration import Migrated, migrate
 from xlashard.legacy.migration.rewriter import COMMENT
+from xlashard.wording import printable
 
 _DEEPEST = 300
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             files.append(_read(path))
         except ArgumentError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             failed = True
     changed = [file for file in files if file.after.code != file.before]
     for file in changed:
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 _write(file)
             except ArgumentError as error:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {printable(str(error))}", file=sys.stderr)
                 failed = True
     print(_summary(changed, arguments.write), file=sys.stderr)
     return int(failed)

@@ -33,7 +33,10 @@ class Entry:
     def stays(self) -> bool:
         """Whether a program may keep the name: today's JAX has it, for the same purpose."""
         parent = self.name.rpartition(".")[0]
-        return self.name in _STAYING or parent == _MULTIHOST or self.name == _MULTIHOST
+        above, _, module = parent.rpartition(".")
+        if self.name in _STAYING or _MULTIHOST in (self.name, parent):
+            return True
+        return self.today in (self.name, f"from {above} import {module}")
 
 
 _MULTIHOST = "jax.experimental.multihost_utils"
