@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import core
 from jax._src.layout import AutoLayout, Format, Layout
 from jax._src.lib import xla_client as xc
 from jax._src.mesh import AbstractMesh, Mesh
@@ -42,6 +43,7 @@ __all__ = [
     "hlo_from_text",
     "hlo_text",
     "is_auto_layout",
+    "is_symbolic_size",
     "jax_hlo_sharding",
     "layout_text",
     "listed_device_ids",
@@ -192,6 +194,11 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
         return tuple(memory.kind for memory in device.addressable_memories())
     except Exception:  # not every PJRT plugin has memories
         return ()
+
+
+def is_symbolic_size(size: object) -> bool:
+    """Return whether a size of a shape is an expression of `jax.export`."""
+    return core.is_symbolic_dim(size)
 
 
 def default_memory_kind(device: Device) -> str | None:

@@ -22,6 +22,7 @@ from xlashard.array.typed import Typed
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.lazily import deferred
 from xlashard.sharding import Sharding, from_jax, to_jax
+from xlashard.sharding.checks import is_index
 
 if TYPE_CHECKING:
     from xlashard.array import to_host as gathering
@@ -193,6 +194,11 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         """
         check_alive(self)
         buffers = split(self._handle)
+        if not is_index(index):
+            raise ArgumentError(
+                f"addressable_data: index must be an integer, not {type(index).__name__}: write "
+                "x.addressable_data(0)"
+            )
         if not -len(buffers) <= index < len(buffers):
             advice = f"give one from 0 to {len(buffers) - 1}" if buffers else BRING_HERE
             raise IndexError(

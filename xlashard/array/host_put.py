@@ -47,8 +47,10 @@ def as_host_value(x: Any, name: Callable[[], str]) -> HostValue:
         if type(x) is np.ndarray:
             return HostValue(x, _device_dtype(x.dtype, jax.config.jax_enable_x64), False)
         x = np.asarray(x) if isinstance(x, list | tuple) else x
-        aval = aval_of(x)
-        return HostValue(np.asarray(x), aval.dtype, aval.weak_type)
+        aval, value = aval_of(x), np.asarray(x)
+        if value.dtype == object:  # It has a shape and a dtype, and no elements.
+            raise TypeError
+        return HostValue(value, aval.dtype, aval.weak_type)
     except (TypeError, ValueError, AttributeError):
         raise ArgumentError(f"{name()} is {_not_a_value(x)}") from None
 

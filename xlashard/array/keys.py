@@ -15,6 +15,7 @@ import numpy as np
 from xlashard._jax.transfer import Handle
 from xlashard.array.placement import Places, places
 from xlashard.array.shard import Shard
+from xlashard.errors import ArgumentError
 from xlashard.sharding import (
     GSPMDSharding,
     NamedSharding,
@@ -52,7 +53,15 @@ def key_shards(keys: Any) -> list[Shard]:
 
     Returns:
         Per device, in the order of the device assignment, a `Shard` whose data are keys.
+
+    Raises:
+        ArgumentError: It is no array of keys.
     """
+    if not is_key_array(keys):
+        raise ArgumentError(
+            f"key_shards takes an array of keys such as jax.random.key(0), not "
+            f"{type(keys).__name__}"
+        )
     sharding = from_jax(keys.sharding)
     count = len(sharding.addressable_positions)
     return Shard.all_of(sharding, keys.shape, [keys.addressable_data(n) for n in range(count)])

@@ -42,7 +42,7 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
         data, a copy, no dimension.
 
     Raises:
-        ArgumentError: No spec is given and the array has none.
+        ArgumentError: It is no Array, or no spec is given and the array has none.
         GeometryError: The spec does not fit the shape.
         DeletedError: A deleted array.
 
@@ -55,6 +55,11 @@ def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> lis
         ((0, slice(None, None, None)), (3,))
     """
     with short_tracebacks:
+        if not isinstance(x, Array):
+            raise ArgumentError(
+                f"unstacked_shards takes an Array of xlashard, not {type(x).__name__}: write "
+                "unstacked_shards(device_put(x, sharding))"
+            )
         check_alive(x)
         sharding = x.sharding
         if sharding_spec is None:

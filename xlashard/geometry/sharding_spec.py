@@ -5,6 +5,7 @@ to the axes of a device grid, major to minor, some of which may only hold copies
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice, product
@@ -26,9 +27,14 @@ type ShardIndex = tuple[slice | int, ...]
 
 def _whole_number(given: Any, what: str, least: int) -> int:
     """A size or number as an int."""
-    if isinstance(given, bool) or not hasattr(given, "__index__") or given.__index__() < least:
-        raise TilingError(f"{what} must be an integer from {least} on, not {given!r}")
-    return given.__index__()
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = least - 1
+    if isinstance(given, bool) or number < least:
+        shown = repr(given) if isinstance(given, int | float | str | None) else type(given).__name__
+        raise TilingError(f"{what} must be an integer from {least} on, not {shown}")
+    return number
 
 
 @dataclass(frozen=True)

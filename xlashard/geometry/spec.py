@@ -2,12 +2,14 @@
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from xlashard.errors import (
+    ArgumentError,
     DivisibilityError,
     DuplicateAxisError,
     GeometryError,
@@ -20,6 +22,9 @@ from xlashard.lazily import dataclass
 
 if TYPE_CHECKING:
     from xlashard.geometry.mesh import MeshGrid
+
+LARGEST_RANK: Final = (1 << 16) - 1
+"""Dimensions of an array at most. Programs of a few thousand compile; NumPy has up to 64."""
 
 type DimAxes = tuple[str, ...] | None
 """The axes that cut one dimension, major to minor; `None` leaves it to the partitioner."""
@@ -113,6 +118,7 @@ class Spec:
         Raises:
             RankError: The spec speaks of more dimensions than that.
         """
+        ndim = checked_rank(ndim)
         if len(self.dims) > ndim:
             fits = "a scalar can't be cut, P()"
             if ndim:
@@ -140,6 +146,28 @@ class Spec:
             raise GeometryError(f"a new dimension's position counts from 0, got {dim}")
         padded = self.dims + ((),) * (dim - len(self.dims))
         return replace(self, dims=(*padded[:dim], axes, *padded[dim:]))
+
+
+def checked_rank(ndim: object) -> int:
+    """Return the rank of an array as an int.
+
+    Raises:
+        ArgumentError: The value is no integer.
+        RankError: The value is below 0, or more than any array has.
+    """
+    try:
+        rank = operator.index(ndim)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise ArgumentError(
+            f"the rank of an array must be an integer such as 2, not {ndim!r}"
+        ) from None
+    if not 0 <= rank <= LARGEST_RANK:
+        raise RankError(
+            f"an array has from 0 to {LARGEST_RANK:,} dimensions, not {rank:,}",
+            ndim=rank,
+            needed=0,
+        )
+    return rank
 
 
 def _entry_text(axes: DimAxes) -> str:

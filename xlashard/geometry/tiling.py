@@ -20,7 +20,7 @@ from xlashard.errors import DivisibilityError, RankError, TilingError, counted
 from xlashard.geometry import strides
 from xlashard.geometry.cuts import Index, cuts_of, tiles_of_indices
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.geometry.spec import Spec, divisibility_text, validate_spec
+from xlashard.geometry.spec import Spec, checked_rank, divisibility_text, validate_spec
 from xlashard.geometry.tile_assignment import TileAssignment
 from xlashard.lazily import dataclass
 
@@ -83,7 +83,7 @@ class Tiling:
         """Every device holds the whole array."""
         if num_devices < 1:
             raise TilingError(f"a tiling needs at least one device, got {num_devices}")
-        return cls((1,) * ndim, num_devices, strides.merge([(num_devices, 0)]))
+        return cls((1,) * checked_rank(ndim), num_devices, strides.merge([(num_devices, 0)]))
 
     @classmethod
     def from_tile_assignment(

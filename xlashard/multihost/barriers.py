@@ -4,7 +4,7 @@ import jax
 
 from xlashard._jax import coordination
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.errors import ProcessesError
+from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.processes import Invitation, MissedError, meetings, told_by_process
 from xlashard.processes.names import key_part
 
@@ -35,6 +35,7 @@ def barrier(
         >>> multihost.barrier("the data is there")
     """
     with short_tracebacks:
+        _check_name("barrier", name)
         everybody = tuple(range(coordination.process_count()))
         group = everybody if processes is None else tuple(sorted(set(processes)))
         me = coordination.process_index()
@@ -71,6 +72,7 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
         >>> multihost.sync_global_devices("before the measurement")
     """
     with short_tracebacks:
+        _check_name("sync_global_devices", name)
         for array in jax.live_arrays():
             array.block_until_ready()
         jax.effects_barrier()
@@ -89,3 +91,11 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
                 "let all processes come to the same points in the same order",
                 processes=tuple(came),
             )
+
+
+def _check_name(function: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"{function}: name must be a text, the same in all processes, not "
+            f"{type(name).__name__}: write {function}('the data is there')"
+        )

@@ -7,16 +7,25 @@ from typing import NoReturn
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Joining
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.errors import ProcessesError
+from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
 from xlashard.multihost.coming import come_together
 from xlashard.multihost.ending import Ending
-from xlashard.multihost.place import Request, address_text, asked_text, bind_address, find
+from xlashard.multihost.place import (
+    Request,
+    address_text,
+    asked_text,
+    bind_address,
+    check_types,
+    find,
+)
 from xlashard.multihost.security import MutualTLS
 from xlashard.processes.asking import desk
 
 # Seconds that JAX's own client has to connect; all processes are there by then.
 _CONNECT = 60
+# Of exit codes; the system keeps eight bits.
+_LAST_CODE = 255
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ def initialize(
         The place of this process. A later call with the same arguments, or none, returns it again.
 
     Raises:
+        ArgumentError: An argument has the wrong type.
         ProcessesError: Not all came, or they don't fit together, or JAX has devices already.
 
     Example:
@@ -92,6 +102,7 @@ def initialize(
     """
     with short_tracebacks:
         request = Request(coordinator, processes, process_id, timeout, heartbeat, bind, tls)
+        check_types(request)
         if _joined.pod is not None:
             return _again(_joined.pod, request)
         if coordination.client() is not None:
@@ -120,7 +131,20 @@ def leave(code: int, how: str) -> NoReturn:
     Args:
         code: The exit code.
         how: What ended it, for the others: ``"ValueError: no more data"``.
+
+    Raises:
+        ArgumentError: `code` is no exit code, or `how` no text; the process goes on.
     """
+    if type(code) is not int or not 0 <= code <= _LAST_CODE:
+        shown = repr(code) if isinstance(code, int | float | str) else type(code).__name__
+        raise ArgumentError(
+            f"leave: code must be an integer from 0 to {_LAST_CODE}, not {shown}: write "
+            "leave(1, 'ValueError: no more data')"
+        )
+    if not isinstance(how, str):
+        raise ArgumentError(
+            f"leave: how must be a text, not {type(how).__name__}: write leave({code}, str(error))"
+        )
     if _joined.ending is not None:
         _joined.ending.leave(code, how)
     sys.stdout.flush()

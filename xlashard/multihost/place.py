@@ -2,17 +2,19 @@
 
 import logging
 import os
+import re
 import socket
 from dataclasses import replace
 
 from xlashard._jax import coordination
 from xlashard._jax.coordination import Cluster
 from xlashard.config import read_flags
-from xlashard.errors import ProcessesError
+from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
 from xlashard.multihost import environments
 from xlashard.multihost.environments import Environment
 from xlashard.multihost.security import MutualTLS
+from xlashard.processes import checked_seconds
 
 logger = logging.getLogger("xlashard.multihost")
 
@@ -40,6 +42,35 @@ class Request:
     bind: str | None
     tls: MutualTLS | None
 
+
+def check_types(request: Request) -> None:
+    """Check the types of the arguments of `initialize`.
+
+    Raises:
+        ArgumentError: One has the wrong type.
+    """
+    for name, kind, expected in (
+        ("coordinator", str, "a host and a port, such as '10.0.0.1:8476'"),
+        ("processes", int, "an integer from 1 on"),
+        ("process_id", int, "an integer from 0 on"),
+        ("bind", str, "a host and a port, such as '0.0.0.0:8476'"),
+        ("tls", MutualTLS, "a MutualTLS"),
+    ):
+        value = getattr(request, name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            shown = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+            raise ArgumentError(f"initialize: {name} must be {expected}, not {shown:.60}")
+    if not 0 < (request.processes or 1) <= _MOST:
+        raise ArgumentError(
+            f"initialize: processes must be from 1 to {_MOST:,}, not {request.processes!r:.60}"
+        )
+    if request.timeout is not None:
+        checked_seconds(request.timeout, "initialize: timeout")
+    checked_seconds(request.heartbeat, "initialize: heartbeat")
+
+
+# Processes of a pod at most, ten times those of the largest that there are.
+_MOST = 1 << 20
 
 _ONE = Environment("one process", 0.0, lambda command, processes: command)
 
@@ -178,7 +209,7 @@ def split(address: str) -> tuple[str, int]:
         ProcessesError: It is none.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
         raise ProcessesError(
             f"coordinator {address!r} is no host and port: write '10.0.0.1:8476'", processes=()
         )

@@ -12,6 +12,7 @@ from types import TracebackType
 from xlashard._jax import coordination
 from xlashard.errors import ArgumentError
 from xlashard.multihost.stuck import StuckReport, stacks_text
+from xlashard.processes import checked_seconds
 from xlashard.processes.asking import Progress, Question, desk
 from xlashard.processes.notes import read_note
 from xlashard.processes.stacks import OWN_THREADS
@@ -61,14 +62,14 @@ class Watchdog:
     def __init__(
         self, timeout: float, *, crash: bool = False, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if not timeout > 0:
+        if not checked_seconds(timeout, "Watchdog: timeout"):
             raise ArgumentError(
                 f"timeout={timeout!r}: a watchdog needs a time of more than 0 s, several times "
                 "what a step takes: Watchdog(timeout=300)"
             )
         self._timeout = timeout
         self._crash = crash
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else _as_path(folder)
         self._count = 0
         self._step = 0
         self._pauses: list[str] = []
@@ -187,3 +188,12 @@ class Watchdog:
         name = f"watchdog-{coordination.process_index()}-{self._reports}.txt"
         with (self._folder / name).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n\n")
+
+
+def _as_path(folder: object) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise ArgumentError(
+            f"Watchdog: folder must be a path, not {type(folder).__name__}: write "
+            "Watchdog(timeout=300, folder='logs')"
+        )
+    return Path(folder)

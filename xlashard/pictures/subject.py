@@ -140,7 +140,7 @@ def _type_of(x: Any) -> tuple[tuple[int, ...], Any]:
     if is_shape(x):
         return tuple(map(int, x)), None
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    if shape is None or dtype is None:
+    if shape is None or dtype is None or isinstance(x, type):
         raise ArgumentError(
             f"visualize draws an array, or a shape with a sharding, not {type(x).__name__}: write "
             "visualize(x) of a jax.Array or visualize((8, 16), NamedSharding(mesh, P('data')))"

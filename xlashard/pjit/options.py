@@ -135,13 +135,13 @@ def read_options(
         in_resources=read_resources(in_shardings, ins.name),
         out_resources=out_resources,
         donate=Selected.of(*donated, "donate"),
-        keep_unused=bool(rest["keep_unused"]),
+        keep_unused=_flag(rest, "keep_unused"),
         device=chosen,
         backend=backend,
-        inline=bool(rest["inline"]),
+        inline=_flag(rest, "inline"),
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
-        share_binary=bool(rest["share_binary"]),
+        share_binary=_flag(rest, "share_binary"),
         kind_of=rest.get("kind_of"),
     )
 
@@ -175,6 +175,15 @@ def made_or_decorator(fun: Any, make: Callable[[Any], Any]) -> Any:
         return make(fun)
 
     return decorate if fun is UNSPECIFIED else decorate(fun)
+
+
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    try:
+        return bool(options[name])
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{name} must be True or False, not {type(options[name]).__name__}: write {name}=True"
+        ) from None
 
 
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

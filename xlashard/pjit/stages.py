@@ -157,11 +157,9 @@ class Lowered(Stage, jax.stages.Lowered):
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
             debug_info: Include the source locations.
         """
-        if dialect in (None, "stablehlo"):
+        if _checked_dialect(dialect) == "stablehlo":
             return self._program.as_text(debug_info=debug_info)
-        if dialect == "hlo":
-            return analysis.hlo_text(self._program.body.module, debug_info=debug_info)
-        raise _no_dialect(dialect)
+        return analysis.hlo_text(self._program.body.module, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """The module as an object: of MLIR, or XLA's computation.
@@ -169,11 +167,9 @@ class Lowered(Stage, jax.stages.Lowered):
         Args:
             dialect: `"stablehlo"`, which is meant by None, or `"hlo"`.
         """
-        if dialect in (None, "stablehlo"):
+        if _checked_dialect(dialect) == "stablehlo":
             return self._program.body.module
-        if dialect == "hlo":
-            return analysis.hlo_computation(self._program.body.module)
-        raise _no_dialect(dialect)
+        return analysis.hlo_computation(self._program.body.module)
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimates before optimisation: FLOP, bytes accessed."""
@@ -219,8 +215,8 @@ class Lowered(Stage, jax.stages.Lowered):
         function.report_donation(self._program)
         if share_binary is not None:
             order = replace(order, share_binary=share_binary)
-        if compiler_options:
-            options = compiler_option_items(compiler_options)
+        options = compiler_option_items(compiler_options)
+        if options:
             prepared = function.compile_anew(call, order, module, options)
         else:
             prepared = function.compile(call, order)
@@ -253,5 +249,9 @@ def _ids(devices: Sequence[Device] | None) -> list[int]:
     return [device.id for device in devices or ()]
 
 
-def _no_dialect(dialect: str | None) -> ArgumentError:
-    return ArgumentError(f"dialect must be 'stablehlo' or 'hlo', not {dialect!r}")
+def _checked_dialect(dialect: object) -> str:
+    if dialect is None:
+        return "stablehlo"
+    if isinstance(dialect, str) and dialect in ("stablehlo", "hlo"):
+        return dialect
+    raise ArgumentError(f"dialect must be 'stablehlo' or 'hlo', not {dialect!r}")

@@ -11,7 +11,7 @@
 | `names` | processes in messages, and names in keys |
 """
 
-from xlashard.processes.meeting import Invitation, MissedError, meetings
+from xlashard.processes.meeting import Invitation, MissedError, checked_seconds, meetings
 from xlashard.processes.names import grouped, named_processes, processes_of, told_by_process
 from xlashard.processes.sameness import (
     Difference,
@@ -27,6 +27,7 @@ __all__ = [
     "Invitation",
     "MissedError",
     "Named",
+    "checked_seconds",
     "differences",
     "digest",
     "grouped",

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 
+import numpy as np
+
 from xlashard._jax import coordination
-from xlashard.errors import DeadlockError
+from xlashard.errors import ArgumentError, DeadlockError
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.names import named_processes
@@ -54,6 +56,10 @@ class MissedError(Exception):
         return f"waited {seconds:g} s, and {who} did not call it{doing}"
 
 
+# Seconds at most; more than that the system's clocks don't take.
+_FOR_EVER = 1e9
+
+
 @dataclass(frozen=True)
 class Invitation:
     """Who is to meet, and for how long they wait for each other.
@@ -66,6 +72,9 @@ class Invitation:
         waiting: Is told about once a second who is still missing, and for how many seconds they
             have been waited for. It may raise, which ends the meeting for all.
         what: What they meet for, as messages call it; the series if empty.
+
+    Raises:
+        ArgumentError: The timeout is no time.
     """
 
     processes: tuple[int, ...]
@@ -73,6 +82,29 @@ class Invitation:
     timeout: float
     waiting: Callable[[tuple[int, ...], float], None] | None = None
     what: str = ""
+
+    def __post_init__(self) -> None:
+        checked_seconds(self.timeout, f"{self.what or self.series}: timeout")
+
+
+def checked_seconds(value: object, name: str) -> float:
+    """Return a time that a user wrote, in seconds.
+
+    Args:
+        value: What the user wrote.
+        name: The function and the argument, for the error.
+
+    Raises:
+        ArgumentError: The value is no finite number from 0 on.
+    """
+    number = isinstance(value, int | float | np.integer | np.floating)
+    if isinstance(value, bool) or not number or not 0 <= value < _FOR_EVER:
+        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
+        raise ArgumentError(
+            f"{name} must be a number of seconds from 0 to {_FOR_EVER:.0e}, not {shown:.60}: write "
+            "timeout=600"
+        )
+    return float(value)
 
 
 class Meetings:

@@ -13,8 +13,10 @@ from typing import Self
 import jax
 
 from xlashard._jax.shardings import AbstractMesh, Device, JaxSharding
-from xlashard.errors import GeometryError, ShardingError
+from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
+from xlashard.geometry.spec import checked_rank
+from xlashard.sharding.checks import checked_shape
 from xlashard.sharding.foreign import gspmd_twin, tiling_of_jax
 
 type Shape = tuple[int, ...]
@@ -60,14 +62,15 @@ class Sharding:
         Raises:
             GeometryError: If the placement can't be said as tiles of equal size.
         """
-        index_map = self.devices_indices_map(tuple(shape))
+        shape = self._checked_shape(shape, "tiling")
+        index_map = self.devices_indices_map(shape)
         missing = [d for d in self.devices if d not in index_map]
         if missing:
             raise ShardingError(
-                f"{type(self).__name__}.devices_indices_map({tuple(shape)}) has no entry for "
+                f"{type(self).__name__}.devices_indices_map({shape}) has no entry for "
                 f"{missing[0]}; it must give one for each of its {len(self.devices)} devices"
             )
-        return Tiling.from_indices(tuple(shape), [index_map[d] for d in self.devices])
+        return Tiling.from_indices(shape, [index_map[d] for d in self.devices])
 
     def twin(self, shape: Sequence[int]) -> JaxSharding:
         """JAX's own sharding with the same devices and tiles, for an array of this shape."""
@@ -122,18 +125,20 @@ class Sharding:
         Raises:
             GeometryError: If a dimension can't be cut evenly.
         """
-        tiling = self.tiling(global_shape)
-        return dict(zip(self.devices, tiling.indices(tuple(global_shape)), strict=True))
+        shape = self._checked_shape(global_shape, "devices_indices_map")
+        return dict(zip(self.devices, self.tiling(shape).indices(shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
         """The slices that this process's devices hold."""
+        shape = self._checked_shape(global_shape, "addressable_devices_indices_map")
         positions = self.addressable_positions
-        indices = self.tiling(global_shape).indices(tuple(global_shape), positions)
+        indices = self.tiling(shape).indices(shape, positions)
         return {self.devices[i]: index for i, index in zip(positions, indices, strict=True)}
 
     def shard_shape(self, global_shape: Shape) -> Shape:
         """The shape of the piece on one device, `[dim / tiles, ...]`."""
-        return self.tiling(global_shape).shard_shape(tuple(global_shape))
+        shape = self._checked_shape(global_shape, "shard_shape")
+        return self.tiling(shape).shard_shape(shape)
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -152,6 +157,7 @@ class Sharding:
             other: A sharding of this package or of JAX.
             ndim: The rank of the arrays in question.
         """
+        self._check_compared(other, ndim)
         return self == other
 
     @property
@@ -175,6 +181,23 @@ class Sharding:
     def check_compatible_aval(self, aval_shape: Shape) -> None:
         """JAX's name for `is_compatible_aval`, without the check of divisibility."""
         self.tiling(aval_shape)
+
+    def _checked_shape(self, shape: object, method: str) -> Shape:
+        return checked_shape(shape, f"{type(self).__name__}.{method}")
+
+    def _check_compared(self, other: object, ndim: object) -> None:
+        """Check the arguments of `is_equivalent_to`.
+
+        Raises:
+            ArgumentError: One has the wrong type.
+            RankError: No array has the rank.
+        """
+        if not isinstance(other, Sharding | JaxSharding):
+            raise ArgumentError(
+                f"{type(self).__name__}.is_equivalent_to: other must be a sharding, not "
+                f"{type(other).__name__}; write x.sharding.is_equivalent_to(y.sharding, x.ndim)"
+            )
+        checked_rank(ndim)
 
     @property
     def _device_assignment(self) -> tuple[Device, ...]:
@@ -204,7 +227,7 @@ class XLACompatibleSharding(Sharding):
 
     def tiling(self, shape: Sequence[int]) -> Tiling:
         """The tiling for an array of this shape; only its rank matters."""
-        return self.rank_tiling(len(shape))
+        return self.rank_tiling(len(self._checked_shape(shape, "tiling")))
 
     @cached_property
     def _index_maps(self) -> dict[Shape, Mapping[Device, Index]]:
@@ -212,7 +235,7 @@ class XLACompatibleSharding(Sharding):
 
     def devices_indices_map(self, global_shape: Shape) -> Mapping[Device, Index]:
         """The slices that each device holds; a fresh dict over cached indices."""
-        global_shape = tuple(global_shape)
+        global_shape = self._checked_shape(global_shape, "devices_indices_map")
         kept = self._index_maps.get(global_shape)
         if kept is None:
             kept = super().devices_indices_map(global_shape)
@@ -223,6 +246,7 @@ class XLACompatibleSharding(Sharding):
 
     def is_equivalent_to(self, other: "JaxSharding | Sharding", ndim: int) -> bool:
         """True if both put the same tile on the same device, in the same memory."""
+        self._check_compared(other, ndim)
         from_other = _rank_tiling_of(other, ndim)
         if from_other is None or self.memory_kind != other.memory_kind:
             return False

@@ -1,11 +1,17 @@
 """What the classes check of what they are made of."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import jax
+import numpy as np
 
-from xlashard._jax.shardings import Device, memory_kinds
-from xlashard.errors import ShardingError
+from xlashard._jax.shardings import Device, is_symbolic_size, memory_kinds
+from xlashard.errors import ArgumentError, ShardingError
+
+# What an error shows of a wrong value, and up to how many characters.
+_SHOWN = int | float | complex | str | bytes | tuple | list | dict | None
+_LONGEST = 60
 
 
 def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]:
@@ -30,16 +36,63 @@ def checked_devices(devices: Sequence[Device], maker: str) -> tuple[Device, ...]
     return found
 
 
-def check_memory_kind(device: Device, kind: str | None, maker: str) -> None:
+def checked_shape(shape: object, asked: str) -> tuple[int, ...]:
+    """Return a shape as a tuple; symbolic sizes of `jax.export` stay as they are.
+
+    Args:
+        shape: What a caller passed.
+        asked: The method that was called, for the error: ``"NamedSharding.shard_shape"``.
+
+    Raises:
+        ArgumentError: The shape is no sequence of integers.
+        ShardingError: A size is negative.
+    """
+    if type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape):
+        return shape
+    try:
+        if isinstance(shape, str | bytes | Mapping | Set) or not isinstance(shape, Iterable):
+            raise TypeError
+        found = tuple(n if is_symbolic_size(n) else operator.index(n) for n in shape)
+    except (TypeError, ValueError, jax.errors.JAXTypeError):
+        shown = repr(shape) if isinstance(shape, _SHOWN) else type(shape).__name__
+        raise ArgumentError(
+            f"{asked}: the shape must be a tuple of integers such as (8, 128), not "
+            f"{shown if len(shown) <= _LONGEST else f'{shown[:_LONGEST]}...'}"
+        ) from None
+    if any(type(n) is int and n < 0 for n in found):
+        raise ShardingError(
+            f"{asked}: the shape {found} has a negative size; write every size as an integer from "
+            "0 on"
+        )
+    return found
+
+
+def is_index(value: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_memory_kind(device: Device | None, kind: str | None, maker: str) -> None:
     """Checks that a device has a memory of that kind.
+
+    Args:
+        device: The device; None where there is none yet, on an abstract mesh.
+        kind: The kind.
+        maker: The class, for the error: `a NamedSharding`.
 
     Raises:
         ShardingError: With the kinds that it has.
     """
     if kind is None:
         return
-    known = memory_kinds(device)
-    # A plugin without memories says nothing; it takes what JAX gives it.
+    if not isinstance(kind, str):
+        # JAX's classes fail with an error of C++.
+        raise ShardingError(
+            f"{maker} was given memory_kind={kind!r}, which is no text: write "
+            "memory_kind='device' or 'pinned_host'"
+        )
+    # A plugin without memories lists none; it takes what JAX gives it.
+    known = () if device is None else memory_kinds(device)
     if known and kind not in known:
         raise ShardingError(
             f"{maker} was given memory_kind={kind!r}, but {device} has "

@@ -15,6 +15,7 @@ from xlashard._jax.shardings import (
 )
 from xlashard.errors import ShardingError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
+from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.checks import check_memory_kind
 from xlashard.sharding.pickling import reduce_mesh, restore_mesh
@@ -138,8 +139,14 @@ class NamedSharding(_NamedBase):
             validate_spec(normal, grid_of(mesh))
             if problem := _not_explicit(normal, mesh):
                 raise ShardingError(problem)
-        if isinstance(mesh, Mesh) and not mesh.empty:
-            check_memory_kind(mesh._flat_devices_tuple[0], memory_kind, "a NamedSharding")
+        device = mesh._flat_devices_tuple[0] if isinstance(mesh, Mesh) and not mesh.empty else None
+        check_memory_kind(device, memory_kind, "a NamedSharding")
+        if mesh.empty and memory_kind is not None:
+            # JAX's class ends the process.
+            raise ShardingError(
+                f"a NamedSharding was given memory_kind={memory_kind!r} and an empty mesh, which "
+                "has no memory: write NamedSharding(Mesh(devices, axis_names), P(...))"
+            )
         super().__init__(mesh, spec, memory_kind=memory_kind)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -202,7 +209,7 @@ class NamedSharding(_NamedBase):
 
     def rank_tiling(self, ndim: int) -> Tiling:
         """The tiling for arrays of a rank."""
-        return named_tiling(grid_of(self.mesh), self.normal_spec, ndim)
+        return named_tiling(grid_of(self.mesh), self.normal_spec, checked_rank(ndim))
 
     @cached_property
     def _twin(self) -> JaxNamedSharding:
@@ -214,7 +221,8 @@ class NamedSharding(_NamedBase):
 
     def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Checks rank and divisibility of a shape."""
-        validate_spec(self.normal_spec, grid_of(self.mesh), tuple(aval_shape))
+        shape = self._checked_shape(aval_shape, "is_compatible_aval")
+        validate_spec(self.normal_spec, grid_of(self.mesh), shape)
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the piece on one device, `[dim / tiles, ...]`.
@@ -222,8 +230,9 @@ class NamedSharding(_NamedBase):
         Raises:
             DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.
         """
-        self.is_compatible_aval(global_shape)
-        return self.rank_tiling(len(global_shape)).shard_shape(tuple(global_shape))
+        shape = self._checked_shape(global_shape, "shard_shape")
+        self.is_compatible_aval(shape)
+        return self.rank_tiling(len(shape)).shard_shape(shape)
 
 
 def _unpickle_named(

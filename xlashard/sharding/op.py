@@ -17,6 +17,7 @@ from xlashard._jax.shardings import (
 )
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment, Tiling
+from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import axes_of
 from xlashard.sharding.base import XLACompatibleSharding
 from xlashard.sharding.checks import check_memory_kind, checked_devices
@@ -148,6 +149,7 @@ class GSPMDSharding(_GSPMDBase):
 
     def rank_tiling(self, ndim: int) -> Tiling:
         """The tiling for arrays of a rank."""
+        ndim = checked_rank(ndim)
         tiling = self._tilings.get(ndim)
         if tiling is None:
             tiling = Tiling.from_tile_assignment(

@@ -18,9 +18,10 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ShardingError, counted
 from xlashard.geometry import ShardingSpec, Tiling
 from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.axes import made_up_grid
 from xlashard.sharding.base import XLACompatibleSharding
-from xlashard.sharding.checks import check_memory_kind, checked_devices
+from xlashard.sharding.checks import check_memory_kind, checked_devices, checked_shape, is_index
 from xlashard.sharding.named import partition_spec
 from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
@@ -117,8 +118,9 @@ class PmapSharding(_PmapBase):
             PmapSharding(ShardingSpec((Unstacked(1), NoSharding()), (ShardedAxis(0),)), devices=[0])
         """
         with short_tracebacks:
-            shape = tuple(shape)
-            if sharded_dim is not None and not -len(shape) <= sharded_dim < len(shape):
+            shape = checked_shape(shape, "PmapSharding.default")
+            dims = range(-len(shape), len(shape))
+            if sharded_dim is not None and not (is_index(sharded_dim) and sharded_dim in dims):
                 raise ShardingError(
                     f"sharded_dim={sharded_dim} is no dimension of shape {shape}: give one from 0 "
                     f"to {len(shape) - 1}, or None for a copy on each device"
@@ -182,7 +184,7 @@ class PmapSharding(_PmapBase):
         Raises:
             RankError: The rank is another.
         """
-        if ndim != self.sharding_spec.tiling.ndim:
+        if checked_rank(ndim) != self.sharding_spec.tiling.ndim:
             self.sharding_spec.check_rank(ndim)
         return self.sharding_spec.tiling
 
@@ -192,12 +194,13 @@ class PmapSharding(_PmapBase):
         Raises:
             GeometryError: It has another rank, or an unstacked dimension of another size.
         """
-        self.sharding_spec.check_unstacked(shape)
+        self.sharding_spec.check_unstacked(self._checked_shape(shape, "tiling"))
         return self.sharding_spec.tiling
 
     def check_compatible_aval(self, aval_shape: Sequence[int]) -> None:
         """JAX's name for `is_compatible_aval`, without the check of divisibility."""
-        self.sharding_spec.check_unstacked(aval_shape)
+        shape = self._checked_shape(aval_shape, "check_compatible_aval")
+        self.sharding_spec.check_unstacked(shape)
 
     @cached_property
     def _twin(self) -> JaxNamedSharding:
