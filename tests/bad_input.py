@@ -166,10 +166,12 @@ def calls(array: Array) -> dict[str, Good]:
     text = lowered.as_text()
 
     def call_pjit(*args: Any, **keywords: Any) -> Any:
-        return xlashard.pjit(*args, **keywords)(array)
+        make: Any = xlashard.pjit
+        return make(*args, **keywords)(array)
 
     def call_jit(*args: Any, **keywords: Any) -> Any:
-        return xlashard.jit(*args, **keywords)(array)
+        make: Any = xlashard.jit
+        return make(*args, **keywords)(array)
 
     found = {
         "device_put": good(xlashard.device_put, array, ROWS, donate=False, may_alias=None),

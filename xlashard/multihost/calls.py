@@ -24,6 +24,7 @@ from xlashard.processes import (
     Invitation,
     MissedError,
     Named,
+    checked_seconds,
     differences,
     meetings,
     named_processes,
@@ -72,6 +73,9 @@ class Call:
     timeout: float
     processes: tuple[int, ...] | None = None
     series: str = SERIES
+
+    def __post_init__(self) -> None:
+        checked_seconds(self.timeout, f"{self.name}: timeout")
 
     @property
     def invitation(self) -> Invitation:
