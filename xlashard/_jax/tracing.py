@@ -298,6 +298,20 @@ def source_of(jaxpr: Jaxpr) -> str:
     return jaxpr.debug_info.func_src_info
 
 
+def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
+    """Return the jaxpr with some of its equations."""
+    return jaxpr.replace(eqns=list(equations))
+
+
+def may_name_shardings(eqn: Any) -> bool:
+    """Return whether a parameter of an equation is a sharding or a jaxpr, or a tuple of such."""
+    for value in eqn.params.values():
+        for member in value if isinstance(value, tuple) else (value,):
+            if isinstance(member, core.Jaxpr | JaxSharding):
+                return True
+    return False
+
+
 def bodies(eqn: Any) -> Iterator[Jaxpr]:
     """Return the jaxprs among the parameters of an equation."""
     return core.jaxprs_in_params(eqn.params)

@@ -275,10 +275,8 @@ class Function:
         self.ledger.tell(call.making)
         traced, options = call.traced, self.options
         free = (None,) * len(traced.consts)
-        # Inside a trace the whole is placed later.
-        arguments = tuple(a.unbound() for a in self.arguments(call))
         key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
-        ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call, arguments))
+        ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call))
         body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
         values = [*closed, *traced.consts, *call.values]
         if options.inline and tracing.is_staging():
@@ -295,9 +293,11 @@ class Function:
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
     def _ends(
-        self, call: Call, arguments: tuple[Argument, ...]
+        self, call: Call
     ) -> tuple[tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]]:
         """What is said of arguments and of results, as programs can be told."""
+        # Inside a trace the whole is placed later.
+        arguments = tuple(a.unbound() for a in self.arguments(call))
         placement = self.order(replace(call, assign=unassigned_devices), arguments).placement
         # Else the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned

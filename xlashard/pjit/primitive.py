@@ -21,6 +21,7 @@ from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted
 from xlashard.pjit.constraint import (
     boundary_p,
+    constraint_p,
     constraint_params,
     constraints_in,
     only_places,
@@ -31,6 +32,7 @@ from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.unplaced import names_devices
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
@@ -139,8 +141,21 @@ pjit_p = call_primitive("pjit", _impl, only_places)
 @kept_by_jaxpr
 def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
     """Return the shardings that constraints inside a jaxpr name, of ours and of JAX."""
-    theirs = (from_jax(s) for s in tracing.inner_shardings(jaxpr))
-    return (*constraints_in(jaxpr), *theirs)
+    found: dict[Sharding, None] = {}
+    others = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is pjit_p:
+            found |= dict.fromkeys(inner_shardings(eqn.params["jaxpr"]))
+        elif eqn.primitive in (constraint_p, boundary_p):
+            if names_devices(eqn.params["sharding"]):
+                found[eqn.params["sharding"]] = None
+        elif tracing.may_name_shardings(eqn):
+            others.append(eqn)
+    if others:
+        rest = tracing.with_equations(jaxpr, others)
+        found |= dict.fromkeys(constraints_in(rest))
+        found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
+    return tuple(found)
 
 
 def constrained_body(

@@ -6,6 +6,7 @@ it must agree on one device assignment.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xlashard._jax.compile_only import UnassignedDevice
@@ -257,20 +258,25 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         voices.append(_Voice("the mesh in force", wanted.mesh._flat_devices_tuple))
     for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
         if said is not None and names_devices(said):
-            who = f"the {wanted.names[0]} of {argument.describe()}"
+            who = partial(_described, f"the {wanted.names[0]} of", argument)
             voices.append(_Voice(who, tuple(said.devices)))
     for argument in wanted.arguments:
         if argument.committed and argument.sharding is not None:
             if not names_devices(argument.sharding):
                 continue
-            who, devices = f"the argument {argument.describe()}", argument.sharding.devices
-            voices.append(_Voice(who, devices, is_argument=True))
+            who = partial(_described, "the argument", argument)
+            voices.append(_Voice(who, argument.sharding.devices, is_argument=True))
     for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
         if said is not None and names_devices(said):
             voices.append(_Voice(f"the {wanted.names[1]} of {path}", tuple(said.devices)))
     voices += [_Voice("a sharding constraint inside", tuple(s.devices)) for s in wanted.inner]
     voices += [_Voice(who, tuple(s.devices), is_argument=True) for who, s in wanted.closed]
     return voices
+
+
+def _described(what: str, argument: Argument) -> str:
+    """Return an argument with its type, for an error: the text costs more than all the rest."""
+    return f"{what} {argument.describe()}"
 
 
 def _agreed(voices: Sequence[_Voice]) -> tuple[Device, ...]:
