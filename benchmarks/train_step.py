@@ -7,6 +7,7 @@ that nothing is remembered from the round before.
 
 import functools
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,6 +149,12 @@ def importing(module: str) -> Callable[[], None]:
     return run
 
 
+def cpu_of_children() -> float:
+    """Return the CPU seconds of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> int:
     """Measures and prints all tables."""
     options = read_options("The main job's training step against jax.jit", rounds=31)
@@ -180,9 +187,9 @@ def main() -> int:
     report.add(title, measured, baseline="jax.jit", goals={"pjit": 1.05})
 
     candidates = {f"import {name}": importing(name) for name in ("jax", "xlashard")}
-    measured = interleave(candidates, rounds=options.rounds, inner=1)
+    measured = interleave(candidates, rounds=options.rounds, inner=1, clock=cpu_of_children)
     goals = {"import xlashard": ExtraGoal(0.060)}
-    report.add("Import, in a new process", measured, baseline="import jax", goals=goals)
+    report.add("CPU time of an import, in a new process", measured, baseline="import jax", goals=goals)
     return report.finish(options)
 
 
