@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
+from jax.lax import with_sharding_constraint as with_sharding_constraint_of_jax
 from jax.sharding import AxisType
 
 from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
@@ -336,6 +337,24 @@ def test_types_name_the_mesh_inside(mesh):
     for M in (jit, jax.jit, pjit):
         M(lambda x: f(x))(x)
     assert seen == [mesh.abstract_mesh] * 3
+
+
+def test_types_of_constrained_values_name_the_mesh(mesh):
+    sharding, seen = NamedSharding(mesh, P("x", "y")), []
+    for M, constrain in (
+        (jit, with_sharding_constraint),
+        (jax.jit, with_sharding_constraint_of_jax),
+    ):
+
+        def f(x, constrain=constrain):
+            x = constrain(x, sharding)
+            seen.append(jax.typeof(x).sharding)
+            return jax.lax.scan(lambda c, _: (constrain(c, sharding), None), x, length=2)[0]
+
+        seen.append(M(f)(f32(8, 4)).sharding)
+        seen.append(M(jax.grad(lambda x, f=f: f(x).sum()))(f32(8, 4)).sharding)
+        seen.append(M(jax.vmap(f))(f32(2, 8, 4)).sharding)
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
 
 
 @pytest.mark.parametrize("types", ["Auto Auto", "Explicit Explicit", "Explicit Auto"])

@@ -207,6 +207,7 @@ def identity_primitive(
     impl: Callable[..., Any],
     batch: Callable[..., tuple[Any, int | None]],
     lower: Callable[..., Any],
+    abstract: Callable[..., Any] = lambda aval, **_: aval,
 ) -> Primitive:
     """A primitive of one value that is the identity to the maths, and its own transpose.
 
@@ -215,10 +216,11 @@ def identity_primitive(
         impl: Runs it on a concrete value.
         batch: `batch(axis_data, (x,), (dim,), **params)` gives the value and its batch dimension.
         lower: `lower(ctx, value, **params)` gives the MLIR value.
+        abstract: `abstract(aval, **params)` gives the type of the result.
     """
     primitive = Primitive(name)
     primitive.def_impl(impl)
-    primitive.def_abstract_eval(lambda aval, **_: aval)
+    primitive.def_abstract_eval(abstract)
     core.pp_eqn_rules[primitive] = _print_without_witness
     ad.deflinear2(primitive, lambda ct, _, **params: (primitive.bind(ct, **params),))
     batching.fancy_primitive_batchers[primitive] = batch

@@ -240,6 +240,17 @@ def sharding_of_type(aval: Any) -> tuple[AbstractMesh, Any] | None:
     return mesh, spec
 
 
+def with_auto_mesh(aval: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """Return the type of a value that a constraint puts on a mesh, if all its axes are automatic.
+
+    A type that has other axes stays as it is.
+    """
+    before = aval.sharding.mesh
+    if not mesh.are_all_axes_auto or not (before.empty or before.are_all_axes_auto):
+        return aval
+    return aval.update(sharding=aval.sharding.update(mesh=mesh.abstract_mesh))
+
+
 def explicit_sharding(aval: Any) -> JaxSharding | None:
     """Return the sharding in the type of a value, if all axes of its mesh are explicit."""
     mesh = mesh_of_type(aval)

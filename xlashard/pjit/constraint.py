@@ -330,15 +330,22 @@ def _is_all_manual(sharding: XLACompatibleSharding, manual: frozenset[str]) -> b
     return manual.issuperset(sharding.mesh.axis_names)
 
 
-def _constraint(name: str) -> Primitive:
+def _type(aval: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:
+    """Return the type of a constrained value, which names the mesh."""
+    if not isinstance(sharding, NamedSharding):
+        return aval
+    return tracing.with_auto_mesh(aval, sharding.mesh)
+
+
+def _constraint(name: str, **rules: Any) -> Primitive:
     def batch(*args: Any, **params: Any) -> tuple[Any, int | None]:
         return _batch(primitive, *args, **params)
 
-    primitive = identity_primitive(name, _impl, batch, _lower)
+    primitive = identity_primitive(name, _impl, batch, _lower, **rules)
     return primitive
 
 
-constraint_p = _constraint("sharding_constraint")
+constraint_p = _constraint("sharding_constraint", abstract=_type)
 """Pins the sharding of a value; parameters `sharding`, of this package, and `witness`, which tells
 JAX of its devices."""
 
