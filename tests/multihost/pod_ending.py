@@ -44,6 +44,10 @@ if how == "raised":
     if pod.process == victim:
         raise ValueError("no such file")
     multihost.barrier("end of the epoch")
+if how == "left":
+    if pod.process == victim:
+        sys.exit(0)
+    multihost.barrier("end of the epoch")
 if how == "crash":
     with multihost.Watchdog(timeout=1.0, crash=True):
         if pod.process == victim:

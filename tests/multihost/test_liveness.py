@@ -108,6 +108,16 @@ def test_who_waits_in_a_collective_for_one_whose_program_is_over_says_so() -> No
 
 
 @pytest.mark.slow
+def test_one_whose_program_was_over_ends_without_an_abort_when_process_0_fails() -> None:
+    done = ran("pod_ending.py", 2, "left", "1")
+    assert done.verdict.codes == (1, 75), done.report()
+    assert "has ended (its program is over)" in done.outputs[0]
+    assert "xlashard: process 0 of 2 has failed (DeadlockError: " in done.outputs[1]
+    assert "after the program of process 1 was over" in done.outputs[1]
+    assert "Fatal Python error" not in done.outputs[1], done.report()
+
+
+@pytest.mark.slow
 def test_a_watchdog_that_is_to_end_its_process_does() -> None:
     done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()

@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from threading import Event
 from typing import Any
 
 import pytest
 
+from tests.together import Together
 from xlashard.processes.connections import Caller, Connection, connect, listen
 from xlashard.processes.lines import Lines
 from xlashard.processes.roll_call import AbsentError, ConflictError, RollCall, call_roll
@@ -147,6 +149,80 @@ def test_strangers_and_those_who_leave_again_are_no_processes(opened: list[Conne
         with listen(host.bind):
             opened += [one.result()[0] for one in guesting]
         assert hosting.result()[1].caller == guests[0].me
+
+
+BAD_LINES = {
+    "nested deep": b'{"process": ' + b"[" * 100_000 + b"\n",
+    "a text for a number": b'{"process": "1", "count": 3, "host": "a", "pid": 1}\n',
+    "a list for a number": b'{"process": [1], "count": 3, "host": "a", "pid": 1}\n',
+    "true for a number": b'{"process": true, "count": 3, "host": "a", "pid": 1}\n',
+    "a long number": b'{"process": %s, "count": 3, "host": "a", "pid": 1}\n' % (b"9" * 400),
+    "a number for a name": b'{"process": 1, "count": 3, "host": 7, "pid": 1}\n',
+    "a name of 10,000 letters": b'{"process":1,"count":3,"host":"%s","pid":1}\n' % (b"a" * 10_000),
+    "a null": b'{"process": 1, "count": 3, "host": null, "pid": 1}\n',
+    "no keys": b"{}\n",
+    "another key": b'{"process": 1, "count": 3, "host": "a", "pid": 1, "secured": "no"}\n',
+    "no UTF-8": b'{"process": "\xff"}\n',
+    "a request of HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a line without an end": b"{" + b" " * (1 << 21),
+    "random bytes": bytes(range(1, 256)),
+}
+
+
+def test_lines_of_strangers_are_dropped_and_logged(
+    opened: list[Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    host, *guests = calls(3)
+    with ThreadPoolExecutor(3) as pool, Together() as together:
+        hosting = pool.submit(call_roll, host)
+        for name, line in BAD_LINES.items():
+            with together.case(name), _connected(host) as stranger:
+                with suppress(ConnectionError):
+                    stranger.sendall(line)
+                    assert stranger.recv(10) == b"", "it is sent away"
+                assert not hosting.done(), hosting.exception()
+            assert caplog.text.count(LOOPBACK) == 1, "the first of each host is logged"
+        guesting = [pool.submit(call_roll, guest) for guest in guests]
+        opened += hosting.result().values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+    assert "dropped a connection from 127.0.0.1:" in caplog.text
+    assert "goes on waiting for processes 1, 2" in caplog.text
+
+
+def test_names_of_hosts_are_printable() -> None:
+    host, guest, _ = calls(3)
+    guest = replace(guest, me=replace(guest.me, host="\x1b[31mred"))
+    errors = outcomes([host, guest, replace(guest, me=replace(guest.me, pid=7))])
+    for error in errors:
+        assert "\x1b" not in str(error) and "on \\x1b[31mred" in str(error)
+
+
+@pytest.mark.slow
+def test_a_place_taken_by_another_program_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the process whose place it is, as soon as it comes; or soon without it."""
+    hello = asdict(Caller(1, 2, "elsewhere", 7))
+    host, guest = calls(2)
+    with ThreadPoolExecutor(2) as pool:
+        hosting = pool.submit(call_roll, host)
+        stranger = Connection(_connected(host))
+        stranger.send(**hello)
+        assert stranger.receive(), "it has the place"
+        (error,) = outcomes([guest])
+        assert type(error) is type(hosting.exception()) is ConflictError
+        assert "two processes are to be number 1: pid 7 on elsewhere and pid 1001" in str(error)
+        stranger.close()
+        monkeypatch.setattr("xlashard.processes.roll_call._CONFIRM", 0.5)
+        (host, _) = calls(2)
+        hosting = pool.submit(call_roll, host)
+        stranger = Connection(_connected(host))
+        stranger.send(**hello)
+        error = hosting.exception()
+        stranger.close()
+        assert type(error) is ConflictError
+        assert "process 1 of 2 (pid 7 on elsewhere, at 127.0.0.1:" in str(error)
 
 
 def _connected(call: RollCall) -> socket.socket:

@@ -15,6 +15,7 @@ from xlashard.multihost.gone import (
     end_without,
     exit_at_once,
     flush,
+    say_failed_after,
     say_in_vain,
     say_over,
 )
@@ -93,15 +94,28 @@ class Ending:
             self._lines.goodbye(_ENDING if serves else 0, error)
 
     def _lose(self, processes: tuple[int, ...]) -> None:
-        if self._error is not None and self._lines is not None and self._lines.leaving:
+        if self._error is not None and self._is_leaving:
             # Its error is told, and only JAX waits yet for those who won't come.
-            exit_at_once(130 if isinstance(self._error, KeyboardInterrupt) else 1)
+            self._exit_failed()
         end_without(processes)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._lines is not None and self._lines.leaving
+
+    def _exit_failed(self) -> NoReturn:
+        exit_at_once(130 if isinstance(self._error, KeyboardInterrupt) else 1)
 
     def _mourn(self, process: int, error: str) -> None:
         """Another has ended: looks from now on whether this one waits for it in vain."""
         if coordination.is_recoverable():
             return
+        if error and process == 0 and self._is_leaving:
+            # Process 0 takes the service along, without which JAX's ending aborts this process.
+            if self._error is not None:
+                self._exit_failed()
+            say_failed_after(process, error)
+            exit_at_once(GONE_EXIT_CODE)
         if error and self._failure is None:
             self._failure = process, error
             self._failed.set()

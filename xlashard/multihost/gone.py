@@ -80,6 +80,17 @@ def say_in_vain(process: int, error: str, what: str) -> None:
     os.write(2, text.encode())
 
 
+def say_failed_after(process: int, error: str) -> None:
+    """Print that another process has failed after the program of this process was over."""
+    me, count = coordination.process_index(), coordination.process_count()
+    text = (
+        f"\nxlashard: process {process} of {count} has failed ({error}) after the program of "
+        f"process {me} was over; process {me} ends with exit code {GONE_EXIT_CODE}. The log of "
+        f"process {process} says more.\n"
+    )
+    os.write(2, text.encode())
+
+
 def say_over(process: int, place: str) -> None:
     """Says that this process waits at a line for one whose program is over."""
     me, count = coordination.process_index(), coordination.process_count()

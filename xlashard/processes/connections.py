@@ -4,14 +4,19 @@ import errno
 import json
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
 from xlashard.documents import parse_json
 from xlashard.lazily import dataclass
+from xlashard.wording import printable
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take."""
+
+# Characters of a host's name, and the size of numbers, that a process may have.
+_LONGEST_HOST, _LARGEST_NUMBER = 255, 1 << 31
 
 # Bytes of a line at most.
 _LONGEST = 1 << 20
@@ -36,7 +41,26 @@ class Caller:
     secured: bool = False
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host}"
+        return f"pid {self.pid} on {printable(self.host)}"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Caller":
+        """Return the process that a line of JSON names.
+
+        Raises:
+            ValueError: The line names none.
+        """
+        process, count, host, pid = (values.get(n) for n in ("process", "count", "host", "pid"))
+        secured = values.get("secured", False)
+        numbers = (process, count, pid)
+        if (
+            not all(type(n) is int and abs(n) < _LARGEST_NUMBER for n in numbers)
+            or type(host) is not str
+            or len(host) > _LONGEST_HOST
+            or type(secured) is not bool
+        ):
+            raise ValueError("no process is named")
+        return cls(process, count, host, pid, secured)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
@@ -53,6 +77,15 @@ class Connection:
     caller: Caller | None = None
     since: float = field(default_factory=time.monotonic)
     _unread: bytes = b""
+
+    @property
+    def peer(self) -> str:
+        """The address at the other end."""
+        try:
+            host, port, *_ = self.socket.getpeername()
+        except OSError:
+            return "an unknown address"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def receive(self) -> list[dict[str, Any]] | None:
         """What has come since; None if the other end is closed.

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from xlashard.processes.connections import Connection
 from xlashard.processes.stacks import OWN_THREADS
+from xlashard.wording import printable
 
 # Seconds without traffic after which the kernel asks whether the other end is there, so that no
 # firewall forgets the connection, and how often it asks in vain.
@@ -105,13 +106,15 @@ class Lines:
             if process not in self._ended or (process == 0 and not self._leaving):
                 self._tell((process,))
             return False
-        for one in said:
-            if "failed" in one:
-                self._fail(int(one.get("process", process)), str(one["failed"]))
-            if "goodbye" in one:
+        for line in said:
+            failed = line.get("process", process)
+            if "failed" in line and type(failed) is int:
+                self._fail(failed, printable(str(line["failed"])))
+            if "goodbye" in line:
                 self._end(process)
-            if "gone" in one:
-                self._tell(tuple(one["gone"]))
+            gone = line.get("gone")
+            if isinstance(gone, list) and gone and all(type(number) is int for number in gone):
+                self._tell(tuple(gone))
         return True
 
     def _end(self, *processes: int) -> None:

@@ -9,6 +9,7 @@ What is said is one line of JSON at a time. Nothing of it is secret, and nothing
 it fits: whoever reaches the address can come as a process that is missing, as with the service.
 """
 
+import logging
 import selectors
 import socket
 import time
@@ -18,11 +19,17 @@ from typing import Any
 
 from xlashard.lazily import dataclass
 from xlashard.processes.connections import ATTEMPT, Caller, Connection, connect, listen
+from xlashard.processes.names import named_processes
+from xlashard.wording import printable
 
 # Seconds between two attempts to reach process 0, and between two words to those who wait.
 _RETRY, _WORD = 0.1, 1.0
-# Seconds that a process has to say who it is.
-_HELLO = 5.0
+# Seconds that a process has to say who it is, and to answer when all have come.
+_HELLO, _CONFIRM = 5.0, 20.0
+# Hosts of dropped connections that are logged.
+_LOGGED = 20
+
+logger = logging.getLogger("xlashard.multihost")
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,12 @@ class _Host:
         self._began = time.monotonic()
         self._came: dict[int, Connection] = {}
         self._strangers: list[Connection] = []
+        # Who was asked, once all had come, whether it is there yet; and who has answered.
+        self._asked: set[int] = set()
+        self._confirmed: set[int] = set()
+        self._asked_since = self._began
+        # Hosts whose connections were dropped for what they sent.
+        self._dropped: set[str] = set()
 
     def run(self) -> dict[int, Connection]:
         with listen(self._call.bind) as listener, selectors.DefaultSelector() as self._selector:
@@ -109,15 +122,19 @@ class _Host:
 
     def _wait(self, listener: socket.socket) -> None:
         word = self._began + _WORD
-        while self._missing:
+        while self._missing or self._ask():
             for key, _ in self._selector.select(_RETRY):
                 if key.fileobj is listener:
-                    self._greet(listener.accept()[0])
+                    self._greet(listener)
                 else:
                     self._hear(key.data)
             now = time.monotonic()
             seconds = now - self._began
-            if seconds > (self._call.timeout if self._came else self._call.alone):
+            if not self._missing and now - self._asked_since > _CONFIRM:
+                trouble = self._silence_text()
+                self._say(conflict=trouble)
+                raise ConflictError(trouble)
+            if self._missing and seconds > (self._call.timeout if self._came else self._call.alone):
                 self._say(absent=self._missing, seconds=seconds)
                 raise AbsentError(self._missing, seconds)
             if now >= word and self._missing:
@@ -127,7 +144,34 @@ class _Host:
                 for stranger in [s for s in self._strangers if now - s.since > _HELLO]:
                     self._leave(stranger)
 
-    def _greet(self, accepted: socket.socket) -> None:
+    def _ask(self) -> bool:
+        """Ask all who have come whether they are there yet; return whether some have not answered.
+
+        A stranger that has taken a place does not answer. Without the question JAX's client would
+        wait for it, in silence, and end this process.
+        """
+        for process in set(self._came) - self._asked:
+            self._asked.add(process)
+            self._asked_since = time.monotonic()
+            self._came[process].send(confirm=True)
+        return self._confirmed != set(self._came)
+
+    def _silence_text(self) -> str:
+        silent = sorted(set(self._came) - self._confirmed)
+        named = ", ".join(
+            f"{self._came[process].caller}, at {self._came[process].peer}" for process in silent
+        )
+        return (
+            f"{named_processes(silent)} of {self._call.me.count} ({named}) came and has not "
+            f"answered for {_CONFIRM:.0f} s: it is stopped, or another program that has taken the "
+            "place; end it"
+        )
+
+    def _greet(self, listener: socket.socket) -> None:
+        try:
+            accepted = listener.accept()[0]
+        except OSError:
+            return  # It is gone again; or there are too many, of which `_HELLO` lets some go.
         accepted.settimeout(ATTEMPT)
         connection = Connection(accepted)
         self._strangers.append(connection)
@@ -139,19 +183,44 @@ class _Host:
         if connection in self._strangers:
             self._strangers.remove(connection)
         elif connection.caller is not None:
-            del self._came[connection.caller.process]
+            process = connection.caller.process
+            if self._came.get(process) is connection:
+                del self._came[process]
+                self._asked.discard(process)
+                self._confirmed.discard(process)
 
     def _hear(self, connection: Connection) -> None:
+        """Admit the processes that a connection names; drop it at a line that names none."""
         try:
-            said = connection.receive()
-            callers = [Caller(**one) for one in said or ()]
-        except (OSError, ValueError, TypeError):
-            said, callers = None, []
-        if said is None:
+            lines = connection.receive()
+            callers = [Caller.of(line) for line in lines or () if "here" not in line]
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError):
+                self._log_dropped(connection)
+            lines, callers = None, []
+        if lines is None:
             self._leave(connection)
             return
         for caller in callers:
             self._admit(connection, caller)
+        if connection.caller is not None and any("here" in line for line in lines):
+            self._confirmed.add(connection.caller.process)
+
+    def _log_dropped(self, connection: Connection) -> None:
+        """Log the first line of each host that is of no process; a scanner may send thousands."""
+        host = connection.peer.rpartition(":")[0]
+        if host in self._dropped or len(self._dropped) >= _LOGGED:
+            return
+        self._dropped.add(host)
+        name = f" ({connection.caller})" if connection.caller is not None else ""
+        logger.warning(
+            "process 0 of %d dropped a connection from %s%s, whose line is of no process of this "
+            "program, and goes on waiting for %s",
+            self._call.me.count,
+            connection.peer,
+            name,
+            named_processes(self._missing) if self._missing else "all to confirm",
+        )
 
     def _admit(self, connection: Connection, caller: Caller) -> None:
         trouble = self._conflict(caller)
@@ -192,6 +261,10 @@ class _Host:
     def _say(self, **said: Any) -> None:
         for connection in self._came.values():
             connection.send(**said)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 class _Guest:
@@ -253,18 +326,22 @@ class _Guest:
                 reason = "it closed the connection"
                 raise AbsentError((0,), self._seconds, reason) from None
             silent = False
-            for one in said:
-                if self._take(one):
+            try:
+                if any([self._take(connection, line) for line in said]):
                     return
+            except (KeyError, TypeError, ValueError):
+                raise ConflictError(self._something_else()) from None
 
-    def _take(self, said: dict[str, Any]) -> bool:
+    def _take(self, connection: Connection, said: dict[str, Any]) -> bool:
         """Whether all are here."""
         if "conflict" in said:
-            raise ConflictError(said["conflict"])
+            raise ConflictError(printable(str(said["conflict"])))
         if "absent" in said:
-            raise AbsentError(tuple(said["absent"]), said["seconds"])
+            raise AbsentError(_numbers(said["absent"]), float(said["seconds"]))
         if "missing" in said and said["seconds"] >= _WORD:
-            self._call.told(tuple(said["missing"]), said["seconds"])
+            self._call.told(_numbers(said["missing"]), float(said["seconds"]))
+        if "confirm" in said:
+            connection.send(here=True)
         return "all_here" in said
 
     def _something_else(self) -> str:
