@@ -310,27 +310,24 @@ class _Guest:
         silent = True
         while True:
             try:
-                said = connection.receive()
+                lines = connection.receive()
+                if any([self._take(connection, line) for line in lines or ()]):
+                    return
             except TimeoutError:
                 # It is there and says nothing: stopped, or no process of this project.
                 limit = self._call.alone if silent else self._call.timeout
                 if self._seconds > limit:
                     raise AbsentError((0,), self._seconds, "it says nothing") from None
                 continue
-            except ValueError:
+            except (KeyError, TypeError, ValueError):
                 raise ConflictError(self._something_else()) from None
             except OSError as error:
                 raise AbsentError((0,), self._seconds, str(error)) from None
-            if said is None:
+            if lines is None:
                 # One that ended while it waited; or a service that took this for an error.
                 reason = "it closed the connection"
                 raise AbsentError((0,), self._seconds, reason) from None
             silent = False
-            try:
-                if any([self._take(connection, line) for line in said]):
-                    return
-            except (KeyError, TypeError, ValueError):
-                raise ConflictError(self._something_else()) from None
 
     def _take(self, connection: Connection, said: dict[str, Any]) -> bool:
         """Whether all are here."""
