@@ -189,7 +189,9 @@ def main() -> int:
     candidates = {f"import {name}": importing(name) for name in ("jax", "xlashard")}
     measured = interleave(candidates, rounds=options.rounds, inner=1, clock=cpu_of_children)
     goals = {"import xlashard": ExtraGoal(0.060)}
-    report.add("CPU time of an import, in a new process", measured, baseline="import jax", goals=goals)
+    report.add(
+        "CPU time of an import, in a new process", measured, baseline="import jax", goals=goals
+    )
     return report.finish(options)
 
 
