@@ -3,15 +3,20 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
 from jax._src.lib.mlir.dialects import hlo
-from jaxlib.mlir.dialects import mhlo
 
-from xlashard.lazily import dataclass
+from xlashard.lazily import dataclass, deferred
+
+if TYPE_CHECKING:
+    from jaxlib.mlir.dialects import mhlo
+else:
+    # As long to import as a tenth of xlashard.
+    mhlo = deferred("jaxlib.mlir.dialects.mhlo")
 
 type Module = Any
 type Function = Any
