@@ -169,7 +169,7 @@ class PlacementError(XlashardError, ValueError):
     """Buffers, shapes, dtypes or devices given to a constructor of arrays that don't fit."""
 
 
-class ArgumentError(XlashardError, TypeError):
+class ArgumentError(XlashardError, TypeError, ValueError):
     """An argument of a kind that the call can't take."""
 
 

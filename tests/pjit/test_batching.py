@@ -178,3 +178,10 @@ def test_a_batch_stays_on_the_device_that_was_requested(options):
     assert jax.jit(jax.vmap(double))(f32(4, 3)).sharding == place
     assert jax.vmap(jax.vmap(double))(f32(2, 4, 3)).sharding == place
     assert jax.jacfwd(double)(f32(3)).sharding == place
+
+
+def test_a_batch_can_not_be_sharded_where_each_value_is_on_one_device(mesh):
+    place = SingleDeviceSharding(jax.devices()[3])
+    double = pjit(lambda x: x * 2, out_shardings=place)
+    with pytest.raises(ResourceError, match=r"over 'x' \(spmd_axis_name\).*cpu:3"):
+        jax.vmap(double, spmd_axis_name="x")(f32(4, 3))

@@ -343,3 +343,14 @@ def test_one_function_for_each_leaf_of_a_tree_leaves_the_log_short(logged):
     ours = [r.message for r in logged.records if r.name == "xlashard.recompile"]
     made = [re.search(r"(\d+) pjit-ed functions", message) for message in ours]
     assert [int(found[1]) for found in made if found] == [2, 3, 5, 9]
+
+
+def test_types_that_differ_in_their_mesh_are_told_apart():
+    devices = np.array(jax.devices()).reshape(4, 2)
+    f = pjit(lambda x: x * 2)
+    for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        place = NamedSharding(jax.sharding.Mesh(devices, ("x", "y"), axis_types=(kind,) * 2), P())
+        f(device_put(f32(8), place))
+    (difference, *_) = explain_recompile(f).explanations[1].differences
+    assert difference.part == "type" and difference.before != difference.after
+    assert "x=4 explicit, y=2 explicit" in difference.after

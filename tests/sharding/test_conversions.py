@@ -195,3 +195,24 @@ def test_abstract_shardings_are_equivalent_by_their_tiles() -> None:
     assert not mine.is_equivalent_to(NamedSharding(abstract, P("y")), 2)
     assert not mine.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
     assert not NamedSharding(mesh, P("x")).is_equivalent_to(mine, 2)
+
+
+def test_a_spec_is_needed_and_has_no_more_entries_than_the_array() -> None:
+    for wrong in ((mesh(),), (mesh(), None)):
+        with pytest.raises((TypeError, ShardingError)):
+            NamedSharding(*wrong)  # type: ignore[arg-type]
+    long = NamedSharding(mesh(), P("data", None, None))
+    assert long.shard_shape((8, 4)) == (2, 4)
+    x = np.ones((8, 4))
+    uses = (
+        lambda: long.is_compatible_aval((8, 4)),
+        lambda: device_put(x, long),
+        lambda: pjit(lambda x: x, in_shardings=long)(x),
+        lambda: pjit(lambda x: x, out_shardings=long)(x),
+        lambda: with_sharding_constraint(x, long),
+        lambda: pjit(lambda x: with_sharding_constraint(x, long))(x),
+    )
+    for use in uses:
+        with pytest.raises(ValueError, match=r"3 entries, the array has 2 dim.*write P\('data'\)"):
+            use()
+    assert make_array_from_callback((8, 4), long, lambda index: x[index]).sharding == long

@@ -1,6 +1,7 @@
 """Assertions about programs: what they count, and what they say when they fail."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ def test_without_collectives_there_is_no_table(x: Array) -> None:
             r"not Array: .*\(f, \(x,\), \.\.\.\)",
         ),
         (lambda x: assert_no_resharding(total, x), r"not Array: assert_no_resharding"),
-        (lambda x: assert_collectives(jax.jit(abs), (x,), total=0), "function of jax.jit"),
+        (lambda x: assert_collectives(jax.jit(abs), (x,), total=0), "the jax.jit of abs"),
         (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
     ],
 )
@@ -155,3 +156,12 @@ def test_what_takes_most_memory_is_told(x: Array) -> None:
     text = str(caught.value)
     assert "more than 1,000 (1000 B): 2.0 KiB arguments" in text
     assert "P('data', 'model')" in text and "result" in text
+
+
+@pytest.mark.parametrize(
+    ("f", "named"),
+    [(jax.jit(jnp.sin), "the jax.jit of sin"), (3, "int"), (jnp.ones(3), "ArrayImpl")],
+)
+def test_what_is_no_function_of_pjit_is_named_with_the_call(f: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^assert_collectives takes.*not {named}: write"):
+        assert_collectives(f, (jnp.ones(3),), others=0)

@@ -3,6 +3,9 @@
 What needs a device gives one error, which names the topology and what to do instead.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -240,3 +243,19 @@ def test_every_generation_is_named(name: str) -> None:
     found = topology(name)
     with pytest.raises(CompileOnlyError, match=f"put on {found.name},"):
         device_put(1.0, found.devices[0])
+
+
+@pytest.mark.slow
+def test_the_search_for_tpus_prints_nothing_where_there_is_none(tmp_path):
+    script = tmp_path / "first.py"
+    script.write_text(
+        "import os, jax, xlashard\n"
+        "print(jax.devices()[0].platform, os.environ.get('TPU_ACCELERATOR_TYPE'))\n"
+    )
+    inherited = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "TPU_NAME")}
+    environment = {**inherited, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.split() == ["cpu", "None"]
+    assert "libtpu" not in done.stderr and "TPU_" not in done.stderr

@@ -18,6 +18,7 @@ from xlashard._jax.compiling import note_event
 from xlashard._jax.emulated import end_at_once_after_errors, listen_on_loopback
 from xlashard._jax.frames import INNER_FOLDERS
 from xlashard._jax.multihost import hand_over_handles
+from xlashard._jax.topologies import probe_for_tpus_quietly
 from xlashard._jax.tracebacks import hide_frames
 from xlashard._jax.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
@@ -67,6 +68,8 @@ def install(
     watch_flags()
     # Whether an executable came out of the persistent cache.
     jax.monitoring.register_event_listener(note_event)
+    # The search for TPUs on a machine without one.
+    probe_for_tpus_quietly()
     # Frames of ours are none of the user's: errors and profiles name the line that is.
     for folder in INNER_FOLDERS:
         source_info_util.register_exclusion(folder)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -51,7 +52,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         )
     check_libtpu(libtpu_version(), metadata.requires("jax") or ())
     try:
-        with _environment():
+        with _environment(_COMPILE_ONLY):
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
         raise TopologyError(f"libtpu knows no topology {name}: {_said(error)}") from error
@@ -62,14 +63,33 @@ def _said(error: RuntimeError) -> str:
     return str(error).partition("\n")[0]
 
 
+def probe_for_tpus_quietly() -> None:
+    """Let JAX find no TPU on a machine without chips, with no errors of libtpu on the terminal.
+
+    libtpu is loaded with the first backend, and misses there the type and the hosts of a TPU.
+    Variables that the user has set stay as they are.
+    """
+    registration = xla_bridge._backend_factories.get("tpu")
+    if registration is None:
+        return
+    make_client = registration.factory
+
+    def probe() -> Any:
+        needed = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
+        with _environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
+            return make_client()
+
+    xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe)
+
+
 @contextmanager
-def _environment() -> Iterator[None]:
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """What libtpu is to read when it is loaded; a process that has a TPU keeps what it has."""
     if cloud_tpu_init.running_in_cloud_tpu_vm:
         yield
         return
-    before = {name: os.environ.get(name) for name in _COMPILE_ONLY}
-    os.environ.update(_COMPILE_ONLY)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -27,8 +27,10 @@ from xlashard.array.placement import (
     Places,
     as_placement,
     is_place,
-    memory_kind_of,
+    is_there,
     places,
+    reorders_devices,
+    requested_places,
 )
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import put_own, relayout, reshard
@@ -45,7 +47,7 @@ from xlashard.errors import (
     UnreducedError,
     XlashardError,
 )
-from xlashard.sharding import Sharding, SingleDeviceSharding, from_jax, to_jax
+from xlashard.sharding import Sharding, SingleDeviceSharding, to_jax
 
 
 class _Options(TypedDict, total=False):
@@ -236,32 +238,9 @@ def _check_crossing(guards: Guards, x: Any, placement: Placement, fresh: bool) -
         check_transfer(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}")
         return
     if fresh or not (
-        placement.sharding is None or _is_there(x, placement) or _reorders_devices(x, placement)
+        placement.sharding is None or is_there(x, placement) or reorders_devices(x, placement)
     ):
         check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(x)}")
-
-
-def _is_there(x: jax.Array, placement: Placement) -> bool:
-    """Whether no byte of an array must move to be in a place."""
-    here, sharding = from_jax(x.sharding), placement.sharding
-    if sharding is None or placement.layout is not None:
-        return False
-    if here.tiling(x.shape).is_partial or sharding.tiling(x.shape).is_partial:
-        return here.is_equivalent_to(sharding, x.ndim)
-    return memory_kind_of(here) == memory_kind_of(sharding) and (
-        here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
-    )
-
-
-def _reorders_devices(x: jax.Array, placement: Placement) -> bool:
-    """Return True if an array goes to the same devices in another order.
-
-    JAX does it by a program of all these devices, which transfer guards let pass.
-    """
-    here, sharding = from_jax(x.sharding), placement.sharding
-    if sharding is None or memory_kind_of(here) != memory_kind_of(sharding):
-        return False
-    return here.devices != sharding.devices and set(here.devices) == set(sharding.devices)
 
 
 def _is_flag(x: Any) -> bool:
@@ -305,7 +284,7 @@ def _plan_leaf(
     array = x if isinstance(x, Array) else Array.from_jax(x)
     check_alive(array)
     if placement.sharding is not None:
-        places(array.shape, placement.sharding)
+        requested_places(array.shape, placement.sharding)
 
     def put() -> Array:
         check_alive(array)
@@ -321,7 +300,8 @@ def _plan_host(x: Any, placement: Placement, may_alias: bool | None) -> "HostPut
     value, dtype, weak_type = as_host_value(x, lambda: "it")
     where = placement.sharding
     committed = where is not None
-    target = places(value.shape, where if committed else SingleDeviceSharding(default_device()))
+    place = SingleDeviceSharding(default_device()) if where is None else where
+    target = requested_places(value.shape, place)
     if not target.tiling.is_partial:
         return HostPut(value, host_route(target, dtype, weak_type, committed), bool(may_alias))
     whole = places(value.shape, target.sharding.reduced_sharding)
@@ -422,7 +402,7 @@ def _put_keys(
             "without unreduced axes"
         )
     if placement.sharding is not None:
-        logical = places(tuple(keys.shape), placement.sharding)
+        logical = requested_places(tuple(keys.shape), placement.sharding)
         there: Places = number_places(logical, numbers.shape[keys.ndim :])
         placement = Placement(there.sharding)
     out = _put_array(numbers, placement, donate, fresh=may_alias is False, own=own)

@@ -113,6 +113,29 @@ def _from_format(given: Format, name: str) -> Placement:
     return Placement(from_jax(given.sharding), layout)
 
 
+def is_there(x: jax.Array, placement: Placement) -> bool:
+    """Return True if no byte of an array must move to be in a place."""
+    here, sharding = from_jax(x.sharding), placement.sharding
+    if sharding is None or placement.layout is not None:
+        return False
+    if here.tiling(x.shape).is_partial or sharding.tiling(x.shape).is_partial:
+        return here.is_equivalent_to(sharding, x.ndim)
+    return memory_kind_of(here) == memory_kind_of(sharding) and (
+        here.devices_indices_map(x.shape) == sharding.devices_indices_map(x.shape)
+    )
+
+
+def reorders_devices(x: jax.Array, placement: Placement) -> bool:
+    """Return True if an array goes to the same devices in another order.
+
+    JAX does it by a program of all these devices, which transfer guards let pass.
+    """
+    here, sharding = from_jax(x.sharding), placement.sharding
+    if sharding is None or memory_kind_of(here) != memory_kind_of(sharding):
+        return False
+    return here.devices != sharding.devices and set(here.devices) == set(sharding.devices)
+
+
 @dataclass(frozen=True, eq=False)
 class Places:
     """What a sharding means for arrays of one shape. Equal to nothing but itself.
@@ -195,6 +218,17 @@ def places(shape: tuple[int, ...], sharding: Sharding) -> Places:
     if isinstance(sharding, XLACompatibleSharding):
         return _known_places(shape, sharding)
     return _places(shape, sharding)  # of a user's own class, which may change its mind
+
+
+def requested_places(shape: tuple[int, ...], sharding: Sharding) -> Places:
+    """Return `places` of a sharding that a caller requested for an existing value.
+
+    Raises:
+        GeometryError: The shape can't be placed so, or a spec has more entries than dimensions.
+    """
+    if isinstance(sharding, NamedSharding):
+        sharding.check_compatible_aval(shape)
+    return places(shape, sharding)
 
 
 def _places(shape: tuple[int, ...], sharding: Sharding) -> Places:

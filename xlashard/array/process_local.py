@@ -13,7 +13,13 @@ from xlashard.array.guards import Way, guarded, guards_in_force
 from xlashard.array.host_put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
 from xlashard.array.moving import at_path, placed
-from xlashard.array.placement import as_shape, as_sharding, check_whole, is_place, places
+from xlashard.array.placement import (
+    as_shape,
+    as_sharding,
+    check_whole,
+    is_place,
+    requested_places,
+)
 from xlashard.array.prefix import broadcast_prefix, leaf_path
 from xlashard.array.reshard import relayout
 from xlashard.errors import (
@@ -105,7 +111,7 @@ def _from_local(sharding: Sharding, layout: Layout | None, data: Any, global_sha
             f"local data of shape {local} have {len(local)} dimensions, global_shape {shape} "
             f"has {len(shape)}: give a global_shape of {counted(len(local), 'dimension')}"
         )
-    logical = places(shape, sharding)
+    logical = requested_places(shape, sharding)
     target = logical if keys is None else number_places(logical, value.shape[len(local) :])
     if local == shape:
         handle = put_value(value, target)

@@ -119,7 +119,7 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
     """The sharding as one that XLA can be told of, if it is one for arrays of this rank."""
     try:
         sharding = as_tiles(said, aval.shape)
-        sharding.rank_tiling(aval.ndim)
+        sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
         raise ResourceError(
             f"the sharding of {path} ({lowering.dtype_name(aval)}) is {advice.described(said)}: "
@@ -276,7 +276,12 @@ def _with_batch_dim(
     sharding: XLACompatibleSharding, dim: int, ndim: int, axes: tuple[str, ...]
 ) -> XLACompatibleSharding:
     """The sharding of the batched value; without axes of its own the batch is left open."""
-    if isinstance(sharding, SingleDeviceSharding) and not axes:
+    if isinstance(sharding, SingleDeviceSharding):
+        if axes:
+            raise ResourceError(
+                f"vmap shards its batch over {axes[0]!r} (spmd_axis_name), but the constraint "
+                f"inside puts each value on {sharding.devices[0]}: write NamedSharding(mesh, P())"
+            )
         return sharding
     if sharding is REPLICATED:
         return sharding

@@ -289,8 +289,14 @@ def _collective(
         kind, results = "reduce-scatter", array_types(caller.type)
     told_by = [instruction, *([caller] if caller is not None else [])]
     frames = next(filter(None, map(module.frames, told_by)), ())
+    op_name = next(filter(None, map(module.op_name, told_by)), "")
     site = module.computations[run.site] if caller is not None else computation
     user = told_user(module, site, caller or instruction)
+    if not (frames or op_name or user):
+        # XLA names no line where it reshards a value for the program's results.
+        maker = _named_maker(module, site, caller or instruction)
+        if maker is not None:
+            op_name, frames = module.op_name(maker), module.frames(maker)
     return Collective(
         kind=kind,
         name=instruction.name,
@@ -304,7 +310,7 @@ def _collective(
         asynchronous=run.asynchronous
         or instruction.opcode.endswith("-start")
         or _STARTS in computation.targets,
-        op_name=next(filter(None, map(module.op_name, told_by)), ""),
+        op_name=op_name,
         frames=frames,
         needed_by="" if user is None else module.op_name(user),
         needed_by_frames=() if user is None else module.frames(user),
@@ -331,6 +337,24 @@ def told_user(
                 return user
             reached.add(user.name)
             waiting.append(user.name)
+    return None
+
+
+def _named_maker(
+    module: HloText, computation: Computation, instruction: Instruction
+) -> Instruction | None:
+    """Return the nearest operand, direct or over other operands, that has a name of JAX."""
+    reached = {instruction.name}
+    waiting = deque([instruction])
+    while waiting:
+        for name in waiting.popleft().operand_names:
+            maker = computation.instructions.get(name)
+            if maker is None or name in reached:
+                continue
+            if module.op_name(maker):
+                return maker
+            reached.add(name)
+            waiting.append(maker)
     return None
 
 

@@ -13,7 +13,7 @@ from xlashard._jax.shardings import (
     Mesh,
     with_interface,
 )
-from xlashard.errors import ShardingError
+from xlashard.errors import RankError, ShardingError, counted
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.geometry.spec import checked_rank
 from xlashard.sharding.base import XLACompatibleSharding
@@ -115,12 +115,10 @@ class NamedSharding(_NamedBase):
     def __init__(
         self,
         mesh: Mesh | AbstractMesh,
-        spec: PartitionSpec | None = None,
+        spec: PartitionSpec,
         *,
         memory_kind: str | None = None,
     ) -> None:
-        if spec is None:
-            spec = PartitionSpec()
         if not isinstance(mesh, Mesh | AbstractMesh):
             raise ShardingError(
                 f"the mesh of a NamedSharding must be a Mesh, not {type(mesh).__name__}: write "
@@ -220,9 +218,28 @@ class NamedSharding(_NamedBase):
         return self._twin
 
     def is_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
-        """Checks rank and divisibility of a shape."""
+        """Check the rank and the sizes of a shape.
+
+        Raises:
+            RankError: If the spec has more entries than the shape, were they None.
+            DivisibilityError: If a dimension can't be cut evenly.
+        """
         shape = self._checked_shape(aval_shape, "is_compatible_aval")
+        self.check_compatible_aval(shape)
         validate_spec(self.normal_spec, grid_of(self.mesh), shape)
+
+    def check_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
+        """Check the rank of a shape."""
+        entries = len(self.spec)
+        ndim = len(self._checked_shape(aval_shape, "check_compatible_aval"))
+        if entries > ndim:
+            self.normal_spec.for_rank(ndim)
+            raise RankError(
+                f"the spec {self.spec} has {counted(entries, 'entry', 'entries')}, the array has "
+                f"{counted(ndim, 'dimension')}: write {self.normal_spec.describe()}",
+                ndim=ndim,
+                needed=entries,
+            )
 
     def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the piece on one device, `[dim / tiles, ...]`.
@@ -231,7 +248,7 @@ class NamedSharding(_NamedBase):
             DivisibilityError: With the axes and their sizes, if a dimension can't be cut evenly.
         """
         shape = self._checked_shape(global_shape, "shard_shape")
-        self.is_compatible_aval(shape)
+        validate_spec(self.normal_spec, grid_of(self.mesh), shape)
         return self.rank_tiling(len(shape)).shard_shape(shape)
 
 
@@ -244,4 +261,6 @@ def _unpickle_named(
 def _as_call(spec: object) -> str:
     if isinstance(spec, list | tuple):
         return "(" + ", ".join(map(repr, spec)) + ")"
+    if spec is None:
+        return "()"
     return f"({spec!r})" if isinstance(spec, str) else "(...)"

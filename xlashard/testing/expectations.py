@@ -1,15 +1,17 @@
 """Assertions about what the program of a call sends, moves and holds, for tests of users."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ExpectationError
-from xlashard.pjit import ProgramReport, explain, pjit
+from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
+from xlashard.pjit.executable import Executable
 from xlashard.pjit.report.parts import CollectiveReport, MemoryReport
 from xlashard.pjit.report.text import collectives_text, moves_text, values_text
+from xlashard.pjit.signature import function_name
 from xlashard.program.collectives import KINDS
 from xlashard.wording import in_bytes
 
@@ -240,6 +242,13 @@ def _report(who: str, f: Any, args: Any) -> ProgramReport:
             f"{who} takes the arguments of the call as a tuple, not {type(args).__name__}: "
             f"{who}(f, (x,), ...)"
         )
-    # A plain function becomes one of ours; explain refuses what is neither.
-    plain = isinstance(f, Callable) and not hasattr(f, "lower") and not hasattr(f, "as_text")
-    return explain(pjit(f) if plain else f, *args)
+    if hasattr(f, "_function") or isinstance(f, Traced | Lowered | Executable):
+        return explain(f, *args)
+    if not callable(f) or hasattr(f, "lower") or hasattr(f, "as_text"):
+        inner = getattr(f, "__wrapped__", f)
+        name = f"the jax.jit of {function_name(inner)}" if callable(f) else type(f).__name__
+        raise ArgumentError(
+            f"{who} takes a plain function, one that pjit made or a stage of one, not {name}: "
+            f"write {who}(xlashard.pjit(f), (x,), ...)"
+        )
+    return explain(pjit(f), *args)

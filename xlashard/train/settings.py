@@ -243,4 +243,4 @@ def load_settings(path: str | os.PathLike[str], words: Iterable[str] = ()) -> Se
 def _missing(path: Path) -> str:
     others = sorted(str(x) for x in path.parent.glob("*.toml"))[:8]
     there = f"; in {path.parent} there are: {', '.join(others)}" if others else ""
-    return f"there is no settings file {path}{there}. Write --config PATH with an existing file."
+    return f"there is no settings file {path}{there}. Write the path of an existing file."

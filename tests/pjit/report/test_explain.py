@@ -10,7 +10,7 @@ import pytest
 
 import xlashard
 from tests.pjit.helpers import f32, make_mesh
-from xlashard import NamedSharding, P, explain, pjit
+from xlashard import NamedSharding, P, explain, pjit, with_sharding_constraint
 from xlashard.errors import ArgumentError, ResourceError
 
 
@@ -315,3 +315,13 @@ def test_a_program_that_was_loaded_tells_what_it_knows(step):
     assert loaded.place == report.place
     assert {v.decided_by for v in loaded.outputs} == {"unknown"}
     assert "decided by" not in str(loaded)
+
+
+def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
+    def f(x):
+        return with_sharding_constraint(jnp.sin(x)[:6], NamedSharding(mesh, P("x"))) * 2
+
+    rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    text = str(explain(pjit(f, in_shardings=rows, out_shardings=whole), f32(8, 8)))
+    assert "all-gather" in text and "XLA doesn't say" not in text
+    assert "test_explain.py" in text

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from xlashard._jax.context import changed_settings
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lowering import dtype_name, memory_kind_of
 from xlashard._jax.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described
@@ -151,7 +151,26 @@ def _types(old: Argument, new: Argument) -> Iterator[Difference]:
         words = ["weakly typed" if _is_weak(a) else "not weakly typed" for a in (old, new)]
         yield Difference("weak type", new.path, f"{texts[0]} {words[0]}", f"{texts[1]} {words[1]}")
     else:
-        yield Difference("type", new.path, shortened(repr(old.aval)), shortened(repr(new.aval)))
+        yield Difference("type", new.path, _type_text(old.aval), _type_text(new.aval))
+
+
+def _type_text(aval: Any) -> str:
+    """Return what a type has besides shape and dtype: its spec, mesh, manual axes and memory."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None:
+        return shortened(repr(aval))
+    mesh, spec = sharding.mesh, sharding.spec
+    axes = (f"{n}={s} {t.name.lower()}" for n, s, t in _axes(mesh))
+    text = f"{dtype_name(aval)} as {spec} on " + (", ".join(axes) or "no mesh")
+    manual = ", ".join(sorted(map(str, getattr(aval, "vma", ()) or ())))
+    if manual:
+        text += f", varying over {manual}"
+    memory = memory_kind_of(aval)
+    return text if memory is None else f"{text} in {memory}"
+
+
+def _axes(mesh: Any) -> Iterator[tuple[str, int, Any]]:
+    return zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
 
 
 def _shape(argument: Argument) -> tuple[int, ...]:
