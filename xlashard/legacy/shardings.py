@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard import NamedSharding, ShardingSpec
+from xlashard import NamedSharding, P, ShardingSpec
 from xlashard import PmapSharding as TodaysPmapSharding
 from xlashard._jax.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
 from xlashard._jax.shardings import op_sharding as _proto
@@ -104,7 +104,7 @@ def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
         pspec: The spec, or None for the replicated one.
         parsed_pspec: The same spec parsed, which says nothing more.
     """
-    return NamedSharding(mesh, pspec)
+    return NamedSharding(mesh, P() if pspec is None else pspec)
 
 
 def op_sharding_of(sharding: Any, ndim: int) -> Any:
