@@ -7,8 +7,22 @@ import pytest
 from jax.experimental import io_callback
 
 from tests.pjit.helpers import f32
-from xlashard import NamedSharding, P, SingleDeviceSharding, device_put, pjit
-from xlashard.errors import ArgumentError, CompileError, TracingError, XlashardError
+from xlashard import (
+    NamedSharding,
+    P,
+    SingleDeviceSharding,
+    device_put,
+    explain,
+    pjit,
+    visualize,
+)
+from xlashard.errors import (
+    ArgumentError,
+    CompileError,
+    DonationWarning,
+    TracingError,
+    XlashardError,
+)
 
 
 @pytest.fixture(params=["one device", "eight devices"])
@@ -301,3 +315,35 @@ def test_a_token_goes_in_and_comes_out(sharding, transformed):
     assert f.eval_shape(token, x)[0] == jax.eval_shape(jax.jit(fun), token, x)[0]
     with pytest.raises(ArgumentError, match=r"for token as token.*called with float32\[8\]"):
         f.lower(token, x).compile()(x, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ordered", [None, False, True])
+def test_results_of_callbacks_are_on_all_devices(mesh, partitioner, ordered):
+    shape = jax.ShapeDtypeStruct((8, 2), np.float32), jax.ShapeDtypeStruct((), np.int32)
+
+    def on_host(x):
+        return np.asarray(x) * 2, np.int32(7)
+
+    def call(x):
+        if ordered is None:
+            return jax.pure_callback(on_host, shape, x)
+        return io_callback(on_host, shape, x, ordered=ordered)
+
+    rows = NamedSharding(mesh, P("x", "y"))
+    x, doubled = device_put(f32(8, 2), rows), f32(8, 2) * 2
+    for f in (pjit(call), pjit(lambda x: pjit(call)(x)), pjit(call).lower(x).compile()):
+        y, number = f(x)
+        assert y.sharding == number.sharding == NamedSharding(mesh, P())
+        assert y.sharding.shard_shape(y.shape) == (8, 2)
+        for shard in y.addressable_shards:
+            np.testing.assert_array_equal(shard.data, doubled)
+            assert shard.index == (slice(None), slice(None))
+        assert [int(shard.data) for shard in number.addressable_shards] == [7] * 8
+    np.testing.assert_array_equal(y + 1, doubled + 1)
+    np.testing.assert_array_equal(y[0], doubled[0])
+    np.testing.assert_array_equal(pjit(lambda y, x: y * x)(y, x), doubled * f32(8, 2))
+    assert device_put(y, rows).sharding == rows
+    assert "P()" in str(visualize(y)) and "8 devices" in str(explain(pjit(call), x))
+    with pytest.warns(DonationWarning, match=r"result\[0\] is of its type, but"):
+        pjit(call, donate_argnums=0)(x)

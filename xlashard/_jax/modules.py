@@ -1,6 +1,7 @@
 """StableHLO modules as jaxlib's MLIR bindings hold them: print, look into, annotate."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -185,6 +186,41 @@ def _tensor_type(kind: Any) -> TensorType | str:
     tensor = ir.RankedTensorType(kind)
     shape = tuple(None if tensor.is_dynamic_dim(i) else size for i, size in enumerate(tensor.shape))
     return TensorType(shape, str(tensor.element_type))
+
+
+def results_of_one_device(main: Function) -> list[bool]:
+    """Return for each result True if it is that of an operation which runs on one device alone.
+
+    Callbacks into Python are. Of several devices the others get zeros, unless somebody uses the
+    value within the program.
+    """
+    functions = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in main.operation.parent.opview.body.operations
+        if isinstance(op, func_dialect.FuncOp)
+    }
+    return [_is_of_one_device(value, functions) for value in _returned(main)]
+
+
+def _returned(function: Function) -> Sequence[Value]:
+    block = _block(function)
+    return block.operations[len(block.operations) - 1].operands
+
+
+def _is_of_one_device(value: Value, functions: Mapping[str, Function]) -> bool:
+    """Follow a value through calls to the operation that it comes from."""
+    while not isinstance(value.owner, ir.Block):
+        op = value.owner.operation
+        if op.name != "func.call":
+            shardings = map(op.attributes.get, ("sdy.sharding", "mhlo.sharding"))
+            return any(s is not None and _ONE_DEVICE.search(str(s)) for s in shardings)
+        callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
+        value = _returned(callee)[ir.OpResult(value).result_number]
+    return False
+
+
+_ONE_DEVICE = re.compile(r"maximal|mesh<\[\], device_ids=\[\d+\]>")
+"""A mesh without axes and with one device in Shardy's writing, or what GSPMD calls it."""
 
 
 def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:

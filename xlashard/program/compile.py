@@ -25,6 +25,7 @@ from xlashard.program.executables import EXECUTABLES, Loaded, Source
 from xlashard.program.execute import Program, ProgramParts
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
 from xlashard.program.readback import ChosenByExecutable, settled_shardings
+from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACompatibleSharding
 
 if TYPE_CHECKING:
     from xlashard.program import agreement, donation_report, shared_binary, too_large
@@ -190,8 +191,33 @@ def lower_program(
         ModuleError: If the module has no entry function, or does not verify.
         PlanError: If the plan and the entry function disagree.
     """
-    donation = write_main(body.module, plan, tokens=len(body.ordered_effects))
+    tokens = len(body.ordered_effects)
+    plan = _with_whole_results(plan, body.module, tokens)
+    donation = write_main(body.module, plan, tokens=tokens)
     return LoweredProgram(plan, body, donation, source, tuple(unused))
+
+
+def _with_whole_results(plan: ProgramPlan, module: Any, tokens: int) -> ProgramPlan:
+    """Return the plan with results replicated that only one of several devices would hold."""
+    main = modules.main_function(module)
+    if main is None or len(plan.devices) == 1:
+        return plan
+    of_one = modules.results_of_one_device(main)[tokens:]
+    if not any(of_one) or len(of_one) != len(plan.results):
+        return plan
+    results = [
+        replace(value, sharding=_replicated(plan, value.memory_kind))
+        if one and value.sharding is None and not value.annotated
+        else value
+        for one, value in zip(of_one, plan.results, strict=True)
+    ]
+    return replace(plan, results=tuple(results))
+
+
+def _replicated(plan: ProgramPlan, memory_kind: str | None) -> XLACompatibleSharding:
+    if plan.mesh is None:
+        return GSPMDSharding.get_replicated(plan.devices, memory_kind=memory_kind)
+    return NamedSharding(plan.mesh, PartitionSpec(), memory_kind=memory_kind)
 
 
 def compile_program(
