@@ -18,9 +18,10 @@ from xlashard import (
     SingleDeviceSharding,
     device_put,
     device_put_replicated,
+    pjit,
 )
 from xlashard.array import buffer_shape, indexing, shard_index
-from xlashard.errors import DeletedError
+from xlashard.errors import ArgumentError, DeletedError
 
 V = value(np.float32)
 
@@ -236,3 +237,41 @@ def test_a_buffer_takes_another_shape_by_a_program_too() -> None:
         return row * t
 
     assert same(traced(np.float32(2)), V[0] * 2)
+
+
+@pytest.mark.slow
+def test_dimensions_longer_than_32_bits() -> None:
+    size = 2**31 + 8
+    pieces = [jnp.arange(3, 8, dtype=jnp.int8), jnp.zeros(2**31 - 5, jnp.int8)]
+    x = Array.from_jax(jnp.concatenate([*pieces, jnp.arange(1, 9, dtype=jnp.int8)]))
+    del pieces
+    assert x.shape == (size,) and not jax.config.jax_enable_x64
+    found = [
+        x[2], x[jnp.int32(3)], x[2**31 + 3], x[np.int64(2**31 + 1)], x[-1], x[jnp.int32(-1)],
+        next(iter(x)), next(reversed(x)), x.at[2**31 + 3].get(), x.at[jnp.int32(4)].get(),
+    ]  # fmt: skip
+    assert [int(element) for element in found] == [5, 6, 4, 2, 8, 8, 3, 8, 4, 7]
+    assert {element.dtype for element in found} == {np.dtype(np.int8)}
+    for index, wanted in (
+        (slice(2**31 + 2, 2**31 + 5), [3, 4, 5]),
+        (slice(-3, None), [6, 7, 8]),
+        (np.array([2, 2**31 + 3, -1]), [5, 4, 8]),
+        (np.array([2, -1], np.int32), [5, 8]),
+        (jnp.array([2, 4]), [5, 7]),
+        ((None, slice(1, 3)), [[4, 5]]),
+    ):
+        np.testing.assert_array_equal(x[index], wanted)
+
+
+def test_programs_with_indices_too_short_for_a_dimension() -> None:
+    x, i = jax.ShapeDtypeStruct((2**31 + 8,), np.int8), np.int32(3)
+    narrow, wide = jax.ShapeDtypeStruct((1,), np.int8), jax.ShapeDtypeStruct((4, 2**31), np.int8)
+    for fun, args in (
+        (lambda x, i: x[i], (x, i)),
+        (lambda x, i: jax.lax.scan(lambda c, _: (c + x[i], None), jnp.int8(0), None, 2)[0], (x, i)),
+        (lambda x, u: jax.lax.dynamic_update_slice(x, u, (3,)), (x, narrow)),
+    ):
+        with pytest.raises(ArgumentError, match=r"int8\[2147483656\] with int32, which ends at"):
+            pjit(fun).lower(*args)
+    pjit(lambda x: x[2**31 + 3] + x[-1]).lower(x)
+    pjit(lambda x, i: x[i]).lower(wide, i)

@@ -8,9 +8,49 @@ import numpy as np
 from jax._src import core, literals
 from jax._src.interpreters import partial_eval as pe
 
+from xlashard._jax.tracing import equations
+
 type Jaxpr = Any
 
 Literal = core.Literal
+
+
+def short_index(jaxpr: Jaxpr) -> tuple[Any, str] | None:
+    """Return the type of an array of which a dimension is too long for the integers that index it.
+
+    XLA clamps an index in the index's own type, so that any element may be read then.
+
+    Returns:
+        Its abstract value and the dtype of the integers; None if there is none such.
+    """
+    for eqn in equations(jaxpr):
+        dims = _indexed_dims(eqn)
+        if not dims:
+            continue
+        operand, index = eqn.invars[0].aval, eqn.invars[-1].aval
+        if "scatter" in eqn.primitive.name:
+            index = eqn.invars[1].aval
+        reach = max(np.iinfo(index.dtype).max, 2**31 - 1)
+        if any(operand.shape[dim] > reach for dim in dims):
+            return operand, index.dtype.name
+    return None
+
+
+def _indexed_dims(eqn: Any) -> Sequence[int]:
+    """The dimensions of the first operand that an equation indexes with integers of its own."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "dynamic_slice":
+            taken = params["slice_sizes"]
+        case "dynamic_update_slice":
+            taken = eqn.invars[1].aval.shape
+        case "gather":
+            return params["dimension_numbers"].start_index_map
+        case name if name.startswith("scatter"):
+            return params["dimension_numbers"].scatter_dims_to_operand_dims
+        case _:
+            return ()
+    return [d for d, size in enumerate(eqn.invars[0].aval.shape) if taken[d] < size]
 
 
 def hoist(jaxpr: Jaxpr, chosen: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:

@@ -12,6 +12,8 @@ from xlashard.array.forwarding import forwarding
 from xlashard.array.guards import free_transfers
 from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import check_reduced
+from xlashard.array.long_index import is_long, wide_integers, widened
+from xlashard.array.nested import bare
 from xlashard.array.results import as_arrays
 from xlashard.array.shard_index import has_explicit_axes, rows_as_shards, whole_shard
 from xlashard.errors import ArgumentError
@@ -54,6 +56,9 @@ class Indexing(Holder):
                 shard = whole_shard(handle, index)
                 if shard is not None:
                     return as_arrays(type(self), shard, ())
+            if is_long(handle):
+                with wide_integers(handle):
+                    return _get_item(self, widened(bare(index)))
             return _get_item(self, index)
         except Exception as error:
             shorten(error)
@@ -88,7 +93,7 @@ class Indexing(Holder):
         for start in starts:
             check_alive(self)
             count = min(_ROWS_AT_ONCE, length - start)
-            with free_transfers():
+            with free_transfers(), wide_integers(self._buffers):
                 if typed is not None:
                     rows = [typed[i] for i in range(start, start + count)]
                 else:

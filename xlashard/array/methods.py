@@ -11,6 +11,7 @@ from xlashard._jax.transfer import HandleType
 from xlashard.array.attempts import Call, tried_again
 from xlashard.array.forwarding import forwarding
 from xlashard.array.holder import Holder
+from xlashard.array.long_index import is_long, wide_integers, widened
 from xlashard.array.nested import bare
 from xlashard.array.results import as_arrays
 
@@ -173,7 +174,10 @@ class Updates[A: NumpyMethods]:
 
 def _update(name: str) -> Callable[..., Any]:
     def updated(x: Any, index: Any, *values: Any, **options: Any) -> Any:
-        return getattr(x.at[index], name)(*values, **options)
+        if not is_long(x):
+            return getattr(x.at[index], name)(*values, **options)
+        with wide_integers(x):
+            return getattr(x.at[widened(index)], name)(*values, **options)
 
     updated.__name__ = f"x.at[index].{name}"
 

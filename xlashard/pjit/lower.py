@@ -6,12 +6,18 @@ from typing import Any
 
 from xlashard._jax import compiling
 from xlashard._jax.context import trace_context
-from xlashard._jax.jaxprs import drop_unused, hoist
-from xlashard._jax.lowering import LoweringTarget, lower_body, memory_kind_of, uses_shardy
+from xlashard._jax.jaxprs import drop_unused, hoist, short_index
+from xlashard._jax.lowering import (
+    LoweringTarget,
+    dtype_name,
+    lower_body,
+    memory_kind_of,
+    uses_shardy,
+)
 from xlashard._jax.refs import is_reference, without_references
 from xlashard._jax.shardings import default_memory_kind, layout_text
 from xlashard._jax.tracing import is_extended, is_token, physical_aval, shaped, source_of
-from xlashard.errors import CompileError
+from xlashard.errors import ArgumentError, CompileError
 from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
 from xlashard.pjit.reductions import check_reductions
@@ -113,6 +119,7 @@ def lower_jaxpr(
     check_closed_over(jaxpr, order.name)
     check_reductions(jaxpr, order.name)
     ready, interface = _ready(jaxpr, keep_unused=order.keep_unused)
+    _check_indices(ready, order.name)
     placement = order.placement
     multi = len(placement.devices) > 1
     const_shardings = [closed_over_sharding(c) if multi else None for c in interface.consts]
@@ -154,6 +161,22 @@ def lower_jaxpr(
         raise CompileError(f"{order.name} can't be lowered: {error}") from None
     unused = _unused_donations(jaxpr, order, interface)
     return interface, lower_program(plan, lowered_body, source_of(ready), unused)
+
+
+def _check_indices(jaxpr: Any, name: str) -> None:
+    """Refuse a program that indexes a dimension with integers that are too short for it.
+
+    Raises:
+        ArgumentError: With the type of the array.
+    """
+    indexed = short_index(jaxpr)
+    if indexed is not None:
+        aval, integers = indexed
+        raise ArgumentError(
+            f"{name} indexes an array {dtype_name(aval)} with {integers}, which ends at "
+            f"{2**31 - 1:,}: call jax.config.update('jax_enable_x64', True) and index with int64, "
+            "or reshape the array to shorter dimensions"
+        )
 
 
 def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
