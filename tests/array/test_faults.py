@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
-from xlashard import Array, device_get, device_put, make_array_from_callback
+from xlashard import Array, device_get, device_put, make_array_from_callback, pjit
 from xlashard.array import constructors, host_put
 from xlashard.errors import DeletedError, OutOfMemoryError, PlacementError
 
@@ -161,6 +161,30 @@ def test_reads_give_the_value_or_say_that_it_is_gone(read: Any, spec: Any) -> No
             thread.join()
         assert len(seen) == 16 and set(seen) <= {"value", "deleted"}
         assert outcomes(lambda x=x: np.asarray(x), v) == "deleted"
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_an_array_without_one_of_its_shards_is_deleted(number: int) -> None:
+    x = device_put(V, named("x", "y"))
+    total = pjit(lambda x: x.sum())
+    kept = x.addressable_shards[1].data
+    piece = np.array(kept)
+    expected = float(total(device_put(V, named("x", "y"))))
+    (x.addressable_shards[number].data if number else x.addressable_data(0)).delete()
+    for use in (
+        lambda: np.asarray(x),
+        lambda: total(x),
+        lambda: x + 1,
+        lambda: x.addressable_shards,
+        lambda: device_put(x, named()),
+        lambda: jax.jit(lambda x: x + 1)(x),
+    ):
+        with pytest.raises(DeletedError, match=r"delete\(\) was called on one of its shards"):
+            use()
+    assert x.is_deleted()
+    # The other shards, and programs over all devices, go on.
+    np.testing.assert_array_equal(kept, piece)
+    assert float(total(device_put(V, named("x", "y")))) == expected
 
 
 def test_a_value_read_before_stays_good(many: int = 8) -> None:

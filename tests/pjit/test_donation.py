@@ -11,8 +11,18 @@ import pytest
 from jax._src.interpreters import partial_eval
 
 from tests.pjit.helpers import f32
-from xlashard import NamedSharding, P, device_put, pjit
-from xlashard.errors import DeletedError, DonationError
+from xlashard import (
+    Array,
+    Compiled,
+    NamedSharding,
+    P,
+    device_put,
+    make_array_from_single_device_arrays,
+    pjit,
+)
+from xlashard._jax.transfer import aligned_empty
+from xlashard.errors import DeletedError, DonationError, DonationWarning
+from xlashard.pjit import shared_buffers
 
 
 def update(state, x):
@@ -330,3 +340,120 @@ def test_a_call_whose_arguments_changed_donates_nothing():
     smaller, used = partial_eval.dce_jaxpr(jaxpr, [True, False])
     assert used == [True, False]
     assert smaller.eqns[0].params["donated_invars"] == (True,)
+
+
+class TestSharedBuffers:
+    """Refused before the launch: XLA would start on the devices that do not see the shared one."""
+
+    @staticmethod
+    def spread(mesh):
+        rows = NamedSharding(mesh, P(("x", "y")))
+
+        def fun(a, b):
+            return jax.lax.with_sharding_constraint(jnp.ones(8) * a, rows).sum() + b
+
+        return pjit(fun, donate_argnums=1)
+
+    def test_on_one_of_eight_devices(self, mesh):
+        f = self.spread(mesh)
+        compiled = f.lower(jnp.float32(3), jnp.float32(3)).compile()
+        loaded = Compiled.deserialize(compiled.serialize())
+        for call in (f, f, compiled, compiled, loaded, loaded):
+            x = jnp.float32(3)
+            with pytest.raises(DonationError, match="same buffers as a and as b, and b is donated"):
+                call(x, x)
+            assert float(x) == 3 and float(call(jnp.float32(3), x)) == 27
+
+    def test_in_another_array(self, place):
+        f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
+        x, other = place(f32(8)), place(f32(8))
+        shards = [x.addressable_shards[0], *other.addressable_shards[1:]]
+        mixed = make_array_from_single_device_arrays(
+            x.shape, x.sharding, [shard.data for shard in shards]
+        )
+        for _ in range(2):
+            for first, second in ((x, mixed), (mixed, x), (x, x.to_jax()), (x, Array.from_jax(x))):
+                with pytest.raises(DonationError, match="same buffers as x and as y, and x is"):
+                    f(first, second)
+            f(place(f32(8)), x)
+        np.testing.assert_array_equal(mixed, f32(8))
+
+    def test_with_what_the_function_closes_over(self, mesh):
+        def place(x):
+            return device_put(x, NamedSharding(mesh, P("x")))
+
+        y = place(f32(8))
+        f = pjit(lambda x: x + y, donate_argnums=0)
+        for _ in range(2):
+            with pytest.raises(DonationError, match="an array that <lambda> closes over and as x"):
+                f(y)
+            np.testing.assert_array_equal(f(place(f32(8))), f32(8) * 2)
+        np.testing.assert_array_equal(y, f32(8))
+
+    def test_under_vmap_of_keys_and_of_empty_arrays(self, place):
+        f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
+        x, key, empty = place(f32(8)), jax.random.key(0), place(f32(0))
+        roll = pjit(lambda key, other: (jax.random.split(key)[0], other), donate_argnums=0)
+        for call in (
+            lambda: jax.vmap(f)(x, x),
+            lambda: roll(key, key),
+            lambda: f(empty, empty),
+        ):
+            with pytest.raises(DonationError, match="same buffers"):
+                call()
+        assert not (x.is_deleted() or key.is_deleted() or empty.is_deleted())
+
+    def test_by_name_and_beside_static_arguments(self, place):
+        def f(n, x, *, y):
+            return x * n, y + 1
+
+        g, x = pjit(f, static_argnums=0, donate_argnames="y"), place(f32(8))
+        for _ in range(2):
+            with pytest.raises(DonationError, match="same buffers as x and as y, and y is"):
+                g(2, x, y=x)
+            g(2, x, y=place(f32(8)))
+
+    def test_not_what_the_program_leaves_alone(self, place):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DonationWarning)
+            total, unused = (
+                pjit(fun, donate_argnums=0)
+                for fun in (lambda x, y: x.sum() * y.sum(), lambda x, y: y * 2)
+            )
+            x = place(f32(8))
+            for _ in range(2):
+                total(x, x)
+                np.testing.assert_array_equal(unused(x, x), f32(8) * 2)
+        with jax.disable_jit():
+            pjit(lambda x, y: x + y, donate_argnums=0)(x, x)
+        np.testing.assert_array_equal(x, f32(8))
+
+    def test_not_two_windows_on_one_block_of_memory(self):
+        block = aligned_empty((1024,), np.float32)
+        block[:] = 1
+        x, y = jnp.from_dlpack(block), jnp.from_dlpack(block)
+        assert x.unsafe_buffer_pointer() == y.unsafe_buffer_pointer()
+        out, other = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)(x, y)
+        assert (np.asarray(out) == 2).all() and (np.asarray(other) == 2).all()
+        assert (block == 1).all()
+
+    def test_a_repeat_call_looks_at_no_buffer(self, place, monkeypatch):
+        f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
+        y, x = place(f32(8)), f(place(f32(8)), f32(8))[0]
+        f(place(f32(8)), y)
+        monkeypatch.setattr(shared_buffers, "shared_pair", None)
+        for _ in range(3):
+            jax.block_until_ready(x)
+            assert x.shape == (8,) and not x.is_deleted()
+            x, _ = f(x, y)
+        np.testing.assert_array_equal(x, f32(8) + 4)
+
+    def test_a_shard_that_is_gone(self, mesh):
+        f = pjit(lambda x, y: (x + 1, y.sum()), donate_argnums=0)
+        rows = NamedSharding(mesh, P(("x", "y")))
+        x = device_put(f32(8), rows).to_jax()
+        f(device_put(f32(8), rows), f32(8))
+        x.addressable_shards[3].data.delete()
+        with pytest.raises(DeletedError, match="x lacks the buffer of one of its devices"):
+            f(x, f32(8))
+        assert float(f(device_put(f32(8), rows), f32(8))[1]) == f32(8).sum()

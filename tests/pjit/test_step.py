@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.pjit.helpers import f32
-from xlashard import Array, BoundStep, NamedSharding, P, device_put, pjit
+from xlashard import Array, BoundStep, Compiled, NamedSharding, P, device_put, pjit
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -366,3 +366,27 @@ def test_keys(mesh):
         wanted, _ = fun(wanted, 1.0)
     np.testing.assert_allclose(step.state["w"], wanted["w"], rtol=1e-6)
     assert jnp.issubdtype(step.state["key"].dtype, jax.dtypes.prng_key)
+
+
+def test_a_state_that_was_read_and_is_passed_as_an_input_later(shardings):
+    fun = pjit(lambda s, x: (s + x.sum(), x), donate_argnums=(0, 1))
+    step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
+    for _ in range(2):
+        step(f32(4))
+        with pytest.raises(DonationError, match="same buffers as s and as x"):
+            step(step.state)
+    x = device_put(f32(4))
+    step(x)
+    assert x.is_deleted()
+    np.testing.assert_allclose(step.state, f32(4) + 3 * f32(4).sum())
+
+
+def test_debug_nans_leaves_a_donated_state_whole(shardings):
+    fun = pjit(lambda s, x: (s + 1, jnp.log(x)), donate_argnums=0)
+    compiled = fun.lower(1.0, 1.0).compile()
+    for program in (compiled, Compiled.deserialize(compiled.serialize())):
+        step = program.bind(1.0)
+        with jax.debug_nans(True), pytest.raises(NonFiniteError):
+            step(-1.0)
+        step(1.0)
+        assert float(step.state) == 2.0

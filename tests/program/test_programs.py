@@ -245,7 +245,9 @@ def test_donated_buffers_are_taken_over(partitioner):
     # Memory of the host may stand in for a buffer that was only placed; these are computed.
     first, second = (h + 1 for h in program.place([f32(8, 8), f32(8, 8)]))
     where = [s.data.unsafe_buffer_pointer() for s in first.addressable_shards]
-    (total,) = program.run([first, second])
+    out = []
+    program.run([first, second], out)
+    (total,) = program.results(out[0])
     assert (first.is_deleted(), second.is_deleted()) == (True, False)
     assert [s.data.unsafe_buffer_pointer() for s in total.addressable_shards] == where
 
@@ -256,7 +258,7 @@ def test_an_offer_that_the_compiler_takes(partitioner):
     )
     program = compiled(ADD, wanted)
     first, second = program.place([f32(8, 8), f32(8, 8)])
-    program.run([first, second])
+    program.run([first, second], [])
     assert (first.is_deleted(), second.is_deleted()) == (True, False)
 
 

@@ -70,21 +70,23 @@ def flag_against(kind: str) -> str:
 
 
 def run_checked(
-    run: Callable[[Sequence[Any]], Sequence[Any]],
+    run: Callable[[Sequence[Any], list[Any]], None],
     handles: Sequence[Any],
     names: Sequence[str],
     donated: Sequence[bool],
-) -> Sequence[Any]:
-    """Runs a program and looks through its results.
+    out: list[Any],
+) -> None:
+    """Run a program, check its results, and append them to `out`.
 
-    Donated handles are kept until that is done, for whoever wants to know how it came to that: the
-    program is given copies.
+    The program gets copies of donated handles, which are deleted once its results have passed: the
+    search for the operation that made a forbidden value needs them.
 
     Args:
-        run: Runs it.
-        handles: Its arguments.
-        names: What a person would call each result.
+        run: Runs the program on handles, and appends its raw results to a list.
+        handles: The arguments of the program.
+        names: The name of each result, the last of the raw results.
         donated: For each argument whether the program may take its buffers.
+        out: Receives the list of raw results.
 
     Raises:
         NonFiniteError: With the first result that holds something forbidden.
@@ -93,9 +95,10 @@ def run_checked(
         copy_to(handle, handle.sharding, fresh=True) if gives else handle
         for handle, gives in zip(handles, donated, strict=True)
     ]
-    results = run(given)
+    raw: list[Any] = []
+    run(given, raw)
     forbidden = Forbidden()
-    for result, name in zip(results, names, strict=True):
+    for result, name in zip(raw[0][len(raw[0]) - len(names) :], names, strict=True):
         kind = forbidden.kind_in(result)
         if kind is not None:
             raise NonFiniteError(
@@ -104,10 +107,10 @@ def run_checked(
                 result=name,
                 kind=kind,
             )
+    out.extend(raw)
     for handle, copy in zip(handles, given, strict=True):
         if copy is not handle and copy.is_deleted():
             handle.delete()
-    return results
 
 
 @contextmanager

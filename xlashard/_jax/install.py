@@ -35,7 +35,8 @@ def install(
     """Makes JAX take an array type for what it is. Doing it again changes nothing.
 
     Args:
-        array_type: The class; its instances hold their buffer handle in `_handle`.
+        array_type: The class; its instances hold their buffer handle in the slot `_buffers`,
+            and give it to other code by the property `_handle`.
         wrappers: What makes instances of handles.
         sharding_types: Our classes of shardings that derive from one of JAX's.
         check_constant: Refuses a handle that can't become a constant of a program of JAX.
@@ -86,11 +87,12 @@ def install_array_type(array_type: type) -> None:
     JAX's tables hold the very classes, so each derived class needs entries of its own.
 
     Args:
-        array_type: The class; its instances hold their buffer handle in `_handle`.
+        array_type: The class; its instances hold their buffer handle in the slot `_buffers`,
+            and give it to other code by the property `_handle`.
     """
 
     def aval_of(x: Any) -> Any:
-        handle = x._handle
+        handle = x._buffers
         return core.pytype_aval_mappings[type(handle)](handle)
 
     def shard_arg(
@@ -115,7 +117,7 @@ def install_array_type(array_type: type) -> None:
     # Closed-over values of traced functions.
     mlir.register_constant_handler(array_type, constant)
     # jaxlib's dispatcher: arguments in.
-    dispatch.register_unwrapping(array_type, "_handle")
+    dispatch.register_unwrapping(array_type, "_buffers")
 
 
 def apply_flags(flags: Flags) -> None:

@@ -1,6 +1,6 @@
 """Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +59,62 @@ def default_device() -> Device:
 def split(handle: Handle) -> Sequence[Handle]:
     """One handle per addressable device, in the order of the device assignment; shares memory."""
     return handle._arrays
+
+
+def base_handle(value: Any) -> Handle | None:
+    """Return the handle of a handle or of a key array, and None for any other value."""
+    if type(value) is HandleType:
+        return value
+    base = getattr(value, "_base_array", None)
+    return base if type(base) is HandleType else None
+
+
+def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:
+    """Return the positions of two handles that share a buffer, of which one is donated.
+
+    Waits for no result that is still being computed.
+
+    Args:
+        handles: The handles.
+        donated: The positions of the donated ones.
+
+    Returns:
+        The two positions in order; twice the same one for a handle that lacks one of its buffers;
+        None if there are neither.
+    """
+    # A buffer has one shape, so pieces of other shapes need no look.
+    kinds = {_piece_kind(handles[i]) for i in donated}
+    first: dict[Any, int] = {}
+    alive = []
+    for i, handle in enumerate(handles):
+        if _piece_kind(handle) not in kinds:
+            continue
+        if handle.is_deleted() or any(part.is_deleted() for part in split(handle)):
+            return i, i
+        for part in split(handle):
+            key, buffer = _buffer_key(part)
+            alive.append(buffer)  # else another one could get its address
+            j = first.setdefault(key, i)
+            if j != i and (i in donated or j in donated):
+                return j, i
+    return None
+
+
+def _piece_kind(handle: Handle) -> tuple[Any, ...]:
+    return handle.dtype, handle.sharding.shard_shape(handle.shape)
+
+
+def _buffer_key(part: Handle) -> tuple[Any, Any]:
+    """Return what identifies the buffer of a single-device handle, and an object that keeps it so.
+
+    Two buffers may be windows on one block of the host's memory, which XLA copies before it writes:
+    an address in memory is used only where the runtime does not expose its buffers.
+    """
+    try:
+        buffer = part.unsafe_raw_buffer()
+    except (AttributeError, jax.errors.JaxRuntimeError):
+        return (part.sharding, part.unsafe_buffer_pointer()), part
+    return buffer.ptr, buffer
 
 
 def assemble(
@@ -176,6 +232,15 @@ def dressed(
 def run_one(executable: Any, handles: Sequence[Handle], handler: Any) -> Handle:
     """Runs a program of one result, which a handler makes a handle of."""
     return executable.execute_sharded(list(handles)).consume_with_handlers([handler])[0]
+
+
+def deleted_like(handle: Handle) -> Handle:
+    """Return a deleted handle of the same type and sharding, with buffers of its own."""
+    empty = np.empty(0, handle.dtype) if handle.dtype not in _WIDE else np.empty(0, np.int8)
+    buffers = [jax.device_put(empty, d) for d in handle.sharding._addressable_device_assignment]
+    dead = assemble(handle.aval, handle.sharding, buffers, committed=handle.committed)
+    dead.delete()
+    return dead
 
 
 def first_copy(handle: Handle) -> Handle:

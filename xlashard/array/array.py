@@ -1,5 +1,6 @@
 """`Array`: one buffer handle that spans all addressable devices."""
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,7 +10,7 @@ from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import HandleType, collect_garbage, dressed, split
+from xlashard._jax.transfer import HandleType, collect_garbage, deleted_like, dressed, split
 from xlashard.array.holder import Handle, check_alive, type_text
 from xlashard.array.host import BRING_HERE, start_read
 from xlashard.array.indexing import Indexing
@@ -17,7 +18,7 @@ from xlashard.array.methods import NumpyMethods
 from xlashard.array.operators import Operators
 from xlashard.array.protocols import HostProtocols
 from xlashard.array.shard import Shard
-from xlashard.array.takers import DELETE
+from xlashard.array.takers import DELETE, DELETED_SHARD
 from xlashard.array.typed import Typed
 from xlashard.errors import ArgumentError, NotAddressableError
 from xlashard.lazily import deferred
@@ -82,42 +83,42 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
     @property
     def aval(self) -> Any:
         """The abstract value: shape, dtype, weak type."""
-        return self._handle.aval
+        return self._buffers.aval
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The size of each dimension, over all devices."""
-        return self._handle.shape
+        return self._buffers.shape
 
     @property
     def dtype(self) -> np.dtype:
         """The type of the elements."""
-        return self._handle.dtype
+        return self._buffers.dtype
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self._handle.ndim
+        return self._buffers.ndim
 
     @property
     def size(self) -> int:
         """The number of elements, over all devices, copies counted once."""
-        return self._handle.size
+        return self._buffers.size
 
     @property
     def itemsize(self) -> int:
         """The size of an element in bytes."""
-        return self._handle.itemsize
+        return self._buffers.itemsize
 
     @property
     def nbytes(self) -> int:
         """The size of all elements in bytes, copies counted once."""
-        return self._handle.nbytes
+        return self._buffers.nbytes
 
     @property
     def weak_type(self) -> bool:
         """Whether the dtype gives way to the other operand's, as a Python number's does."""
-        return self._handle.weak_type
+        return self._buffers.weak_type
 
     @property
     def sharding(self) -> Sharding:
@@ -127,28 +128,28 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         that a user wrote, the `GSPMDSharding` of the same tiles, which JAX understands as well.
         """
         own = self._own_sharding
-        return from_jax(self._handle.sharding) if own is None else own
+        return from_jax(self._buffers.sharding) if own is None else own
 
     @property
     def committed(self) -> bool:
         """Whether computations with it must stay on its devices."""
-        return self._handle.committed
+        return self._buffers.committed
 
     @property
     def is_fully_addressable(self) -> bool:
         """Whether all its devices belong to this process."""
-        return self._handle.is_fully_addressable
+        return self._buffers.is_fully_addressable
 
     @property
     def is_fully_replicated(self) -> bool:
         """Whether each of its devices holds all of it."""
-        return self._handle.is_fully_replicated
+        return self._buffers.is_fully_replicated
 
     @property
     def layout(self) -> Layout | None:
         """The order of the dimensions in each device's memory; None where the runtime won't say."""
         check_alive(self)
-        return self._handle.format.layout
+        return self._buffers.format.layout
 
     @property
     def format(self) -> Format:
@@ -156,20 +157,20 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         check_alive(self)
         sharding: Any = self.sharding
         if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = self._handle.sharding
-        return Format(self._handle.format.layout, sharding)
+            sharding = self._buffers.sharding
+        return Format(self._buffers.format.layout, sharding)
 
     @property
     def device(self) -> Device | Sharding:
         """The device that holds it; the sharding if there are several."""
         check_alive(self)
-        devices = self._handle.sharding.device_set
+        devices = self._buffers.sharding.device_set
         return next(iter(devices)) if len(devices) == 1 else self.sharding
 
     def devices(self) -> set[Device]:
         """All devices that hold it or a part of it, in any process."""
         check_alive(self)
-        return self._handle.devices()
+        return self._buffers.devices()
 
     @property
     def device_buffer(self) -> Any:
@@ -205,14 +206,31 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
                 f"addressable_data({index}): {len(buffers)} of the array's devices are "
                 f"addressable: {advice}"
             )
-        return wrap(buffers[index])
+        return self._shard(buffers[index])
 
     @property
     def addressable_shards(self) -> list[Shard]:
         """The pieces on this process's devices, in the order of the device assignment."""
         check_alive(self)
-        data = [wrap(buffer) for buffer in split(self._handle)]
+        data = [self._shard(buffer) for buffer in split(self._handle)]
         return Shard.all_of(self.sharding, self.shape, data)
+
+    def _shard(self, buffer: Handle) -> "Array":
+        """Return an Array over one of the buffers, to delete which is to delete a part of this."""
+        shard = wrap(buffer)
+        if self._buffers.sharding.num_devices > 1:
+            shard._whole = weakref.ref(self)
+        return shard
+
+    def _lose_shard(self) -> None:
+        """Become a deleted array, whose other shards stay alive in the hands of who has them.
+
+        The runtime would start a program with what is left, and wait for the missing device.
+        """
+        if self._deleted_by is None:
+            self._buffers = deleted_like(self._buffers)
+            self._deleted_by = DELETED_SHARD
+        self._value_cache = None
 
     @property
     def global_shards(self) -> list[Shard]:
@@ -228,8 +246,8 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             NotAddressableError: None of its devices belongs to this process.
         """
         check_alive(self)
-        if self._handle.is_fully_addressable or split(self._handle):
-            return self._handle.on_device_size_in_bytes()
+        if self._buffers.is_fully_addressable or split(self._buffers):
+            return self._buffers.on_device_size_in_bytes()
         raise NotAddressableError(
             f"only their own processes know what the devices of an Array {type_text(self)} hold, "
             f"and this process has none of them: use x.nbytes, or {BRING_HERE}"
@@ -263,34 +281,37 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     def platform(self) -> str:
         """The kind of devices that hold it: `"cpu"`, `"gpu"`, `"tpu"`."""
-        return self._handle.platform()
+        return self._buffers.platform()
 
     @property
     def traceback(self) -> Any:
         """Where it was made, as the runtime recorded it."""
-        return self._handle.traceback
+        return self._buffers.traceback
 
     def is_deleted(self) -> bool:
         """Whether its buffers are gone."""
-        return self._handle.is_deleted()
+        return self._buffers.is_deleted()
 
     def is_ready(self) -> bool:
         """Whether it is computed."""
         check_alive(self)
-        return self._handle.is_ready()
+        return self._buffers.is_ready()
 
     def delete(self) -> None:
         """Gives its memory back at once; any later use of it is an error."""
-        if not self._handle.is_deleted():
+        if not self._buffers.is_deleted():
             self._deleted_by = DELETE
         self._value_cache = None
-        self._handle.delete()
+        self._buffers.delete()
+        whole = self._whole and self._whole()
+        if whole is not None:
+            whole._lose_shard()
         collect_garbage()
 
     def block_until_ready(self) -> Self:
         """Waits until it is computed."""
         try:
-            self._handle.block_until_ready()
+            self._buffers.block_until_ready()
         except RuntimeError:
             check_alive(self)
             raise
@@ -336,24 +357,26 @@ def wrap(handle: Handle) -> Array:
 
 
 def wrap_tree(treedef: Any, handles: Sequence[Handle]) -> Any:
-    """The pytree whose leaves are `Array`s over the handles, in order."""
+    """Return the pytree whose leaves are `Array`s over new handles of a program, in order."""
     leaves = []
     append = leaves.append
     for handle in handles:
         # Written out: a call per leaf is a third of what wrapping one costs.
         out = Array()
-        out._handle = handle
+        out._buffers = handle
+        out._exclusive = True
         append(out)
     return treedef.unflatten(leaves)
 
 
 def wrap_kinds(plan: tuple[Any, tuple[type[Array], ...]], handles: Sequence[Handle]) -> Any:
-    """The pytree whose leaves are arrays of the given classes over the handles, in order."""
+    """Return the pytree of arrays of the given classes over new handles of a program, in order."""
     treedef, kinds = plan
     new, leaves = object.__new__, []
     append = leaves.append
     for kind, handle in zip(kinds, handles, strict=False):  # checking costs something, too
         out = new(kind)  # their own constructors are for people
-        out._handle = handle
+        out._buffers = handle
+        out._exclusive = True
         append(out)
     return treedef.unflatten(leaves)

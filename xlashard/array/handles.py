@@ -18,22 +18,13 @@ def is_handle(value: object) -> bool:
 def wrap_first(_: None, handles: Sequence[Any]) -> Array:
     """An `Array` over the only one of the handles, as jaxlib's dispatcher asks for it."""
     out = Array()
-    out._handle = handles[0]
+    out._buffers, out._exclusive = handles[0], True
     return out
-
-
-def unwrapped(handle: Any) -> Any:
-    """Return the class of a result that is to stay JAX's own array.
-
-    Args:
-        handle: The result's buffers.
-    """
-    return HandleType
 
 
 def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
     """An array of a class over a handle; keys, tokens and tracers stay what they are."""
-    if type(value) is not HandleType or kind is HandleType:
+    if type(value) is not HandleType:
         return value
     out = kind()
     out._handle = value

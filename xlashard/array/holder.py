@@ -13,27 +13,51 @@ type Handle = Any
 """JAX's own array object: the PJRT buffers of one value, on all of this process's devices."""
 
 # Slots that stay unset until somebody fills them; unset reads as None.
-_OPTIONAL = frozenset({"_deleted_by", "_own_sharding", "_value_cache"})
+_OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache", "_whole"})
 
 
 class Holder(jax.Array):
     """Holds one buffer handle.
 
     Attributes:
-        _handle: The buffers. They carry one of JAX's own shardings.
+        _buffers: The buffers. They carry one of JAX's own shardings.
+        _handle: The same. Code that reads it may hand them to other arrays.
+        _exclusive: True as long as no other array can hold the same buffers: from when a program
+            has made them until `_handle` is read.
         _own_sharding: A sharding that a user wrote, where the array was placed by one.
         _value_cache: The value, once read.
         _deleted_by: What took the buffers, where it was donated.
+        _whole: Weak reference to the array that it was taken from as a shard.
     """
 
     # Unset slots cost nothing where outputs are wrapped; each is filled when somebody asks.
-    __slots__ = ("__weakref__", "_deleted_by", "_handle", "_own_sharding", "_value_cache")
+    __slots__ = (
+        "__weakref__",
+        "_buffers",
+        "_deleted_by",
+        "_exclusive",
+        "_own_sharding",
+        "_value_cache",
+        "_whole",
+    )
 
-    _handle: Handle
+    _buffers: Handle
+    _exclusive: bool | None
 
     _deleted_by: Any
     _own_sharding: Any
     _value_cache: Any
+    _whole: Any
+
+    @property
+    def _handle(self) -> Handle:
+        self._exclusive = False
+        return self._buffers
+
+    @_handle.setter
+    def _handle(self, handle: Handle) -> None:
+        self._exclusive = False
+        self._buffers = handle
 
     if TYPE_CHECKING:
 
@@ -46,7 +70,7 @@ class Holder(jax.Array):
             """Reached only where the ordinary lookup found nothing."""
             if name in _OPTIONAL:
                 return None
-            if name == "_handle":
+            if name in ("_buffers", "_handle"):
                 raise ArgumentError(
                     "this Array has no buffers, for it was made by Array(): make one with "
                     "device_put(value), make_array_from_callback(...) or Array.from_jax(x)"
@@ -75,8 +99,8 @@ def check_alive(*operands: Any) -> None:
     """
     for x in operands:
         if isinstance(x, Holder):
-            if x._handle.is_deleted():
-                raise DeletedError(_deleted_text(x._handle, x._deleted_by)) from None
+            if x._buffers.is_deleted():
+                raise DeletedError(_deleted_text(x._buffers, x._deleted_by)) from None
         elif type(x) is HandleType and x.is_deleted():
             raise DeletedError(_deleted_text(x, None)) from None
 

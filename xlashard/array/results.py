@@ -42,7 +42,7 @@ def _all_free(kind: type[Holder], operands: tuple[Any, ...]) -> bool:
     """Whether no operand is bound to devices, as far as a quick look can tell."""
     for x in operands:
         if type(x) is kind:
-            if x._handle.committed:
+            if x._buffers.committed:
                 return False
         elif type(x) not in PLAIN:
             return False

@@ -79,8 +79,8 @@ def how_deleted(handle: Any, taker: str | None) -> str:
         handle: The handle.
         taker: Who took it, if that is known.
     """
-    if taker == DELETE:
-        return f"{DELETE} was called on it"
+    if taker in (DELETE, DELETED_SHARD):
+        return f"{DELETE} was called on {'it' if taker == DELETE else 'one of its shards'}"
     if taker is not None:
         return f"it was donated to {taker}"
     likely = likely_takers(handle)
@@ -94,3 +94,6 @@ def how_deleted(handle: Any, taker: str | None) -> str:
 
 DELETE = "delete()"
 """Stands for the taker of an array whose memory somebody gave back."""
+
+DELETED_SHARD = "delete() of a shard"
+"""Stands for the taker of an array one of whose shards was deleted."""

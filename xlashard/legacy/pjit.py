@@ -49,11 +49,11 @@ def pjit(
 ) -> Any:
     """Compiles a function into one program over the devices of the mesh in force at each call.
 
-    Each call is in the world that the flags say then. With `jax_array` it is `xlashard.pjit`, whose
-    results are arrays of JAX's own class. Without, a mesh and both resources are needed, arguments
-    go by position, and arrays of NumPy, `DeviceArray`s and `ShardedDeviceArray`s are this process's
-    part of global ones, put side by side along the mesh axes that cross processes; results are such
-    parts too, or with `jax_parallel_functions_output_gda` GlobalDeviceArrays.
+    Each call is in the world that the flags say then. With `jax_array` it is `xlashard.pjit`.
+    Without, a mesh and both resources are needed, arguments go by position, and arrays of NumPy,
+    `DeviceArray`s and `ShardedDeviceArray`s are this process's part of global ones, put side by
+    side along the mesh axes that cross processes; results are such parts too, or with
+    `jax_parallel_functions_output_gda` GlobalDeviceArrays.
 
     Args:
         fun: A function of pytrees of arrays. Without it comes a decorator with these options.
@@ -183,9 +183,9 @@ class EraFunction:
                 self._edges[key] = _Edge(function, mesh)
             return self._edges[key]
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says better than jaxlib why it refused a call, where this can."""
-        self.today.explain(args, kwargs)
+    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if a donated argument of a call may share its buffers with another one."""
+        return self.in_force().may_share(args, kwargs)
 
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled, in all worlds."""

@@ -8,6 +8,7 @@ import jax
 
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import is_extended
+from xlashard._jax.transfer import base_handle, shared_pair
 from xlashard.array.guards import guards_in_force
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
@@ -16,7 +17,7 @@ from xlashard.pjit.arguments import bare, check_concrete, check_values, describe
 from xlashard.pjit.checks import check_place, check_type
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import check_donated_once
+from xlashard.pjit.shared_buffers import refusal
 from xlashard.pjit.transfers import arguments_may_move
 
 
@@ -54,6 +55,8 @@ class StepPlan:
         order: Where each argument of the program stands among placed constants, state and other
             arguments; None if they stand in that order already.
         donates: Whether a call takes over the state's buffers.
+        donated_inputs: For each leaf of the other arguments whether a call takes over its buffers;
+            empty if it takes over none.
         before: How many leaves of the other arguments come before the state.
     """
 
@@ -66,6 +69,7 @@ class StepPlan:
     inputs: tuple[Input, ...]
     order: tuple[int, ...] | None
     donates: bool
+    donated_inputs: tuple[bool, ...]
     before: int
 
 
@@ -94,6 +98,7 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
     state = range(start, start + state_tree.num_leaves)
     out_tree = _tree_besides_state(face.out_tree, state_tree, name)
     _check_same_place(prepared, face, state)
+    inputs_donated = tuple(given for i, given in enumerate(face.donated) if i not in state)
     return StepPlan(
         name=name,
         state_tree=state_tree,
@@ -104,6 +109,7 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
         inputs=_inputs(prepared, face, state),
         order=_order(prepared, state),
         donates=any(face.donated[i] for i in state),
+        donated_inputs=inputs_donated if any(inputs_donated) else (),
         before=start,
     )
 
@@ -140,7 +146,9 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
     with nullcontext() if guards is None else arguments_may_move(guards, leaves, paths, twins):
         handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
-        check_donated_once(handles, [True] * count, paths, plan.name)
+        pair = shared_pair(list(map(base_handle, handles)), range(count))
+        if pair is not None:
+            raise refusal(pair, paths, [True] * count, plan.name)
     return leaves, handles
 
 

@@ -35,8 +35,8 @@ class Called(Protocol):
         """Runs a call that was not seen before, and says how to repeat it."""
         ...
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says better than jaxlib why it refused a call, where this can."""
+    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if a donated argument of a call may share its buffers with another one."""
         ...
 
     def clear_cache(self) -> None:
@@ -60,7 +60,7 @@ def dispatched[F: Called](
     call = dispatcher = _dispatcher(function)
     tracer = function.tracer
     if tracer.static_argnums or tracer.static_argnames or function.parameters.donates:
-        call = _explaining(call, function)
+        call = _checking(call, function)
     functools.update_wrapper(call, function.fun)
 
     def clear_cache() -> None:
@@ -117,19 +117,27 @@ class _Attributes(dict[str, Any]):
         return iter(self.keys())
 
 
-def _explaining(call: Any, function: Called) -> Any:
-    """The dispatcher, where jaxlib may refuse an argument without naming it."""
+def _checking(call: Any, function: Called) -> Any:
+    """Return the dispatcher for a function with static or donated arguments.
 
-    def explained(*args: Any, **kwargs: Any) -> Any:
+    Where a donated argument may share its buffers with another one, the function compares them once
+    they are placed as its program takes them. A static argument that jaxlib refuses gets its name.
+    """
+    donates, check_call = function.parameters.donates, function.parameters.check_call
+    may_share, miss = function.may_share, function.miss
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.
         try:
             try:
+                if donates and may_share(args, kwargs) and not jax.config.jax_disable_jit:
+                    return miss(*args, **kwargs)[0]
                 return call(*args, **kwargs)
-            except (ValueError, jax.errors.JaxRuntimeError):
-                function.explain(args, kwargs)
+            except ValueError:
+                check_call(args, kwargs)
                 raise
         except Exception as error:
             shorten(error)
             raise
 
-    return explained
+    return checked

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -15,7 +17,8 @@ from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.checks import check_place
 from xlashard.pjit.face import Face, struct
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import Giving, Results, check_donated_once, run_repeatably
+from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.shared_buffers import may_share
 
 
 class Executable:
@@ -143,17 +146,25 @@ class Executable:
             ResourceError: If a committed argument is elsewhere.
         """
         try:
-            try:
-                return self._dispatcher(*args, **kwargs)
-            except (RuntimeError, ValueError):
-                face = self._face
-                values, tree = jax.tree_util.tree_flatten((args, kwargs))
-                if tree == face.in_tree:
-                    check_donated_once(values, face.donated, face.paths, face.name)
-                raise
+            if self._donates and self._may_share(args, kwargs):
+                return self._miss(*args, **kwargs)[0]
+            return self._dispatcher(*args, **kwargs)
         except Exception as error:
             shorten(error)
             raise
+
+    @cached_property
+    def _donates(self) -> bool:
+        return any(self._face.donated)
+
+    def _may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if a donated argument may share its buffers with another one."""
+        donated = self._face.donated
+        values = jax.tree_util.tree_leaves((args, kwargs))
+        if len(values) != len(donated):
+            return False  # of another structure, which the call refuses
+        others = [*compress(values, map(not_, donated)), *self._prepared.consts]
+        return may_share(list(compress(values, donated)), others)
 
     @cached_property
     def _dispatcher(self) -> Any:

@@ -1,5 +1,6 @@
 """One pjit-ed function: from a call's arguments to a program, and its results."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,7 +40,8 @@ from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.reductions import has_reductions
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
-from xlashard.pjit.run import Giving, Results, check_donated_once, run_repeatably
+from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.shared_buffers import may_share
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
     Mesh,
@@ -73,6 +75,8 @@ class Function:
         self.parameters = Parameters.of(fun, static, options.donate)
         self.ledger = Ledger(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
+        # Programs that closed-over arrays are arguments of, where they could be donated too.
+        self._closes_over: weakref.WeakSet[Prepared] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun, self.parameters.static_argnums, self.parameters.static_argnames
         )
@@ -223,6 +227,8 @@ class Function:
         self.report_donation(lowered)
         prepared = self.compile(call, order)
         self.report_donation(lowered, prepared)
+        if prepared.consts and self.parameters.donates:
+            self._closes_over.add(prepared)
         return prepared
 
     def report_donation(self, lowered: LoweredProgram, prepared: Prepared | None = None) -> None:
@@ -257,18 +263,13 @@ class Function:
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(self.prepare(call), call.values, results, given, traced.jaxpr)
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Says better than jaxlib why it refused a call, where this can.
-
-        Raises:
-            ArgumentError: For a static argument that can't be hashed.
-            DonationError: For a donated argument that shares its buffers with another one.
-        """
-        parameters = self.parameters
-        parameters.check_call(args, kwargs)
-        if parameters.donates:
-            paths, values = parameters.paths(args, kwargs)
-            check_donated_once(values, parameters.donated(args, kwargs), paths, self.name)
+    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return True if a donated argument of a call may share its buffers with another one."""
+        donated, others = self.parameters.donated_leaves(args, kwargs)
+        if self._closes_over:
+            for prepared in list(self._closes_over):
+                others.extend(prepared.consts)
+        return may_share(donated, others)
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""

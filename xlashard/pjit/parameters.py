@@ -1,7 +1,7 @@
 """The parameters of a pjit-ed function: which are static or donated, how leaves are named."""
 
 from collections.abc import Callable, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import jax
@@ -11,6 +11,9 @@ from xlashard.lazily import dataclass
 from xlashard.pjit.options import Selected
 from xlashard.pjit.resources import UNSPECIFIED, Resource, ResourceTree, expand
 from xlashard.pjit.signature import Signature, positions_text
+
+# What jax.tree_util.tree_flatten calls: each call of a donating function does it twice.
+_flatten = jax.tree_util.default_registry.flatten
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,19 @@ class Parameters:
         for _, donated, value in (*positional, *keyword):
             flags += [donated] * len(jax.tree_util.tree_leaves(value))
         return tuple(flags)
+
+    def donated_leaves(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of the donated arguments of a call, and those of the other ones."""
+        numbers = self.donate_argnums
+        if numbers == (0,) and not (kwargs or self.static_argnums or self.donate_argnames):
+            # A training step.
+            return _flatten(args[:1])[0], _flatten(args[1:])[0]
+        donated, others = [], []
+        for _, gives, value in chain(*self._dynamic(args, kwargs)):
+            (donated if gives else others).append(value)
+        return _flatten(donated)[0], _flatten(others)[0]
 
     def expand_in(self, tree: ResourceTree, in_tree: Any) -> list[Resource]:
         """One resource for each argument's leaf, from a tuple with one entry per parameter.

@@ -55,6 +55,16 @@ class Prepared:
         """`kept` as jaxlib's dispatcher reads it: the placed values come first."""
         return [True] * len(self.consts) + list(self.kept)
 
+    def argument_paths(self, paths: Sequence[str], name: str) -> list[str]:
+        """Return the path of each argument of the program.
+
+        Args:
+            paths: The path of each argument of the call.
+            name: The function.
+        """
+        closed_over = [f"an array that {name} closes over"] * len(self.consts)
+        return [*closed_over, *compress(paths, self.kept)]
+
     def said_as(self, placement: Placement) -> "Prepared":
         """The same program, whose values bear the shardings in a placement's own writing."""
         before = self.program

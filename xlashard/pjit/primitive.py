@@ -6,7 +6,9 @@ still says where its values belong.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import jax
@@ -32,6 +34,7 @@ from xlashard.pjit.recompile.making import Making
 from xlashard.pjit.recompile.pieces import PIECES
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.unplaced import names_devices
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
@@ -46,7 +49,12 @@ def _impl(
 ) -> Sequence[Any]:
     """Run a piece of a transformed call as a program."""
     piece = _Piece(name, options, donated_invars, donation)
-    return PROGRAMS.kept(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))(*args)
+    call, miss = PROGRAMS.kept(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
+    if any(donated_invars):
+        others = list(compress(args, map(not_, donated_invars)))
+        if may_share(list(compress(args, donated_invars)), others):
+            return miss(*args)[0]
+    return call(*args)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,12 @@ class _Piece:
     donation: str
 
 
-def _dispatched(jaxpr: Any, piece: _Piece) -> Any:
+def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the dispatcher that repeats the calls of a piece without entering Python.
 
-    It is kept as long as the jaxpr is, and so must not keep that.
+    Also return the function behind it, which runs a call that the dispatcher has not seen.
+
+    They are kept as long as the jaxpr is, and so must not keep that.
     """
     body = weakref.ref(jaxpr)
     results = Results(jax.tree_util.tree_structure([0] * len(jaxpr.outvars)))
@@ -85,7 +95,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> Any:
     def evaluate(*args: Any) -> list[Any]:
         return as_function(body())(*args)
 
-    return dispatch.new_dispatcher(piece.name, evaluate, miss, ((), ()), piece.name)
+    return dispatch.new_dispatcher(piece.name, evaluate, miss, ((), ()), piece.name), miss
 
 
 def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:

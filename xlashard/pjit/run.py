@@ -1,6 +1,5 @@
 """Running a prepared program on the arguments of a call, and how that is repeated."""
 
-import time
 from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -9,15 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from xlashard._jax import checking, compiling, dispatch, refs
-from xlashard._jax.transfer import split
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.guards import guards_in_force
-from xlashard.array.handles import KindOf, is_handle, unwrapped, wrap_result
+from xlashard.array.handles import KindOf, is_handle, wrap_result
 from xlashard.array.takers import Taker
-from xlashard.errors import DonationError, NonFiniteError
+from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.shared_buffers import check_unshared
 from xlashard.pjit.transfers import arguments_may_move
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from xlashard.program.agreement import Naming
 else:
     nonfinite = deferred("xlashard.pjit.nonfinite")
-
-_GIVEN_BACK = 0.25
-"""Seconds in which XLA has given back the buffers of a call that it refused; it needs a few ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,19 +62,11 @@ class Results:
             return None
         return tuple(self.kind_of(h) if is_handle(h) else Array for h in handles)
 
-    def dispatched(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
-        """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
-        if self.kind_of is unwrapped:
-            return self.tree
-        return dispatch.output_tree(self.tree, handles, kinds)
-
     def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
         """The results over their handles; keys and tokens stay what they are."""
         if all(map(is_handle, handles)):
             if kinds is None:
                 return wrap_tree(self.tree, handles)
-            if self.kind_of is unwrapped:
-                return self.tree.unflatten(handles)
             return wrap_kinds((self.tree, kinds), handles)
         each = kinds or (Array,) * len(handles)
         return self.tree.unflatten(list(map(wrap_result, handles, each)))
@@ -105,40 +93,47 @@ def run_repeatably(
     """
     repeatable = _are_laid_out(prepared, values) and _are_in_place(prepared, values)
     paths = ("an argument",) * len(values) if given is None else given.paths
+    label = prepared.program.name.removeprefix("pjit_")
+    name = label if given is None else given.taker.name
     prepared.program.admit(None if given is None else given.naming)
     try:
-        handles = _run_guarded(prepared, values, paths)
+        handles = _run_guarded(prepared, values, paths, name)
     except NonFiniteError as error:
-        label = prepared.program.name.removeprefix("pjit_")
-        name = label if given is None else given.taker.name
         raise nonfinite.explained(error, name, nonfinite.Run(body, tuple(values), paths)) from None
     if given is not None:
         _mark_donated(values, given)
     kinds = results.kinds(handles)
     path = None
     if repeatable and all(map(is_handle, handles)):
-        path = _fast_path(prepared, results.dispatched(handles, kinds), handles)
+        path = _fast_path(prepared, dispatch.output_tree(results.tree, handles, kinds), handles)
     return results.wrapped(handles, kinds), path
 
 
-def _run_guarded(prepared: Prepared, values: Sequence[Any], paths: Sequence[str]) -> list[Any]:
+def _run_guarded(
+    prepared: Prepared, values: Sequence[Any], paths: Sequence[str], name: str
+) -> list[Any]:
     """Runs, if the transfer guards let the arguments go where the program takes them."""
     guards = guards_in_force()
     if guards is None:
-        return _run(prepared, values)
+        return _run(prepared, values, paths, name)
     kept = list(compress(values, prepared.kept)), list(compress(paths, prepared.kept))
     twins = prepared.program.in_twins[len(prepared.consts) :]
     with arguments_may_move(guards, *kept, twins):
-        return _run(prepared, values)
+        return _run(prepared, values, paths, name)
 
 
-def _run(prepared: Prepared, values: Sequence[Any]) -> list[Any]:
+def _run(prepared: Prepared, values: Sequence[Any], paths: Sequence[str], name: str) -> list[Any]:
     """Places the arguments that the program takes, and runs it: the handles of the results."""
-    parts, first = prepared.program.parts, len(prepared.consts)
+    program, first = prepared.program, len(prepared.consts)
+    parts = program.parts
     taken = map(
         _placed, compress(values, prepared.kept), parts.in_avals[first:], parts.in_shardings[first:]
     )
-    handles = prepared.program([*map(bare, prepared.consts), *taken])
+    placed = program.place([*map(bare, prepared.consts), *taken])
+    check_unshared(program, placed, prepared.argument_paths(paths, name), name)
+    out: list[list[Any]] = []
+    program.run(placed, out)
+    handles = program.results(out[0])
     if not prepared.written:
         return handles
     results = len(handles) - len(prepared.written)
@@ -178,64 +173,6 @@ def _mark_donated(values: Sequence[Any], given: Giving) -> None:
         taker = given.taker.note(path, handle)
         if isinstance(value, Array):
             value._deleted_by = taker
-
-
-def check_donated_once(
-    values: Sequence[Any], donated: Sequence[bool], paths: Sequence[str], name: str
-) -> None:
-    """Says which argument shares its buffers with a donated one, after XLA refused a call.
-
-    The donated arrays are whole again when it comes back.
-
-    Raises:
-        DonationError: If there is one.
-    """
-    _wait_until_given_back(list(compress(values, donated)))
-    seen: dict[int, int] = {}
-    for i, value in enumerate(values):
-        address = _address(value)
-        j = seen.setdefault(address, i) if address else i
-        if i == j or not (donated[i] or donated[j]):
-            continue
-        taken = i if donated[i] else j
-        raise DonationError(
-            f"{name} was given the same buffers as {paths[j]} and as {paths[i]}, and "
-            f"{paths[taken]} is donated: pass a copy as one of them (jnp.copy(x)), or take "
-            f"{paths[taken]} out of donate_argnums"
-        ) from None
-
-
-def _wait_until_given_back(donated: Sequence[Any]) -> None:
-    """Waits until the donated arrays of a call that XLA refused are whole again.
-
-    The threads of some devices may still hold buffers when another has refused the call, and for
-    so long these look deleted.
-    """
-    end = time.monotonic() + _GIVEN_BACK
-    for value in donated:
-        handle = bare(value)
-        if not is_handle(handle) or (isinstance(value, Array) and value._deleted_by):
-            continue
-        while not _is_whole(handle) and time.monotonic() < end:
-            time.sleep(0.001)
-
-
-def _is_whole(handle: jax.Array) -> bool:
-    try:
-        # There are none of what somebody deleted by hand.
-        for part in split(handle) or ():
-            part.unsafe_buffer_pointer()
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
-
-
-def _address(value: Any) -> int:
-    """Where the first of a value's buffers starts; 0 where there is none."""
-    handle = bare(value)
-    if not is_handle(handle) or handle.is_deleted() or not handle.size:
-        return 0
-    return split(handle)[0].unsafe_buffer_pointer()
 
 
 def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:

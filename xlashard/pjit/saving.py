@@ -7,6 +7,7 @@ machine code, which PJRT runs: load only what you trust as you would trust a pro
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -96,7 +97,8 @@ def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tupl
         lengths = {len(kept), len(paths), len(donated), len(said_avals), trees[0].num_leaves}
         if len(lengths) > 1 or taken != len(described["in"]) or given != trees[1].num_leaves:
             raise ValueError("arguments and results that do not match in number")
-    restored = load_program(described, contents, target)
+    program_donates = (*(False,) * (taken - sum(kept)), *compress(donated, kept))
+    restored = load_program(described, contents, target, program_donates)
     # Those that the program takes have their mesh in their type, where it is explicit.
     taken_avals = iter(restored.program.parts.in_avals[len(restored.consts) :])
     in_avals = tuple(next(taken_avals) if k else a for a, k in zip(said_avals, kept, strict=True))

@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from xlashard._jax import dispatch
+from xlashard._jax.running import Runner
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
@@ -19,7 +22,7 @@ from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
 from xlashard.pjit.checks import check_type
 from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import check_donated_once
+from xlashard.pjit.shared_buffers import check_unshared, may_share
 from xlashard.pjit.transfers import arguments_may_move
 
 if TYPE_CHECKING:
@@ -51,12 +54,15 @@ class BoundStep:
         leaves, handles = place_state(prepared, plan, state)
         self._program = prepared.program
         of_several = prepared.program.terms is not None
-        self._run = self._first_run if of_several else prepared.program.run
+        self._run: Runner = self._first_run if of_several else prepared.program.run
         self._consts = prepared.consts
         self._body = body
         self._plan = plan
         self._given: list[Any] = leaves if plan.donates else []
         self._state: list[Any] | None = handles
+        # The raw results of a run until the new state is taken from them: an interrupt finds the
+        # state either in `_state`, still whole, or in here.
+        self._results: list[list[Any]] = []
         self._lock = threading.Lock()
 
     @property
@@ -67,6 +73,7 @@ class BoundStep:
         passing them to the pjit-ed function would.
         """
         with self._lock:
+            self._take_results()
             arrays = [wrap_result(handle) for handle in self._alive()]
             if self._plan.donates:
                 self._given.extend(arrays)
@@ -98,41 +105,54 @@ class BoundStep:
             # An empty call of a step without inputs needs no look at its structure.
             inputs = self._inputs(rest) if rest or plan.inputs else ()
             with self._lock:
+                if self._results:
+                    self._take_results()
                 state = self._state if self._state is not None else self._alive()
                 handles = [*self._consts, *state, *inputs]
                 if plan.keys:
                     handles = dispatch.handles_of_keys(handles)
                 if plan.order is not None:
-                    handles = [handles[i] for i in plan.order]
-                if plan.donates:
-                    # A call that fails half way has taken the buffers all the same.
-                    self._state = None
+                    handles = list(map(handles.__getitem__, plan.order))
+                if self._given or plan.donated_inputs:
+                    self._check_unshared(handles, rest)
                 try:
-                    out = self._run(handles)
+                    self._run(handles, self._results)
                 except NonFiniteError as error:
-                    self._failed(state, inputs)
                     raise self._explained(error, state, rest) from None
                 except Exception:
-                    self._failed(state, inputs)
+                    if any(handle.is_deleted() for handle in state):
+                        self._state = None
                     raise
+                out = self._take_results()
                 if self._given:
                     self._note_donated()
-                if plan.out_tree is None:
-                    self._state = out
-                    return None
-                self._state = out[: len(state)]
+            if plan.out_tree is None:
+                return None
             if plan.keys:
-                return plan.out_tree.unflatten(map(wrap_result, out[len(state) :]))
-            return wrap_tree(plan.out_tree, out[len(state) :])
+                return plan.out_tree.unflatten(map(wrap_result, out))
+            return wrap_tree(plan.out_tree, out)
         except Exception as error:
             shorten(error)
             raise
 
-    def _first_run(self, handles: list[Any]) -> list[Any]:
+    def _take_results(self) -> list[Any]:
+        """Take the new state from the results of a run, if there are any, and return the others.
+
+        It may be interrupted anywhere, and is then done again.
+        """
+        if not self._results:
+            return []
+        out = self._program.results(self._results[0])
+        count = self._plan.state_tree.num_leaves
+        self._state = out[:count]
+        self._results.clear()
+        return out[count:]
+
+    def _first_run(self, handles: Sequence[Any], out: list[list[Any]]) -> None:
         """The first run, which the program's other processes must come to; then it is run only."""
         self._program.admit()
         self._run = self._program.run
-        return self._run(handles)
+        self._run(handles, out)
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
         """The handles of a call's inputs, those that the program drops left out."""
@@ -151,7 +171,7 @@ class BoundStep:
 
     def _placed(self, value: Any, wanted: Input) -> Any:
         """The handle of an input; one that is right already is taken as it is."""
-        handle = value._handle if type(value) is Array else value
+        handle = value._buffers if type(value) is Array else value
         aval = wanted.aval
         if (
             is_handle(handle)
@@ -180,24 +200,27 @@ class BoundStep:
         with arguments_may_move(guards, [value], [path], [wanted.twin]):
             return self._program.place_one(position, handle)
 
-    def _failed(self, state: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """After a call that raised: keeps a state that was not taken, and says why, if it can.
+    def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
+        """Refuse a call in which a donated array is given twice.
+
+        The state of an earlier call is in no other hands, unless it was read since.
 
         Raises:
-            DonationError: If an input shares its buffers with the state that it takes over.
+            DonationError: With the paths of both.
+            DeletedError: If somebody has deleted a shard of the state or of an input.
         """
         plan = self._plan
-        if any(handle.is_deleted() for handle in state):
-            return
-        self._state = list(state)
-        taken = [True] * len(state) if plan.donates else [False] * len(state)
-        paths = [i.path for i in plan.inputs if i.position is not None]
-        check_donated_once(
-            [*state, *inputs],
-            [*taken, *[False] * len(inputs)],
-            [*plan.state_paths, *paths],
-            plan.name,
-        )
+        if not self._given:
+            leaves, donated = jax.tree_util.tree_leaves(rest), plan.donated_inputs
+            others = [*compress(leaves, map(not_, donated)), *self._consts]
+            if not may_share(list(compress(leaves, donated)), others):
+                return
+        closed_over = [f"an array that {plan.name} closes over"] * len(self._consts)
+        inputs = [i.path for i in plan.inputs if i.position is not None]
+        paths = [*closed_over, *plan.state_paths, *inputs]
+        if plan.order is not None:
+            paths = [paths[i] for i in plan.order]
+        check_unshared(self._program, handles, paths, plan.name)
 
     def _explained(
         self, error: NonFiniteError, state: Sequence[Any], rest: tuple[Any, ...]

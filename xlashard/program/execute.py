@@ -1,7 +1,7 @@
 """A compiled program: buffer handles in, buffer handles out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
 from xlashard._jax.compile_only import never_runs, only_compiles
 from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
 from xlashard.program.agreement import AGREEMENTS
@@ -238,11 +239,12 @@ class Program:
             self.terms = None
 
     @cached_property
-    def run(self) -> Callable[[Sequence[Handle]], list[Handle]]:
-        """Runs on placed handles.
+    def run(self) -> running.Runner:
+        """Run on placed handles, and append the list of raw results to a list.
 
         The handles of donated arguments are deleted; the results may still be on their way when
-        it returns.
+        it returns. Results that were appended survive an interrupt. `results` makes handles of
+        them.
         """
         executable, handlers = self.executable, self.handlers
         plan, body = self.parts.plan, self.parts.body
@@ -250,21 +252,55 @@ class Program:
         if not body.has_effects:
             return running.runner(executable, handlers, names, plan.donated)
 
-        def run_with_tokens(handles: Sequence[Handle]) -> list[Handle]:
-            effects = body.ordered_effects
-            return running.run_with_tokens(executable, handles, handlers, effects)
+        effects = body.ordered_effects
+        run_with_tokens = partial(running.run_with_tokens, executable, handlers, effects)
 
-        def run(handles: Sequence[Handle]) -> list[Handle]:
+        def run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
             if checking.checks_results():
-                return list(checking.run_checked(run_with_tokens, handles, names, plan.donated))
-            return run_with_tokens(handles)
+                checking.run_checked(run_with_tokens, handles, names, plan.donated, out)
+            else:
+                run_with_tokens(handles, out)
 
         return run
+
+    def results(self, raw: list[Handle]) -> list[Handle]:
+        """Return the handles of the results: without tokens, and with key arrays dressed."""
+        tokens, avals = len(self.parts.body.ordered_effects), self.parts.out_avals
+        if not self._has_keys:
+            return raw[tokens:] if tokens else raw
+        return list(map(running.dress, avals, raw[tokens:]))
+
+    def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
+        """Return the positions of two placed handles that share a buffer which a run takes over.
+
+        It is twice the same position for a handle that lacks one of its buffers, and None if there
+        are neither.
+        """
+        if not self._may_take_over or shared_pair(handles, range(len(handles))) is None:
+            return None
+        # What the compiler made no use of stays as it is; that is read from its text only here.
+        return shared_pair(handles, self._taken_over)
+
+    @cached_property
+    def _may_take_over(self) -> bool:
+        return any(self.parts.plan.donated) or analysis.alias_bytes(self.executable) != 0
+
+    @cached_property
+    def _taken_over(self) -> frozenset[int]:
+        """The positions of the arguments whose buffers the compiled program takes over."""
+        tokens = len(self.parts.body.ordered_effects)
+        return frozenset(i - tokens for i in analysis.aliases(self.executable).values())
+
+    @cached_property
+    def _has_keys(self) -> bool:
+        return running.has_keys(self.parts.out_avals)
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Places values and runs."""
         self.admit()
-        return self.run(self.place(values))
+        out: list[list[Handle]] = []
+        self.run(self.place(values), out)
+        return self.results(out[0])
 
 
 def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":

@@ -143,7 +143,9 @@ class Restored:
     consts: tuple[Handle, ...]
 
 
-def load_program(said: Mapping[str, Any], contents: Contents, target: Target) -> Restored:
+def load_program(
+    said: Mapping[str, Any], contents: Contents, target: Target, donated: Sequence[bool]
+) -> Restored:
     """The program of what `save_program` gave.
 
     Everything that can be checked is, before PJRT is given a byte.
@@ -152,6 +154,7 @@ def load_program(said: Mapping[str, Any], contents: Contents, target: Target) ->
         said: The JSON.
         contents: The file that it is of.
         target: Where it is to run.
+        donated: For each argument of the program whether its buffers may be reused.
 
     Raises:
         ArgumentError: If the target's devices are none.
@@ -168,7 +171,7 @@ def load_program(said: Mapping[str, Any], contents: Contents, target: Target) ->
             devices=chosen,
             args=tuple(plan for plan, _ in ins),
             results=tuple(plan for plan, _ in outs),
-            donated=(False,) * len(ins),
+            donated=tuple(donated),
             partitioner=Partitioner(said["partitioner"]),
             options=tuple((str(name), value) for name, value in said["options"]),
         )

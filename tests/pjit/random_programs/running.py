@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from tests.pjit.random_programs.environment import Library, P, environment, scalar
+from xlashard.errors import DonationError
 
 MANNERS = ("with", "with", "named", "named", "set_mesh")
 """How a mesh is said: `with mesh:`, in shardings, by `jax.set_mesh`."""
@@ -139,7 +140,28 @@ def _compiled(module: Module, library: Library) -> Any:
 
 def _call(module: Module, library: Library) -> list[Any]:
     f = _compiled(module, library)
+    _give_twice(module, library)
     return [f(*_given(module, library)) for _ in range(2)]
+
+
+def _give_twice(module: Module, library: Library) -> None:
+    """Give a donated argument a second time, as it is placed and as an uncommitted array.
+
+    Where its buffers would be taken over that is refused, and leaves it whole. JAX may hang.
+    """
+    donated = module.options.get("donate_argnums")
+    if not donated or library.name != "xlashard":
+        return
+    f = library.pjit(lambda *args: (module.f(*args[:-1]), args[-1]), donate_argnums=donated)
+    for place in (lambda x: x, lambda x: jnp.asarray(x) if _is_host(x) else x):
+        args = jax.tree.map(place, _given(module, library))
+        again = args[donated[0]]
+        values = jax.tree.map(np.array, again)
+        try:
+            result = f(*args, again)[1]
+        except DonationError:
+            result = again
+        jax.tree.map(np.testing.assert_array_equal, result, values)
 
 
 def _anew(module: Module, library: Library) -> list[Any]:
@@ -147,7 +169,7 @@ def _anew(module: Module, library: Library) -> list[Any]:
     f, given = _compiled(module, library), _given
     outs = [f(*module.arguments), f(*given(module, library))]
     # Under jax.set_mesh, jnp.asarray gives arrays that are committed to the mesh.
-    if not module.options.get("donate_argnums") and module.manner != "set_mesh":
+    if module.manner != "set_mesh":
         outs.append(
             f(*jax.tree.map(lambda x: jnp.asarray(x) if _is_host(x) else x, module.arguments))
         )

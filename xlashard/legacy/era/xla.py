@@ -11,7 +11,6 @@ from xlashard.legacy.device_arrays import DeviceArray as _DeviceArray
 from xlashard.legacy.device_makers import make_device_array
 from xlashard.legacy.era.modules import imported_modules
 from xlashard.legacy.refusals import Refusal
-from xlashard.legacy.worlds import of_one_class
 
 __getattr__ = imported_modules("jax.interpreters.xla")
 
@@ -35,7 +34,7 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
         x: An array, a NumPy array or a number.
         device: The device; the default one if None.
     """
-    return (of_one_class(xlashard.device_put(x, device)),)
+    return (xlashard.device_put(x, device),)
 
 
 __all__ = [
