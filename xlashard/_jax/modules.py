@@ -189,10 +189,10 @@ def _tensor_type(kind: Any) -> TensorType | str:
 
 
 def results_of_one_device(main: Function) -> list[bool]:
-    """Return for each result True if it is that of an operation which runs on one device alone.
+    """Return for each result True if it comes from an operation that runs on one device alone.
 
-    Callbacks into Python are. Of several devices the others get zeros, unless somebody uses the
-    value within the program.
+    A callback into Python is such an operation. As a result of a program over several devices its
+    value is zeros on the other devices.
     """
     functions = {
         ir.StringAttr(op.attributes["sym_name"]).value: op

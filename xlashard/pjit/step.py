@@ -207,7 +207,7 @@ class BoundStep:
 
         Raises:
             DonationError: With the paths of both.
-            DeletedError: If somebody has deleted a shard of the state or of an input.
+            DeletedError: If a shard of the state or of an input was deleted.
         """
         plan = self._plan
         if not self._given:

@@ -144,14 +144,14 @@ class Restored:
 
 
 def load_program(
-    said: Mapping[str, Any], contents: Contents, target: Target, donated: Sequence[bool]
+    header: Mapping[str, Any], contents: Contents, target: Target, donated: Sequence[bool]
 ) -> Restored:
     """The program of what `save_program` gave.
 
     Everything that can be checked is, before PJRT is given a byte.
 
     Args:
-        said: The JSON.
+        header: The JSON.
         contents: The file that it is of.
         target: Where it is to run.
         donated: For each argument of the program whether its buffers may be reused.
@@ -161,21 +161,21 @@ def load_program(
         SavedProgramError: If it was made for something else, or does not hold together.
     """
     with reading():
-        environment = Environment.from_json(said["environment"])
+        environment = Environment.from_json(header["environment"])
     chosen = find_devices(environment, target)
     with reading():
-        shardings = ShardingReader(said["meshes"], chosen)
-        ins, outs = (_read_values(said[side], shardings) for side in ("in", "out"))
+        shardings = ShardingReader(header["meshes"], chosen)
+        ins, outs = (_read_values(header[side], shardings) for side in ("in", "out"))
         plan = ProgramPlan(
-            name=str(said["name"]),
+            name=str(header["name"]),
             devices=chosen,
             args=tuple(plan for plan, _ in ins),
             results=tuple(plan for plan, _ in outs),
             donated=tuple(donated),
-            partitioner=Partitioner(said["partitioner"]),
-            options=tuple((str(name), value) for name, value in said["options"]),
+            partitioner=Partitioner(header["partitioner"]),
+            options=tuple((str(name), value) for name, value in header["options"]),
         )
-        count = int(said["consts"])
+        count = int(header["consts"])
         values = [
             array_from_bytes(contents.sections[_const_name(i)], ins[i][1]) for i in range(count)
         ]
@@ -185,7 +185,7 @@ def load_program(
             out_shardings=_settled(plan.results),
             in_avals=tuple(aval for _, aval in ins),
             out_avals=tuple(aval for _, aval in outs),
-            committed=bool(said["committed"]),
+            committed=bool(header["committed"]),
             body=executables.nothing_kept(),
         )
         machine_code = bytes(contents.sections[_EXECUTABLE])
@@ -197,7 +197,7 @@ def load_program(
         loaded.load(_loading(machine_code, plan))
     terms = None
     if not plan.is_of_one_process:
-        terms = Terms(plan, saved=str(said.get("module", "")))
+        terms = Terms(plan, saved=str(header.get("module", "")))
     program = Program(loaded, parts, "a file", terms)
     layouts = compiling.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
