@@ -1,14 +1,17 @@
 """One process: what is saved is restored bit by bit, anywhere; what is wrong is told."""
 
+import asyncio
 import dataclasses
 import logging
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -264,10 +267,34 @@ def test_a_full_disk(own: Path, size: int) -> None:
             error.value
         )
         assert "File too large" in str(error.value) and error.value.step == 30
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
         check_same(now, 30)
         assert checkpoints.steps() == [10, 20]
         checkpoints.save(now, about(30))
     check_same(restore(own).state, 30)
+
+
+def test_writes_that_go_on_beside_a_failed_one_print_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorStore reports each to the event loop of a save, which is closed by then."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: reported.append(found.exc_value))
+    loop = asyncio.new_event_loop()
+    loop.close()
+    late, other = RuntimeError(), RuntimeError("Event loop is closed")
+    try:
+        loop.call_soon_threadsafe(print)
+    except RuntimeError as error:
+        late = error
+    before = sys.unraisablehook
+    with Checkpoints(tmp_path):
+        for error in (late, other):
+            trace = error.__traceback__
+            found = SimpleNamespace(exc_value=error, exc_traceback=trace, object=None)
+            sys.unraisablehook(found)  # pyright: ignore[reportArgumentType]
+    assert reported == [other]
+    assert sys.unraisablehook is before
 
 
 def test_an_error_in_the_background_ends_the_block_or_is_noted(own: Path) -> None:

@@ -1,7 +1,13 @@
 """The arrays of a checkpoint, written and read by orbax."""
 
+import asyncio.base_events
+import errno
 import gc
 import logging
+import os
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +23,9 @@ from xlashard.train.checkpoint.together import AbsentError, Together
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent
+# The system's numbers for a disk, a quota or a file that can't grow, whichever file it was.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BASE_EVENTS = asyncio.base_events.__file__
 # Where orbax writes its log, and where its writes that went on beside a failed one end up.
 _LOGGERS = (get_absl_logger(), logging.getLogger("asyncio"))
 
@@ -46,6 +55,7 @@ class ArrayFiles:
     def __enter__(self) -> Self:
         for logger in _LOGGERS:
             logger.addFilter(self._quiet)
+        _LATE.install()
         return self
 
     def __exit__(
@@ -56,6 +66,8 @@ class ArrayFiles:
     ) -> None:
         if self._failed:
             gc.collect()  # asyncio logs what became of tasks when they are collected.
+        else:
+            _LATE.uninstall()
         for logger in _LOGGERS:
             logger.removeFilter(self._quiet)
 
@@ -152,6 +164,49 @@ class _Quiet(logging.Filter):
         return record.name != "asyncio" or SAVING not in record.getMessage()
 
 
+class _LateWrites(logging.Filter):
+    """Drops reports of writes that go on beside a failed one, when their event loop is closed.
+
+    TensorStore prints a traceback for each, thousands, before the one error that is raised. After a
+    failure the hook stays, since the threads of TensorStore and orbax may outlive the save.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: Callable[[Any], Any] = sys.__unraisablehook__
+
+    def install(self) -> None:
+        """Filter the reports of errors that nothing can raise, and the logs of failed saves."""
+        if sys.unraisablehook != self.report:
+            self._before, sys.unraisablehook = sys.unraisablehook, self.report
+            for logger in _LOGGERS:
+                logger.addFilter(self)
+
+    def uninstall(self) -> None:
+        """Put the hook back that was there, unless another one came since."""
+        if sys.unraisablehook == self.report:
+            sys.unraisablehook = self._before
+            for logger in _LOGGERS:
+                logger.removeFilter(self)
+
+    def report(self, unraisable: Any) -> None:
+        """Report an error as before, unless it is of a late write."""
+        error, place = unraisable.exc_value, unraisable.exc_traceback
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        is_asyncios = place is not None and place.tb_frame.f_code.co_filename == _BASE_EVENTS
+        if type(error) is RuntimeError and unraisable.object is None and is_asyncios:
+            return
+        self._before(unraisable)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is not of a save."""
+        return SAVING not in record.getMessage()
+
+
+_LATE = _LateWrites()
+
+
 def reason(error: BaseException) -> str:
     """The part of an error's text that is for people: its first line, without specifications."""
     if isinstance(error, OSError) and error.strerror:
@@ -160,6 +215,9 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return kind
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code and int(code[1]) in _FULL:
+        return os.strerror(int(code[1]))
     text = lines[0].partition(" [tensorstore_spec=")[0]
     # Those of TensorStore are ValueErrors, and say themselves what kind they are.
     return text if isinstance(error, ValueError | CheckpointError) else f"{kind}: {text}"
