@@ -178,6 +178,30 @@ def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
 
 
 @needs_shardy
+def test_a_constant_is_not_added_up_as_often_as_there_are_partial_sums(mesh):
+    """`jax.jit` gives four times the value, of `np.ones` and of `jnp.full` alike."""
+    ones = np.ones((4, 4), np.float32)
+    x = device_put(X, P())
+
+    def placed(x):
+        return reshard(reshard(ones, P()), U)
+
+    assert np.array_equal(summed(jit(lambda: ones, out_shardings=U)()), ones)
+    assert np.array_equal(summed(jit(placed)(x)), ones)
+    zeros = jit(lambda x: jnp.zeros((4, 4), out_sharding=U) + placed(x))(x)
+    assert np.array_equal(summed(zeros), ones)
+    with Together() as together:
+        for name, function in {
+            "a constant of NumPy": lambda x: reshard(ones, U),
+            "a slice of one": lambda x: reshard(jax.lax.slice(ones, (0, 0), (2, 2)), U),
+            "jnp.full": lambda x: jnp.full((4, 4), 3.0, out_sharding=U),
+            "nested": lambda x: pjit(lambda: reshard(ones, U))(),
+        }.items():
+            with together.case(name), pytest.raises(UnreducedError, match="of a constant by"):
+                jit(function)(x)
+
+
+@needs_shardy
 def test_types_and_boundaries_that_disagree(mesh):
     out = jit(gram)(device_put(X, P("x")))
     with pytest.raises(ResourceError, match="committed as NamedSharding.*unreduced"):

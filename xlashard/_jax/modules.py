@@ -364,7 +364,7 @@ def shardy_constraint(value: Value, text: str) -> Value:
 def constrain_ends(
     main: Function,
     args: Sequence[Constraint | None],
-    results: Sequence[Constraint | None],
+    results: Sequence[Sequence[Constraint]],
 ) -> None:
     """Pins arguments right where they come in, and results right before they are returned."""
     if not any(args) and not any(results):
@@ -378,10 +378,10 @@ def constrain_ends(
                     op = sharding_call(value, constraint)
                     value.replace_all_uses_except(op.result, op.operation)
         with ir.InsertionPoint(ret):
-            for i, constraint in enumerate(results):
-                if constraint is not None and constraint.shardy:
+            for i, constraint in ((i, c) for i, each in enumerate(results) for c in each):
+                if constraint.shardy:
                     ret.operands[i] = shardy_constraint(ret.operands[i], constraint.text)
-                elif constraint is not None:
+                else:
                     pinned = sharding_call(ret.operands[i], constraint).result
                     # GSPMD lets a pin go that a program ends with, so something has to follow it.
                     ret.operands[i] = hlo.optimization_barrier([pinned])

@@ -20,7 +20,7 @@ from xlashard._jax.tracing import is_extended, is_token, physical_aval, shaped, 
 from xlashard.errors import ArgumentError, CompileError
 from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
-from xlashard.pjit.reductions import check_reductions
+from xlashard.pjit.reductions import check_reductions, unreduced_axes
 from xlashard.pjit.resolve import Placement
 from xlashard.program import LoweredProgram, Partitioner, ProgramPlan, ValuePlan, lower_program
 from xlashard.sharding import XLACompatibleSharding
@@ -220,6 +220,7 @@ def _value(aval: Any, sharding: XLACompatibleSharding | None, layout: Any, name:
         trailing=trailing,
         name=name or "",
         is_token=token,
+        is_whole=sharding is not None and sharding.is_unreduced and not unreduced_axes(aval),
     )
 
 

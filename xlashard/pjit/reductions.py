@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
 from xlashard._jax import tracing
 from xlashard._jax.lowering import dtype_name, uses_shardy
@@ -48,6 +48,12 @@ def check_reductions(jaxpr: Any, name: str) -> None:
                 "would get partial results: reduce it first, by jax.sharding.reshard(x, P(...)) "
                 "without unreduced axes"
             )
+        if not before and _copies_constant(eqn):
+            raise UnreducedError(
+                f"{name} makes partial results, {_first_unreduced(eqn)}, of a constant by {kind}, "
+                "and XLA would add up as many copies of it: place the constant first, by "
+                "jax.sharding.reshard(jax.sharding.reshard(x, P()), P(..., unreduced={...}))"
+            )
         if kind == "reshard":
             (x,), (out,) = eqn.invars, eqn.outvars
             problem = reshard_problem(x.aval.sharding.spec, out.aval.sharding.spec, x.aval.dtype)
@@ -87,9 +93,14 @@ def reshard_problem(before: PartitionSpec, after: PartitionSpec, dtype: Any) -> 
     )
 
 
-def _unreduced(variable: Any) -> frozenset[str]:
-    sharding = getattr(variable.aval, "sharding", None)
+def unreduced_axes(aval: Any) -> frozenset[str]:
+    """Return the mesh axes over which the type of a value is unreduced."""
+    sharding = getattr(aval, "sharding", None)
     return frozenset() if sharding is None else sharding.spec.unreduced
+
+
+def _unreduced(variable: Any) -> frozenset[str]:
+    return unreduced_axes(variable.aval)
 
 
 def _first_unreduced(eqn: Any) -> str:
@@ -98,6 +109,22 @@ def _first_unreduced(eqn: Any) -> str:
 
 def _unreduced_aval(eqn: Any) -> Any:
     return next(v.aval for v in (*eqn.invars, *eqn.outvars) if _unreduced(v))
+
+
+def _copies_constant(eqn: Any) -> bool:
+    """Return True if XLA would make every partial result of an equation the whole value.
+
+    It does where the operand is a constant that no sharding pins: one without a mesh in its type,
+    or one that an equation makes in place. Zeros are a right sum of zeros.
+    """
+    (out,), kind = eqn.outvars, eqn.primitive.name
+    if out.aval.sharding.spec.unreduced_kind != UnreducedKind.sum:
+        return False
+    if kind == "reshard":
+        return tracing.mesh_of_type(eqn.invars[0].aval) is None
+    if kind == "broadcast_in_dim":
+        return not np.all(getattr(eqn.invars[0], "val", 1) == 0)
+    return kind == "iota"
 
 
 def _auto_axes(eqn: Any) -> list[str]:

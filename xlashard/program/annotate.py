@@ -69,17 +69,23 @@ def body_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
     return Constraint(_gspmd_text(value), dims) if dims else None
 
 
-def result_constraint(value: ValuePlan, plan: ProgramPlan) -> Constraint | None:
+def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
     """Return the sharding operation that a result needs at the end of the body.
 
     Where a value of a program is unreduced, Shardy reduces, or makes partial results, only at an
     operation, never between the last one and the result's attribute.
     """
     if plan.partitioner is not Partitioner.SHARDY or not plan.has_unreduced:
-        return body_constraint(value, plan)
+        constraint = body_constraint(value, plan)
+        return [] if constraint is None else [constraint]
     if not _is_annotated(value, plan):
-        return None
-    return Constraint(_shardy_text(value, plan), shardy=True)
+        return []
+    pinned = [Constraint(_shardy_text(value, plan), shardy=True)]
+    if value.is_whole and value.sharding is not None and value.sharding.is_unreduced:
+        # Of a constant that nothing pins XLA would make every partial result the whole.
+        whole = _checked_text(value, value.sharding.reduced_sharding, Partitioner.SHARDY)
+        pinned.insert(0, Constraint(whole, shardy=True))
+    return pinned
 
 
 def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:

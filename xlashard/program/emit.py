@@ -8,7 +8,7 @@ from xlashard.errors import ModuleError, PlanError
 from xlashard.program.annotate import (
     Attributes,
     body_constraint,
-    result_constraint,
+    result_constraints,
     value_attributes,
 )
 from xlashard.program.donation import Donation, plan_donation
@@ -82,7 +82,8 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
     args = [*none, *(body_constraint(v, plan) for v in plan.args)]
-    results = [*none, *(result_constraint(v, plan) for v in plan.results)]
+    nothing: list[list[modules.Constraint]] = [[]] * tokens
+    results = [*nothing, *(result_constraints(v, plan) for v in plan.results)]
     modules.constrain_ends(main, args, results)
     modules.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
 

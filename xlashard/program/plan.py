@@ -32,6 +32,8 @@ class ValuePlan:
         name: What a person would call it: `state['params']['w']`, `result[0]`.
         annotated: True if the module has a sharding for it already, which then stands.
         is_token: True for a token, whose type in the module has no shape.
+        is_whole: True for a result that the body gives whole, whatever its sharding: where that is
+            unreduced, partial results are to be made of it.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +45,7 @@ class ValuePlan:
     name: str = ""
     annotated: bool = False
     is_token: bool = False
+    is_whole: bool = False
 
     @property
     def is_free(self) -> bool:

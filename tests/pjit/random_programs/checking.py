@@ -163,7 +163,13 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
+def _is_unreduced(x: Any) -> bool:
+    return isinstance(x.sharding, jax.sharding.NamedSharding) and bool(x.sharding.spec.unreduced)
+
+
 def _on_host(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and _is_unreduced(x):
+        x = jax.reshard(x, jax.sharding.NamedSharding(x.sharding.mesh, jax.P()))
     return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
 
 
@@ -175,6 +181,8 @@ def _check_class(got: Any) -> None:
 
 def _check_shards(path: str, x: Any) -> None:
     """The shards have the shape that the sharding says, and put together they are the value."""
+    if _is_unreduced(x):
+        return  # they add up to it, which is what its value was compared by
     indices = x.sharding.devices_indices_map(x.shape)
     if set(indices) != x.sharding.device_set or set(indices) != x.devices():
         raise Wrong("devices", f"{path}: {x.sharding} is not on {x.devices()}")
@@ -256,6 +264,10 @@ def _check_places(out: Any, asked: list[Any], mesh: Any, placed: bool) -> None:
 
 
 def _check_spec(name: str, x: Any, spec: Any, mesh: Any) -> None:
+    if spec.unreduced:
+        if x.sharding.spec.unreduced != spec.unreduced:
+            raise Wrong("places", f"{name} was to be {spec}, and is {x.sharding}")
+        return
     open_ = jax.sharding.PartitionSpec.UNCONSTRAINED
     closed = [i for i in range(x.ndim) if i >= len(spec) or spec[i] is not open_]
     plain_spec = jax.sharding.PartitionSpec(*(None if s is open_ else s for s in spec))

@@ -30,6 +30,7 @@ class Library:
         by_hand: `shard_map` of a function of each element.
         whole: What is around a transformed program: JAX wants one more `jax.jit` there, or refuses
             what lies otherwise than its shardings say.
+        doubled: Doubles a value by way of partial sums over an axis, where it is explicit.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Library:
     spread: Callable[[Callable[..., Any], str], Callable[..., Any]]
     by_hand: Callable[[Callable[..., Any], Any], Callable[..., Any]]
     whole: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fun: fun
+    doubled: Callable[[Any, str], Any] = lambda x, _: x + x
 
 
 def plain() -> Library:
@@ -73,6 +75,7 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
         _spread,
         _by_hand(mesh),
         jax.jit,
+        _doubled(mesh, jax.jit),
     )
 
 
@@ -125,7 +128,20 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = Fal
         _spread,
         _by_hand(mesh),
         jax.jit if as_jax else lambda fun: fun,
+        _doubled(mesh, xlashard.pjit),
     )
+
+
+def _doubled(mesh: jax.sharding.Mesh, jit: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    def doubled(x: Any, axis: str) -> Any:
+        if not mesh.are_all_axes_explicit:
+            return x + x
+        whole = jax.sharding.NamedSharding(mesh, P())
+        # Of a constant that is not placed XLA takes every partial sum for the whole.
+        partial = jax.reshard(jax.reshard(x, whole), whole.update(spec=P(unreduced={axis})))
+        return jax.reshard(jit(lambda y: y + y)(partial), whole)
+
+    return doubled
 
 
 def _spread(fun: Callable[..., Any], axis: str) -> Callable[..., Any]:
@@ -155,6 +171,7 @@ def environment(library: Library) -> dict[str, Any]:
         "by_hand": library.by_hand,
         "table": functools.partial(table, library),
         "twice": twice,
+        "doubled": library.doubled,
     }
 
 

@@ -80,7 +80,24 @@ def draw_program(seed: int) -> Program:
     values = [a.value for a in arguments]
     pool = Pool(dice, frame, values, smooth=call in SMOOTH_CALLS, forward=call == "jvp")
     steps = tuple(grow(pool, dice.between(4, 10)))
-    return _finished(dice, seed, axes, call, arguments, steps).pruned()
+    return _with_partial_sums(_finished(dice, seed, axes, call, arguments, steps).pruned())
+
+
+def _with_partial_sums(program: Program) -> Program:
+    """Lead a result of a program on explicit axes through partial sums, or leave it as one."""
+    dice = Dice(program.seed + 10**9)  # its own, by which other programs stay as they are
+    axes = [name for name, size in program.axes if size > 1]
+    # XLA fails to make partial sums of complex numbers and of arrays without elements.
+    fitting = [r for r in program.results if r.value.kind in "fi" and r.value.size]
+    if not (program.explicit and program.partitioner == "shardy" and axes and fitting):
+        return program
+    axis, chosen = dice.pick(axes), dice.pick(fitting)
+    value = replace(chosen.value, name="v9999")
+    step = Step("doubled", (value,), f"doubled({chosen.value.name}, {axis!r})")
+    resource = f"place(P(unreduced={{{axis!r}}}))" if dice.chance(0.5) else chosen.resource
+    results = tuple(Result(value, resource) if r is chosen else r for r in program.results)
+    # Where no mesh is in force, JAX wants one for what is not placed.
+    return replace(program, manner="set_mesh", steps=(*program.steps, step), results=results)
 
 
 def _argument(dice: Dice, frame: Frame, dtype: str | None = None) -> Argument:
