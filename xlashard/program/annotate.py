@@ -81,7 +81,7 @@ def result_constraints(value: ValuePlan, plan: ProgramPlan) -> list[Constraint]:
     if not _is_annotated(value, plan):
         return []
     pinned = [Constraint(_shardy_text(value, plan), shardy=True)]
-    if value.is_whole and value.sharding is not None and value.sharding.is_unreduced:
+    if value.is_whole and isinstance(value.sharding, NamedSharding):
         # Of a constant that nothing pins XLA would make every partial result the whole.
         whole = _checked_text(value, value.sharding.reduced_sharding, Partitioner.SHARDY)
         pinned.insert(0, Constraint(whole, shardy=True))
