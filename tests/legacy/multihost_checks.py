@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.processes import expect
-from xlashard import Array, Mesh, NamedSharding, device_put
+from xlashard import Mesh, NamedSharding, device_put
+from xlashard._jax.transfer import HandleType
 from xlashard.legacy import jax_array
 from xlashard.legacy.device_arrays import ShardedDeviceArray
 from xlashard.legacy.era import multihost_utils
@@ -49,14 +50,14 @@ def check_host_local_and_global() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(count, -1), ("host", "data"))
     local = {"x": np.ones((8, 4), np.float32) * jax.process_index(), "scale": np.float32(2)}
     specs = {"x": P(("host", "data")), "scale": None}
-    for on, of_all in ((True, Array), (False, GlobalDeviceArray)):
+    for on, of_all in ((True, HandleType), (False, GlobalDeviceArray)):
         with jax_array(on):
             out = multihost_utils.host_local_array_to_global_array(local, mesh, specs)
             back = multihost_utils.global_array_to_host_local_array(out, mesh, specs)
         assert {type(leaf) for leaf in out.values()} == {of_all}
         assert out["x"].shape == (8 * count, 4) and out["scale"].shape == ()
         assert tuple(out["x"].sharding.spec) == (("host", "data"),)
-        here = Array if on else ShardedDeviceArray
+        here = HandleType if on else ShardedDeviceArray
         assert {type(leaf) for leaf in back.values()} == {here}
         assert np.array_equal(back["x"], local["x"]) and back["scale"] == 2
     doubled = jax.vmap(

@@ -18,7 +18,8 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 
 from tests.legacy.multihost_checks import check_multihost_utils
 from tests.processes import expect, join_the_others
-from xlashard import Array, Mesh, NamedSharding, P, device_put
+from xlashard import Mesh, NamedSharding, P, device_put
+from xlashard._jax.transfer import HandleType
 from xlashard.errors import PlacementError, ProcessesError, SerializationError
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving
@@ -38,7 +39,7 @@ def specs(folder: Path, *names: str) -> list[dict[str, Any]]:
     return [saving.get_tensorstore_spec(str(folder / name)) for name in names]
 
 
-def whole(x: Array) -> np.ndarray:
+def whole(x: jax.Array) -> np.ndarray:
     return process_allgather(x, tiled=True) if not x.is_fully_addressable else np.asarray(x)
 
 
@@ -91,7 +92,7 @@ def check_two_managers_at_once() -> None:
 def check_read_in_each_world() -> None:
     (spec,) = specs(FOLDER, "alone")
     x = asyncio.run(saving.async_deserialize(NamedSharding(GRID, P("x", "y")), spec))
-    assert type(x) is Array and np.array_equal(whole(x), V)
+    assert type(x) is HandleType and np.array_equal(whole(x), V)
     with jax_array(False):
         (gda,) = saving.run_deserialization([GRID], [P("y")], [spec], [(16, 8)])
     assert type(gda) is GlobalDeviceArray and gda.mesh == GRID and gda.shape == (16, 8)

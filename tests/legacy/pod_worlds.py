@@ -11,6 +11,7 @@ import numpy as np
 from tests.processes import expect, join_the_others
 from xlashard import FROM_GDA, Array, legacy, multihost
 from xlashard import PartitionSpec as P
+from xlashard._jax.transfer import HandleType
 from xlashard.errors import BoxError, PlacementError, ResourceError
 from xlashard.legacy.device_arrays import ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray
@@ -212,15 +213,15 @@ def worlds_side_by_side() -> None:
     whole = multihost.host_local_array_to_global_array(MINE, MESH, P("x"))
     for _ in range(2):
         with legacy.jax_array(True):
-            assert type(f(whole)) is Array
+            assert type(f(whole)) is HandleType
         assert type(f(MINE)) is ShardedDeviceArray
         with gda():
             made = f(MINE)
             assert type(made) is GlobalDeviceArray
             with legacy.jax_array(True):
-                assert type(f(f(whole))) is Array
+                assert type(f(f(whole))) is HandleType
                 again = legacy.pjit(lambda x: x * 2, FROM_GDA, P("x"))(made)
-                assert type(again) is Array
+                assert type(again) is HandleType
                 np.testing.assert_array_equal(again.addressable_data(0), 4 * MINE[: 8 // 4])
 
 

@@ -43,8 +43,8 @@ with mesh:
     )
     compiled = apply.lower({"w": np.ones((4, 8), np.float32)}, values).compile()
     ins, outs = pjit_lib._get_pspec_from_executable(compiled.runtime_executable(), mesh)
-    assert ins == (P(None, "mp"), P("data"))
-    assert outs == (spec,)
+    assert ins == (P(None, ("mp",)), P(("data",)))
+    assert outs == (P(("data",), ("mp",)),)
 thread_resources.env = ResourceEnv(Mesh(np.empty((), dtype=object), ()), ())
 
 parsed, _, _, _ = pjit_lib._prepare_axis_resources(spec, "axis_resources")

@@ -14,7 +14,8 @@ import pytest
 
 import xlashard
 from tests.pjit.helpers import make_mesh
-from xlashard import AUTO, FROM_GDA, UNSPECIFIED, Array, NamedSharding, P, legacy
+from xlashard import AUTO, FROM_GDA, UNSPECIFIED, NamedSharding, P, legacy
+from xlashard._jax.transfer import HandleType
 from xlashard.errors import (
     ArgumentError,
     DeletedError,
@@ -219,7 +220,7 @@ def test_stages_belong_to_the_world_they_were_made_in(mesh: Any) -> None:
     x = jax.ShapeDtypeStruct(X.shape, X.dtype)
     with mesh:
         for world, kind in (
-            (legacy.jax_array(True), Array),
+            (legacy.jax_array(True), HandleType),
             (off(), ShardedDeviceArray),
             (off(gda=True), GlobalDeviceArray),
         ):

@@ -13,6 +13,7 @@ import xlashard
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
 from xlashard._jax.shardings import HloSharding
+from xlashard._jax.transfer import HandleType
 from xlashard.errors import DivisibilityError, RefusedError, TilingError
 from xlashard.legacy import installing
 from xlashard.legacy.era import maps, pxla, sharded_jit, sharding, xla
@@ -165,7 +166,7 @@ def test_makers_give_the_arrays_of_their_world():
     spec = pxla.ShardingSpec([pxla.Chunked([2]), pxla.NoSharding()], [pxla.ShardedAxis(0)])
     assert type(pxla.make_sharded_device_array(aval, spec, buffers)) is xlashard.Array
     one = jax.core.ShapedArray((1, 3), np.dtype(np.float32))
-    assert type(xla.make_device_array(one, devices[0], buffers[0])) is xlashard.Array
+    assert type(xla.make_device_array(one, devices[0], buffers[0])) is HandleType
     with legacy.jax_array(False):
         made = pxla.make_sharded_device_array(aval, spec, buffers)
         single = xla.make_device_array(one, devices[0], buffers[0])

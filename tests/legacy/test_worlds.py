@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 import xlashard
-from xlashard import Array, P, legacy
+from xlashard import P, legacy
+from xlashard._jax.transfer import HandleType
 from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray
 from xlashard.legacy.pjit import EraFunction
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.partitioner
 ON = legacy.World()
 PARTS = legacy.World(jax_array=False)
 GDAS = legacy.World(jax_array=False, output_gda=True)
-KINDS = {ON: Array, PARTS: ShardedDeviceArray, GDAS: GlobalDeviceArray}
+KINDS = {ON: HandleType, PARTS: ShardedDeviceArray, GDAS: GlobalDeviceArray}
 
 X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
 
@@ -76,7 +78,40 @@ def test_each_world_gives_its_own_arrays(mesh: Any, partitioner: str, misses: li
 
 def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
     with mesh, in_world(legacy.World(jax_array=True, output_gda=True)):
-        assert type(doubling()(X)) is Array
+        assert type(doubling()(X)) is HandleType
+
+
+def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -> None:
+    """Those of `jax.numpy` and of `pjit`, of JAX's makers and of the era's."""
+    sharding = xlashard.NamedSharding(mesh, P("x"))
+    with legacy.installed(), mesh:
+        from jax.experimental import array, multihost_utils
+        from jax.experimental.gda_serialization import serialization
+        from jax.experimental.pjit import pjit, with_sharding_constraint
+        from jax.interpreters import pxla, xla
+
+        f = pjit(lambda x: x * 2, P("x"), P("x"))
+        spec = serialization.get_tensorstore_spec(f"{tmp_path}/x")
+        made = [
+            *(f(X), f(X), f.lower(X).compile()(X), pjit(lambda x: {"x": x}, None, None)(X)["x"]),
+            with_sharding_constraint(jnp.asarray(X), P("x")),
+            jax.make_array_from_callback(X.shape, sharding, X.__getitem__),
+            array.make_array_from_callback(X.shape, sharding, X.__getitem__),
+            multihost_utils.host_local_array_to_global_array(X, mesh, P("x")),
+            pxla.device_put(X, jax.devices()[:1], replicate=True)[0],
+            xla.device_put(X)[0],
+            xla.make_device_array(jnp.asarray(X).aval, None, jnp.asarray(X)),
+            f(X).device_buffers[0],
+        ]
+        serialization.run_serialization([f(X)], [spec])
+        made += serialization.run_deserialization([sharding], [spec])
+        assert {type(x) for x in made} == {type(jnp.ones(3))}
+        assert all(isinstance(x, array.Array) and isinstance(x, jax.Array) for x in made)
+        donating = pjit(lambda x: x + 1, P("x"), P("x"), donate_argnums=0)
+        given = jax.device_put(X, sharding)
+        donating(given)
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(given)
 
 
 def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) -> None:
@@ -108,7 +143,7 @@ def test_switching_for_all_threads(mesh: Any) -> None:
     f = doubling()
     try:
         with mesh:
-            for value, kind in ((False, ShardedDeviceArray), (True, Array)) * 2:
+            for value, kind in ((False, ShardedDeviceArray), (True, HandleType)) * 2:
                 legacy.config.update("jax_array", value)
                 assert type(f(X)) is kind
     finally:

@@ -22,9 +22,18 @@ def wrap_first(_: None, handles: Sequence[Any]) -> Array:
     return out
 
 
+def unwrapped(handle: Any) -> Any:
+    """Return the class of a result that is to stay JAX's own array.
+
+    Args:
+        handle: The result's buffers.
+    """
+    return HandleType
+
+
 def wrap_result(value: Any, kind: type[Array] = Array) -> Any:
     """An array of a class over a handle; keys, tokens and tracers stay what they are."""
-    if type(value) is not HandleType:
+    if type(value) is not HandleType or kind is HandleType:
         return value
     out = kind()
     out._handle = value

@@ -7,7 +7,7 @@ from xlashard._jax import tracing
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import RefusedError, ResourceError
 from xlashard.legacy.parsed import prepare_axis_resources
-from xlashard.legacy.worlds import world_in_force
+from xlashard.legacy.worlds import of_one_class, world_in_force
 from xlashard.pjit.resources import UNSPECIFIED
 from xlashard.sharding.parse import ParsedPartitionSpec
 
@@ -55,7 +55,7 @@ def with_sharding_constraint(
             )
         if not world_in_force().jax_array and not _is_to_do(said):
             return x
-        return xlashard.with_sharding_constraint(x, said)
+        return of_one_class(xlashard.with_sharding_constraint(x, said))
 
 
 def _is_to_do(resources: Any) -> bool:

@@ -21,7 +21,7 @@ from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
-from xlashard.legacy.flags import pmap_no_rank_reduction
+from xlashard.legacy.flags import jax_array, pmap_no_rank_reduction
 from xlashard.legacy.parsed import get_array_mapping
 from xlashard.legacy.sharding_specs import mesh_sharding_specs
 from xlashard.sharding import Mesh, NamedSharding, from_jax
@@ -62,12 +62,19 @@ def device_buffers(x: Any) -> list[Any]:
     buffers = split(_handle_of(x))
     sharding = x.sharding
     if pmap_no_rank_reduction.value or not isinstance(sharding, PmapSharding):
-        return [as_device_array(buffer) for buffer in buffers]
+        return [_as_buffer(x, buffer) for buffer in buffers]
     spec = sharding.sharding_spec
     if spec.unstacked_dims:
         shape = spec.shard_shape(x.shape)
         buffers = [in_shape(buffer, shape) for buffer in buffers]
-    return [as_device_array(buffer) for buffer in buffers]
+    return [_as_buffer(x, buffer) for buffer in buffers]
+
+
+def _as_buffer(x: Any, handle: Any) -> Any:
+    """Return the array over a buffer of an array; of a `jax.Array` with `jax_array`, JAX's own."""
+    if jax_array.value and not issubclass(type(x), _EraArray):
+        return handle
+    return as_device_array(handle)
 
 
 def device_buffer(x: Any) -> Any:

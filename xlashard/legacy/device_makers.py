@@ -9,7 +9,7 @@ from xlashard._jax.shardings import Device
 from xlashard.array.handles import as_kind
 from xlashard.geometry import ShardingSpec
 from xlashard.legacy.device_arrays import DeviceArray, ShardedDeviceArray
-from xlashard.legacy.worlds import world_in_force
+from xlashard.legacy.worlds import of_one_class, world_in_force
 
 
 def make_sharded_device_array(
@@ -48,7 +48,8 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         PlacementError: The buffer is on another device, or has another shape or dtype.
         ArgumentError: It is no array on one device.
     """
-    return _of_the_world(xlashard.make_device_array(aval, device, device_buffer), DeviceArray)
+    made = xlashard.make_device_array(aval, device, device_buffer)
+    return of_one_class(_of_the_world(made, DeviceArray))
 
 
 def _of_the_world(made: Any, kind: type[Array]) -> Any:

@@ -6,16 +6,16 @@ import jax
 
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array
-from xlashard.array.handles import KindOf
+from xlashard.array.handles import KindOf, unwrapped
 from xlashard.legacy.device_arrays import ShardedDeviceArray
 from xlashard.legacy.gda import GlobalDeviceArray, gda_kind
 from xlashard.legacy.worlds import World
 
 
 def kind_of(world: World) -> KindOf | None:
-    """What says of a result which class of arrays it is; None where all are Arrays."""
+    """Return the function from a result's handle to its class; with `jax_array`, JAX's own."""
     if world.jax_array:
-        return None
+        return unwrapped
     return gda_kind if world.output_gda else part_kind
 
 

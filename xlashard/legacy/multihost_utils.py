@@ -125,7 +125,9 @@ def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:
     def made(x: Any) -> Any:
         if not isinstance(x, Array):
             return x
-        wanted = Array if world.jax_array else kind or device_array_kind(x.to_jax())
+        if world.jax_array:
+            return x.to_jax()
+        wanted = kind or device_array_kind(x.to_jax())
         return x if type(x) is wanted else as_kind(x, wanted)
 
     return jax.tree.map(made, tree)

@@ -19,6 +19,7 @@ from xlashard.geometry import (
     Unstacked,
 )
 from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.legacy.worlds import of_one_class
 
 
 def mesh_sharding_specs(
@@ -205,7 +206,8 @@ def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[
         replicate: Whether `x` is one array for all.
     """
     values: Iterable[Any] = [x] * len(devices) if replicate else x
-    return [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    pieces = [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    return of_one_class(pieces)
 
 
 class InputsHandlerMode(Enum):
@@ -246,7 +248,7 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
             out.append(there[1])
         else:
             out.append(xlashard.device_put(x[index], device))
-    return out
+    return of_one_class(out)
 
 
 def shard_args(

@@ -1,7 +1,11 @@
 """The three worlds of the era: what kind of arrays its functions take and give."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+
+from xlashard.array import Array
 from xlashard.legacy import flags
 
 
@@ -63,6 +67,19 @@ def world_in_force() -> World:
     """
     key = flags.jax_array.value, flags.parallel_functions_output_gda.value
     return _WORLDS[key]
+
+
+def of_one_class(tree: Any) -> Any:
+    """Return a tree whose arrays are JAX's own if `jax_array` is on.
+
+    In the era all arrays were of one class then, those of `jax.numpy` and of `pjit` alike.
+
+    Args:
+        tree: A pytree; its Arrays are replaced by JAX's arrays over the same buffers.
+    """
+    if not world_in_force().jax_array:
+        return tree
+    return jax.tree.map(lambda x: x.to_jax() if type(x) is Array else x, tree)
 
 
 def manner_in_force() -> Manner:

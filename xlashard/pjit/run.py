@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.guards import guards_in_force
-from xlashard.array.handles import KindOf, is_handle, wrap_result
+from xlashard.array.handles import KindOf, is_handle, unwrapped, wrap_result
 from xlashard.array.takers import Taker
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
@@ -62,11 +62,19 @@ class Results:
             return None
         return tuple(self.kind_of(h) if is_handle(h) else Array for h in handles)
 
+    def dispatched(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
+        """Return the tree by which jaxlib's dispatcher wraps the handles of a repeat call."""
+        if self.kind_of is unwrapped:
+            return self.tree
+        return dispatch.output_tree(self.tree, handles, kinds)
+
     def wrapped(self, handles: Sequence[Any], kinds: tuple[type[Array], ...] | None) -> Any:
         """The results over their handles; keys and tokens stay what they are."""
         if all(map(is_handle, handles)):
             if kinds is None:
                 return wrap_tree(self.tree, handles)
+            if self.kind_of is unwrapped:
+                return self.tree.unflatten(handles)
             return wrap_kinds((self.tree, kinds), handles)
         each = kinds or (Array,) * len(handles)
         return self.tree.unflatten(list(map(wrap_result, handles, each)))
@@ -105,7 +113,7 @@ def run_repeatably(
     kinds = results.kinds(handles)
     path = None
     if repeatable and all(map(is_handle, handles)):
-        path = _fast_path(prepared, dispatch.output_tree(results.tree, handles, kinds), handles)
+        path = _fast_path(prepared, results.dispatched(handles, kinds), handles)
     return results.wrapped(handles, kinds), path
 
 

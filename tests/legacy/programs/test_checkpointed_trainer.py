@@ -44,7 +44,7 @@ def check(report: dict[str, Any], jax_array: str, files: list[str]) -> None:
     assert report["restored_is_saved"]
     assert 0 < report["largest_difference_of_half"] < 0.01
     assert report["step"] == 6
-    assert report["kinds"] == (["Array"] if jax_array == "1" else ["GlobalDeviceArray"])
+    assert report["kinds"] == (["ArrayImpl"] if jax_array == "1" else ["GlobalDeviceArray"])
     assert report["on_second_mesh"]
     assert report["missing_is_told"]
     assert report["files"] == files

@@ -73,7 +73,7 @@ def test_gda_pipeline(size: PodSize, jax_array: str) -> None:
         assert report["first_shape"] == [4, 8]
         assert report["local_bytes"] == 16 * (8 + 4) * 4 // share
         assert report["mesh_axes_are_spec"]
-        assert report["kinds"] == (["Array"] if jax_array == "1" else ["GlobalDeviceArray"])
+        assert report["kinds"] == (["ArrayImpl"] if jax_array == "1" else ["GlobalDeviceArray"])
         assert report["deleted"]
         assert report["says_so"]
 

@@ -5,10 +5,13 @@ from typing import Any
 
 import jax
 
-from xlashard import Shard, make_array_from_callback, make_array_from_single_device_arrays
 from xlashard._jax.tracing import Tracer
 from xlashard.legacy.shards import Device, Index, Shape
 from xlashard.sharding import Sharding
+
+Shard = jax.Shard
+make_array_from_callback = jax.make_array_from_callback
+make_array_from_single_device_arrays = jax.make_array_from_single_device_arrays
 
 __all__ = [
     "Array",

@@ -11,6 +11,7 @@ from xlashard.legacy.device_arrays import DeviceArray as _DeviceArray
 from xlashard.legacy.device_makers import make_device_array
 from xlashard.legacy.era.modules import imported_modules
 from xlashard.legacy.refusals import Refusal
+from xlashard.legacy.worlds import of_one_class
 
 __getattr__ = imported_modules("jax.interpreters.xla")
 
@@ -34,7 +35,7 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
         x: An array, a NumPy array or a number.
         device: The device; the default one if None.
     """
-    return (xlashard.device_put(x, device),)
+    return (of_one_class(xlashard.device_put(x, device)),)
 
 
 __all__ = [

@@ -144,7 +144,7 @@ def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> l
     return run_to_end(read_all())
 
 
-async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) -> Array:
+async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) -> Any:
     _check_place(wanted, world)
     try:
         store = await _open(wanted, opening)
@@ -247,6 +247,6 @@ def _check_place(wanted: Wanted, world: World) -> None:
         )
 
 
-def _in_world(x: Array, world: World) -> Array:
-    """An Array as what a world reads, over the same buffers."""
-    return x if world.jax_array else GlobalDeviceArray.from_array(x)
+def _in_world(x: Array, world: World) -> Any:
+    """Return what a world reads, over the buffers of an Array: JAX's array, or a GDA."""
+    return x.to_jax() if world.jax_array else GlobalDeviceArray.from_array(x)
