@@ -50,10 +50,10 @@ def pjit(
     """Compiles a function into one program over the devices of the mesh in force at each call.
 
     Each call is in the world that the flags say then. With `jax_array` it is `xlashard.pjit`, whose
-    results are arrays of JAX's own class. Without, a mesh and both resources are needed, arguments go by position, and arrays of NumPy,
-    `DeviceArray`s and `ShardedDeviceArray`s are this process's part of global ones, put side by
-    side along the mesh axes that cross processes; results are such parts too, or with
-    `jax_parallel_functions_output_gda` GlobalDeviceArrays.
+    results are arrays of JAX's own class. Without, a mesh and both resources are needed, arguments
+    go by position, and arrays of NumPy, `DeviceArray`s and `ShardedDeviceArray`s are this process's
+    part of global ones, put side by side along the mesh axes that cross processes; results are such
+    parts too, or with `jax_parallel_functions_output_gda` GlobalDeviceArrays.
 
     Args:
         fun: A function of pytrees of arrays. Without it comes a decorator with these options.
