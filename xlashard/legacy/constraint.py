@@ -46,16 +46,16 @@ def with_sharding_constraint(
         [0 1 2 3]
     """
     with short_tracebacks:
-        said = shardings if axis_resources is UNSPECIFIED else axis_resources
+        resources = shardings if axis_resources is UNSPECIFIED else axis_resources
         both = axis_resources is not UNSPECIFIED and shardings is not UNSPECIFIED
-        if both or said is UNSPECIFIED:
+        if both or resources is UNSPECIFIED:
             raise ResourceError(
                 "with_sharding_constraint takes axis_resources, or shardings, which means the "
                 "same: write with_sharding_constraint(x, P('data'))"
             )
-        if not world_in_force().jax_array and not _is_to_do(said):
+        if not world_in_force().jax_array and not _is_to_do(resources):
             return x
-        return of_one_class(xlashard.with_sharding_constraint(x, said))
+        return of_one_class(xlashard.with_sharding_constraint(x, resources))
 
 
 def _is_to_do(resources: Any) -> bool:
