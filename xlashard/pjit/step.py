@@ -63,6 +63,8 @@ class BoundStep:
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
+        effects = prepared.program.parts.body.ordered_effects
+        self._is_bare = not (effects or plan.keys)
         self._lock = threading.Lock()
 
     @property
@@ -105,7 +107,8 @@ class BoundStep:
             # An empty call of a step without inputs needs no look at its structure.
             inputs = self._inputs(rest) if rest or plan.inputs else ()
             with self._lock:
-                if self._results:
+                results = self._results
+                if results:
                     self._take_results()
                 state = self._state if self._state is not None else self._alive()
                 handles = [*self._consts, *state, *inputs]
@@ -116,37 +119,37 @@ class BoundStep:
                 if self._given or plan.donated_inputs:
                     self._check_unshared(handles, rest)
                 try:
-                    self._run(handles, self._results)
+                    self._run(handles, results)
                 except NonFiniteError as error:
                     raise self._explained(error, state, rest) from None
                 except Exception:
                     if any(handle.is_deleted() for handle in state):
                         self._state = None
                     raise
-                out = self._take_results()
+                # As `_take_results` does it, written out.
+                out = results[0] if self._is_bare else self._program.results(results[0])
+                self._state = out[: len(state)]
+                results.clear()
                 if self._given:
                     self._note_donated()
             if plan.out_tree is None:
                 return None
             if plan.keys:
-                return plan.out_tree.unflatten(map(wrap_result, out))
-            return wrap_tree(plan.out_tree, out)
+                return plan.out_tree.unflatten(map(wrap_result, out[len(state) :]))
+            return wrap_tree(plan.out_tree, out[len(state) :])
         except Exception as error:
             shorten(error)
             raise
 
-    def _take_results(self) -> list[Any]:
-        """Take the new state from the results of a run, if there are any, and return the others.
+    def _take_results(self) -> None:
+        """Take the new state from the results of a run that was interrupted, if there are any.
 
         It may be interrupted anywhere, and is then done again.
         """
-        if not self._results:
-            return []
-        out = self._program.results(self._results[0])
-        count = self._plan.state_tree.num_leaves
-        self._state = out[:count]
-        self._results.clear()
-        return out[count:]
+        if self._results:
+            out = self._program.results(self._results[0])
+            self._state = out[: self._plan.state_tree.num_leaves]
+            self._results.clear()
 
     def _first_run(self, handles: Sequence[Any], out: list[list[Any]]) -> None:
         """The first run, which the program's other processes must come to; then it is run only."""
