@@ -128,7 +128,7 @@ class BoundStep:
                     raise
                 # As `_take_results` does it, written out.
                 out = results[0] if self._is_bare else self._program.results(results[0])
-                self._state = out[: len(state)]
+                self._state = out if plan.out_tree is None else out[: len(state)]
                 results.clear()
                 if self._given:
                     self._note_donated()
