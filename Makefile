@@ -14,7 +14,7 @@ VENV := .venv
 PYTHON_WANTED := 3.12
 CONSTRAINTS :=
 EXTRAS := train
-TEST_EXTRAS := train,dev,tpu
+TEST_EXTRAS := train,legacy,dev,tpu
 CONFIG := configs/tiny.toml
 # A run that goes on, in place of a new one with the settings of CONFIG.
 RESUME :=

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from tests.together import Together
 from xlashard.cloud.settings import load_settings as load_cloud_settings
@@ -14,7 +15,7 @@ from xlashard.documents import parse_json, parse_toml, read_text, read_toml
 from xlashard.errors import CloudError
 from xlashard.train.errors import SettingsError
 from xlashard.train.settings import load_settings
-from xlashard.wording import printable
+from xlashard.wording import Escaped, plain_text, printable
 
 BAD_TOML = {
     "deep array": f"a={'[' * 3000}{']' * 3000}",
@@ -103,6 +104,10 @@ def test_random_settings_files_are_read_or_refused(tmp_path: Path) -> None:
                         load(str(file))
                     except (SettingsError, CloudError) as error:
                         assert str(error) and error.__cause__ is None
+
+
+def test_a_renderable_is_printed_with_escapes() -> None:
+    assert plain_text(Escaped(Text("run \x1b[31mred\u202e"))) == "run \\x1b[31mred\\u202e"
 
 
 def test_control_characters_are_printed_as_escapes() -> None:

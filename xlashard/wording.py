@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
 # Control characters but for line ends and tabs, marks that reverse the order of what follows, and
@@ -26,6 +26,25 @@ def printable(text: str) -> str:
         run \x1b[31mred
     """
     return re.sub(_UNPRINTABLE, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Escaped:
+    """A renderable of rich, printed with Python's escapes in place of control characters.
+
+    Names in a report come from programs and files, which may hold anything.
+
+    Args:
+        shown: The renderable.
+    """
+
+    def __init__(self, shown: "RenderableType") -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.segment import Segment  # takes long to import, and few need it
+
+        for segment in console.render(self._shown, options):
+            yield Segment(printable(segment.text), segment.style, segment.control)
 
 
 def print_error(error: object) -> None:

@@ -36,7 +36,10 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def recorded(*args: Any, _name: str = name, _call: Any = call, **kwargs: Any) -> Any:
             gone.append(_name)
-            return _call(*args, **kwargs)
+            count = len(gone)
+            moved = _call(*args, **kwargs)
+            del gone[count:]  # the ways that this one consists of
+            return moved
 
         monkeypatch.setattr(module, name, recorded)
     return gone

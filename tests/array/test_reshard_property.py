@@ -26,7 +26,7 @@ from xlashard import (
     device_put,
     reshard_plan,
 )
-from xlashard.array import reshard, retile
+from xlashard.array import memory, retile
 from xlashard.geometry import TileAssignment
 from xlashard.sharding import Chunked, PmapSharding, Replicated, ShardedAxis, ShardingSpec
 from xlashard.sharding import NoSharding as Whole
@@ -135,7 +135,7 @@ def test_also_where_devices_have_memories_of_their_own(
     case: Any, donate: bool, slabs: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reshard, "in_one_memory", lambda *places: False)
+        patch.setattr(memory, "in_one_memory", lambda *places: False)
         if slabs:
             patch.setattr(retile, "_NEGLIGIBLE_BYTES", 0)
         check(*case, donate)

@@ -35,7 +35,7 @@ from xlashard.tpu.preflight.schema import make_schema
 from xlashard.tpu.preflight.screen import PreflightText
 from xlashard.tpu.preflight.summary import SummaryText
 from xlashard.tpu.preflight.targets import blamed, check_target
-from xlashard.wording import print_error
+from xlashard.wording import Escaped, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,12 +148,12 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
         return
     console = Console()
     if arguments.compare:
-        console.print(ComparisonText(compare(*reports), full=arguments.all, more=ALL))
+        console.print(Escaped(ComparisonText(compare(*reports), full=arguments.all, more=ALL)))
         return
     for number, report in enumerate(reports):
         if number:
             console.rule(style="dim")
-        console.print(PreflightText(report, full=arguments.all, more=ALL))
+        console.print(Escaped(PreflightText(report, full=arguments.all, more=ALL)))
     if len(reports) > 1:
         console.rule(style="dim")
         console.print(SummaryText(reports))

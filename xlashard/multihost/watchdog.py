@@ -69,7 +69,12 @@ class Watchdog:
             )
         self._timeout = timeout
         self._crash = crash
-        self._folder = None if folder is None else _as_path(folder)
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise ArgumentError(
+                f"Watchdog: folder must be a path, not {type(folder).__name__}: write "
+                "Watchdog(timeout=300, folder='logs')"
+            )
+        self._folder = None if folder is None else Path(folder)
         self._count = 0
         self._step = 0
         self._pauses: list[str] = []
@@ -188,12 +193,3 @@ class Watchdog:
         name = f"watchdog-{coordination.process_index()}-{self._reports}.txt"
         with (self._folder / name).open("a", encoding="utf-8") as file:
             file.write(f"{text}\n\n")
-
-
-def _as_path(folder: object) -> Path:
-    if not isinstance(folder, str | os.PathLike):
-        raise ArgumentError(
-            f"Watchdog: folder must be a path, not {type(folder).__name__}: write "
-            "Watchdog(timeout=300, folder='logs')"
-        )
-    return Path(folder)

@@ -150,6 +150,7 @@ class Lowered(Stage, jax.stages.Lowered):
         if order.placement.is_unassigned:
             self._known_out_shardings = traced._call.out_shardings
 
+    @shortened
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The module as text.
 
@@ -161,6 +162,7 @@ class Lowered(Stage, jax.stages.Lowered):
             return self._program.as_text(debug_info=debug_info)
         return analysis.hlo_text(self._program.body.module, debug_info=debug_info)
 
+    @shortened
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """The module as an object: of MLIR, or XLA's computation.
 

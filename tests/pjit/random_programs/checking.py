@@ -103,7 +103,8 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any]) -> Fail
     """The failure, with what JAX does."""
     around = jax_sharded(mesh)
     bare = replace(around, whole=lambda fun: fun)
-    outcome = _outcome_of_jax(text, bare, wanted)
+    # Types on explicit axes depend on the mesh in force, so it is the one of our run.
+    outcome = _outcome_of_jax(text, bare, wanted, mesh if mesh.are_all_axes_explicit else None)
     # Without a jit around it JAX refuses much of a transformed program, for reasons of its own; on
     # explicit axes they are those of both.
     if not outcome.startswith("wrong too") and not mesh.are_all_axes_explicit:
@@ -111,9 +112,9 @@ def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any]) -> Fail
     return Failure(failure.kind, failure.message, outcome)
 
 
-def _outcome_of_jax(text: str, library: Library, wanted: list[Any]) -> str:
+def _outcome_of_jax(text: str, library: Library, wanted: list[Any], mesh: Any = None) -> str:
     try:
-        for each, right in zip(run(text, library), wanted, strict=True):
+        for each, right in zip(run(text, library, mesh), wanted, strict=True):
             compare(each, right)
     except Wrong as wrong:
         return f"wrong too, {wrong.failure.message}"

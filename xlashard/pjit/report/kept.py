@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.pjit.report.records import Record
-from xlashard.wording import plain_text
+from xlashard.wording import Escaped, plain_text
 
 
 class PrintedReport(ABC):
@@ -25,13 +25,13 @@ class PrintedReport(ABC):
             all: Show every row, where otherwise the first few stand for the rest.
             console: Where to; standard output if None.
         """
-        (console or Console()).print(self._shown(full=all))
+        (console or Console()).print(Escaped(self._shown(full=all)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._shown(full=False)
+        yield Escaped(self._shown(full=False))
 
     def __str__(self) -> str:
-        return plain_text(self._shown(full=False))
+        return plain_text(Escaped(self._shown(full=False)))
 
 
 class KeptReport(PrintedReport):

@@ -8,7 +8,6 @@ from typing import Any
 
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError
-from xlashard.wording import printable
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,7 @@ def _decoded(kind: Any, value: Any, path: str) -> Any:
     if kind is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return _checked(value, is_number, "a number", path)
-    checked = _checked(value, type(value) is kind, _WORDS[kind], path)
-    # A report goes to terminals and pages, and its text may come from anywhere.
-    return printable(checked) if kind is str else checked
+    return _checked(value, type(value) is kind, _WORDS[kind], path)
 
 
 _WORDS: typing.Mapping[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
