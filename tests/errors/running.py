@@ -89,11 +89,15 @@ def _compiled(setup: str) -> Any:
 
 
 def execute(setup: str, source: str) -> dict[str, Any]:
-    """Runs a setup and a source; gives the names that they have made."""
+    """Run a setup and a source, which may choose a partitioner; return the names they made."""
     names: dict[str, Any] = {"__name__": "example"}
-    exec(_compiled(setup), names)
-    exec(compile(source, "example.py", "exec"), names)
-    jax.block_until_ready([v for v in names.values() if isinstance(v, jax.Array) and _alive(v)])
+    partitioner = jax.config.jax_use_shardy_partitioner
+    try:
+        exec(_compiled(setup), names)
+        exec(compile(source, "example.py", "exec"), names)
+        jax.block_until_ready([v for v in names.values() if isinstance(v, jax.Array) and _alive(v)])
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", partitioner)
     return names
 
 
