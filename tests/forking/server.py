@@ -5,6 +5,7 @@ and has one thread, so that its forks are safe.
 """
 
 import array
+import atexit
 import contextlib
 import gc
 import json
@@ -14,9 +15,10 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # What xlashard imports of others. Not xlashard itself, which reads its environment at import.
 PRELOADED = (
@@ -128,8 +130,8 @@ def _receive(client: socket.socket) -> dict[str, Any] | None:
     return {**request, "received": list(received)}
 
 
-def become(request: dict[str, Any]) -> None:
-    """Make this process what the client asks for, and run its program."""
+def become(request: dict[str, Any]) -> NoReturn:
+    """Make this process what the client requests, and run its program."""
     os.setsid()
     _take_descriptors(request["received"], request["descriptors"])
     for number in request["ignored"]:
@@ -138,15 +140,41 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     _open_streams()
     os.chdir(request["folder"])
+    status, interrupted = 0, False
     try:
         _run(*request["words"])
+    except SystemExit as end:
+        status = _status(end.code)
     except KeyboardInterrupt:
         _show_error()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupted = True
     except Exception:
         _show_error()
-        sys.exit(1)
+        status = 1
+    _end(status, interrupted=interrupted)
+
+
+def _status(code: object) -> int:
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _end(status: int, *, interrupted: bool) -> NoReturn:
+    """End as Python does, but for its last step, in which it takes the interpreter apart.
+
+    Before Python 3.14 a daemon thread that comes back from C++ in that step can abort the process.
+    """
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
 
 
 def _take_descriptors(received: list[int], numbers: list[int]) -> None:

@@ -23,12 +23,18 @@ from tests.pjit.random_programs.text import program_text
 
 KEPT = sorted((Path(__file__).parent / "random_programs" / "kept").glob("*.txt"))
 PER_TEST = 10
+# The partitioner of jaxlib 0.11.2 ends the process there, with jax.jit too: a gather in a batch
+# over a mesh axis, of the result of a scatter.
+ENDED_BY_XLA = frozenset({65})
 
 
 def pytest_generate_tests(metafunc):
     if "seeds" in metafunc.fixturenames:
         count = metafunc.config.getoption("--random-programs")
-        chunks = [range(i, min(i + PER_TEST, count)) for i in range(0, count, PER_TEST)]
+        chunks = [
+            [seed for seed in range(i, min(i + PER_TEST, count)) if seed not in ENDED_BY_XLA]
+            for i in range(0, count, PER_TEST)
+        ]
         metafunc.parametrize("seeds", chunks, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 
 
