@@ -305,13 +305,13 @@ def outcome(call: Good, wrong: dict[int | str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def run(start: int, count: int, tell: Callable[[str], None]) -> dict[str, str]:
+def run(start: int, count: int, before_each: Callable[[str], object]) -> dict[str, str]:
     """Make random wrong calls.
 
     Args:
         start: The first seed.
         count: How many.
-        tell: Is called with each call before it is made.
+        before_each: Called with the title of each call before the call.
 
     Returns:
         By the line of the package where an error was raised: the first call, and the error's text.
@@ -333,7 +333,7 @@ def run(start: int, count: int, tell: Callable[[str], None]) -> dict[str, str]:
                 for place in rng.sample(places, min(len(places), rng.choice((1, 1, 1, 2))))
             }
             title = f"{seed}: {name} {wrong}"
-            tell(title)
+            before_each(title)
             trouble, text = outcome(call, {place: pool[key] for place, key in wrong.items()})
             if array.is_deleted() and not text:  # It was donated.
                 array = xlashard.device_put(VALUES, ROWS)

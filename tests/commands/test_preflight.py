@@ -223,7 +223,7 @@ BAD_INPUT = {
         (*AT, PRODUCT, "--set", "model.layers=1"),
         "--set changes the settings",
     ),
-    "no settings file": ((*AT, "configs/none.toml"), "configs/none.toml"),
+    "no settings file": ((*AT, "configs/none.toml"), "Write the path of an existing file."),
     "one report to compare": ((*AT, PRODUCT, "--compare"), "--compare takes two reports"),
     "no report": (("nowhere.json",), "nowhere.json can't be read: No such file or directory"),
     "foreign JSON": (("docs/preflight.schema.json",), "the text is JSON, but no preflight report"),
@@ -240,6 +240,7 @@ def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
     code, _, err = run(*words)
     assert code == 2
     assert said in err
+    assert "--config" not in err  # an option of `xlashard train`
     assert err.startswith("error: ") and "Traceback" not in err
     assert len([line for line in err.splitlines() if line and not line.startswith(" ")]) == 1
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import xlashard
 from tests.pjit.helpers import f32, spec_of
 from xlashard import P, device_put, pjit
 from xlashard.errors import ArgumentError, ResourceError
@@ -347,3 +348,11 @@ def test_positions_and_names_are_respected_as_jax_does(kind, selected):
         return traced, outcomes
 
     assert seen(pjit) == seen(jax.jit)
+
+
+def test_errors_are_value_errors_where_those_of_jax_are() -> None:
+    for jit in (jax.jit, xlashard.jit, pjit):
+        with pytest.raises(ValueError):
+            jit(lambda x: x, static_argnames="missing")(1.0)
+        with pytest.raises(ValueError):
+            jit(lambda x: x, device=jax.devices()[0], backend="cpu")(1.0)
