@@ -86,13 +86,14 @@ check: $(developing) ## Run ruff and the fast tests
 
 .PHONY: goldens
 goldens: $(developing) ## Write what programs, errors and pictures say now into the golden files
-	$(python) -m pytest -q tests/program tests/pictures tests/tpu/preflight/page --update-goldens
-	git diff --stat -- tests/program/goldens tests/pictures/goldens docs/pictures
+	$(python) -m pytest -q tests/errors/test_catalogue.py tests/errors/test_pages.py \
+		tests/program tests/pictures tests/tpu/preflight/page --update-goldens
+	git diff --stat -- tests docs
 
 .PHONY: docs-errors
-docs-errors: $(developing) ## Write docs/errors.md from what every error says now
-	$(python) -m pytest -q tests/errors/test_page.py --update-goldens
-	git diff --stat -- docs/errors.md
+docs-errors: $(developing) ## Generate a page per exception class in site/errors/
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		$(python) -m tests.errors.pages site/errors
 
 .PHONY: docs-legacy
 docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries

@@ -22,11 +22,15 @@ jax_fix = "jax.set_mesh"         # what JAX shows to write instead, if anything
 jax_is_as_good = true            # JAX's message has all that ours must have
 """
 
+import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "mistakes"
+WIDTH = 96
+# The release of JAX whose messages the `jax_*` fields describe.
+JAX_VERSION = "0.12.0.1"
 
 COMMON = """\
 import jax
@@ -173,6 +177,22 @@ def read_topics() -> tuple[Topic, ...]:
     if found != set(TOPICS):
         raise ValueError(f"TOPICS and the files in {FOLDER} differ: {found ^ set(TOPICS)}")
     return tuple(_read_topic(FOLDER / f"{name}.toml") for name in TOPICS)
+
+
+def wrapped(text: str) -> str:
+    """Wrap each line of a text at `WIDTH`, indented like its first part."""
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line,
+            WIDTH,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def _read_topic(path: Path) -> Topic:

@@ -5,9 +5,9 @@ import builtins
 import jax
 import pytest
 
-from tests.errors.catalogue import SETUP, Mistake, read_topics
+from tests.errors.catalogue import JAX_VERSION, SETUP, Mistake, Topic, read_topics
 from tests.errors.comparing import jax_score, our_score
-from tests.errors.page import PAGE, jax_version
+from tests.errors.messages import message, read_messages, write_message
 from tests.errors.running import Outcome, execute, ours, run, theirs
 from xlashard import errors
 
@@ -19,10 +19,11 @@ def _marks(mistake: Mistake) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if "pod(" in mistake.wrong + mistake.right else []
 
 
-MISTAKES = [
-    pytest.param(m, id=f"{t.name}-{m.slug}", marks=_marks(m)) for t in TOPICS for m in t.mistakes
-]
-WITH_JAX = [param for param in MISTAKES if not param.values[0].no_jax]
+ALL = [(topic, mistake) for topic in TOPICS for mistake in topic.mistakes]
+IDS = [f"{topic.name}-{mistake.slug}" for topic, mistake in ALL]
+MESSAGES = [pytest.param(t, m, id=i, marks=_marks(m)) for (t, m), i in zip(ALL, IDS, strict=True)]
+MISTAKES = [pytest.param(m, id=i, marks=_marks(m)) for (_, m), i in zip(ALL, IDS, strict=True)]
+WITH_JAX = [p for p, (_, m) in zip(MISTAKES, ALL, strict=True) if not m.no_jax]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -36,6 +37,19 @@ def test_it_is_refused_with_place_facts_and_advice(mistake: Mistake) -> None:
     assert our_score(mistake, outcome).is_whole
 
 
+@pytest.mark.parametrize(("topic", "mistake"), MESSAGES)
+def test_its_message_is_the_golden_one(topic: Topic, mistake: Mistake, update_goldens) -> None:
+    if update_goldens:
+        write_message(topic, mistake)
+    assert read_messages(topic.name).get(mistake.title) == message(mistake), "make goldens"
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_every_golden_message_has_an_entry(topic: Topic) -> None:
+    titles = [mistake.title for mistake in topic.mistakes]
+    assert list(read_messages(topic.name)) == titles, "make goldens"
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
@@ -47,9 +61,8 @@ def test_jax_says_less(mistake: Mistake) -> None:
     outcome = theirs(mistake)
     score = jax_score(mistake, outcome)
     assert mistake.jax_is_as_good or not score.is_whole, outcome
-    if jax.__version__ != jax_version(PAGE.read_text(encoding="utf-8")):
+    if jax.__version__ != JAX_VERSION:
         return
-    # What an entry says of JAX is true of the JAX that the page is about.
     assert score.is_whole == mistake.jax_is_as_good, outcome
     assert mistake.jax_path in outcome.text
     assert mistake.jax_fix in outcome.text

@@ -275,7 +275,7 @@ def test_every_check_has_an_entry(unhit: list[Site]) -> None:
     left = [site for site in unhit if not matches(site)]
     assert not left, (
         "no call in tests/errors/mistakes raises these; add an entry for each (and run "
-        "make docs-errors), or a reason in UNREACHED:\n  " + "\n  ".join(map(str, left))
+        "make goldens), or a reason in UNREACHED:\n  " + "\n  ".join(map(str, left))
     )
 
 
