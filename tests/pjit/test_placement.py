@@ -242,15 +242,15 @@ def test_explicit_meshes(mesh):
     assert spec_of(out) == spec_of(again) == spec_of(inside) == ("x", "y")
 
 
-def test_an_open_dimension_takes_a_committed_argument_as_it_is(mesh):
-    x = device_put(f32(8, 4), NamedSharding(mesh, P("x", "y")))
-    f = pjit(lambda x: x * 2, in_shardings=NamedSharding(mesh, P(P.UNCONSTRAINED, "y")))
-    np.testing.assert_array_equal(np.asarray(f(x)), f32(8, 4) * 2)
-    (place,), _ = f.lower(x).compile().input_shardings
-    assert place.is_equivalent_to(x.sharding, 2)
-    other = device_put(f32(8, 4), NamedSharding(mesh, P("y", "x")))
-    with pytest.raises(ResourceError, match="in_shardings puts x"):
-        f(other)
+@pytest.mark.parametrize("keyword", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize("compiler", [pjit, jit])
+def test_unconstrained_dimensions_at_the_boundary_are_refused(mesh, compiler, keyword):
+    spec = P(P.UNCONSTRAINED, "y")
+    for sharding in (spec, NamedSharding(mesh, spec), jax.sharding.NamedSharding(mesh, spec)):
+        with pytest.raises(ValueError, match=rf"^{keyword}\[0\]\['w'\] is .*UNCONSTRAINED"):
+            compiler(lambda x: x, **{keyword: ({"w": sharding},)})
+        with pytest.raises(ValueError, match="Unconstrained"):
+            jax.jit(lambda x: x, **{keyword: ({"w": jax.sharding.NamedSharding(mesh, spec)},)})
 
 
 SPECS = [

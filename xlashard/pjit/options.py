@@ -15,6 +15,7 @@ from xlashard.pjit.resources import (
     ResourceTree,
     read_resources,
     refuse_from_gda,
+    refuse_unconstrained,
 )
 from xlashard.program import option_items
 from xlashard.sharding import SingleDeviceSharding
@@ -106,7 +107,7 @@ def read_options(
 
     Raises:
         ArgumentError: If an option is of the wrong kind, or two contradict.
-        ResourceError: If a sharding is none.
+        ResourceError: If a sharding is none, or leaves a dimension to the partitioner.
     """
     # The arguments are a tuple; a list of resources for them is meant as one.
     in_shardings = tuple(ins.value) if isinstance(ins.value, list) else ins.value
@@ -129,10 +130,13 @@ def read_options(
             f"device must be a jax.Device such as jax.devices()[0], not {chosen!r}; for a platform "
             "write backend='cpu'"
         )
+    in_resources = read_resources(in_shardings, ins.name)
     out_resources = read_resources(outs.value, outs.name)
+    refuse_unconstrained(in_resources)
+    refuse_unconstrained(out_resources)
     refuse_from_gda(out_resources)
     return PjitOptions(
-        in_resources=read_resources(in_shardings, ins.name),
+        in_resources=in_resources,
         out_resources=out_resources,
         donate=Selected.of(*donated, "donate"),
         keep_unused=_flag(rest, "keep_unused"),

@@ -173,6 +173,23 @@ def refuse_from_gda(resources: ResourceTree) -> None:
         )
 
 
+def refuse_unconstrained(resources: ResourceTree) -> None:
+    """Refuse specs with `UNCONSTRAINED`, which only constraints inside a function may have.
+
+    Raises:
+        ResourceError: With the path of the first such spec.
+    """
+    for path, leaf in jax.tree_util.tree_flatten_with_path(resources.tree())[0]:
+        spec = leaf.given.spec if isinstance(leaf.given, NamedSharding) else leaf.given
+        if isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions:
+            name = resources.what + jax.tree_util.keystr(path)
+            raise ResourceError(
+                f"{name} is {leaf.given}, which leaves a dimension UNCONSTRAINED: pass "
+                "UNSPECIFIED, and call with_sharding_constraint with that spec inside the function",
+                path=name,
+            )
+
+
 def read_resources(tree: Any, what: str) -> ResourceTree:
     """Checks a tree of resources as far as it can be without a mesh.
 

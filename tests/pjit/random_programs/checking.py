@@ -276,12 +276,8 @@ def _check_spec(name: str, x: Any, spec: Any, mesh: Any) -> None:
         if x.sharding.spec.unreduced != spec.unreduced:
             raise Wrong("places", f"{name} was to be {spec}, and is {x.sharding}")
         return
-    open_ = jax.sharding.PartitionSpec.UNCONSTRAINED
-    closed = [i for i in range(x.ndim) if i >= len(spec) or spec[i] is not open_]
-    plain_spec = jax.sharding.PartitionSpec(*(None if s is open_ else s for s in spec))
-    wanted = jax.sharding.NamedSharding(mesh, plain_spec).devices_indices_map(x.shape)
+    wanted = jax.sharding.NamedSharding(mesh, spec).devices_indices_map(x.shape)
     for device, index in x.sharding.devices_indices_map(x.shape).items():
-        for i in closed:
-            length = x.shape[i]
+        for i, length in enumerate(x.shape):
             if index[i].indices(length) != wanted[device][i].indices(length):
                 raise Wrong("places", f"{name} of {x.shape} was to be {spec}, and is {x.sharding}")

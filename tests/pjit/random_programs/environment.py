@@ -68,7 +68,7 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
 
     return Library(
         "jax.jit with the same shardings",
-        _with_closed_results(jax.jit),
+        jax.jit,
         jax.reshard if mesh.are_all_axes_explicit else jax.lax.with_sharding_constraint,
         place,
         lambda x, spec: x if spec is None else jax.device_put(x, named_sharding(spec)),
@@ -77,25 +77,6 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
         jax.jit,
         _doubled(mesh, jax.jit),
     )
-
-
-def _with_closed_results(jit: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave results unspecified for which a spec leaves a dimension open: JAX takes none."""
-
-    def compiled(fun: Callable[..., Any], **options: Any) -> Any:
-        options["out_shardings"] = jax.tree.map(
-            lambda x: xlashard.UNSPECIFIED if _is_open(x) else x,
-            options.get("out_shardings", xlashard.UNSPECIFIED),
-            is_leaf=lambda x: x is None or isinstance(x, P),
-        )
-        return jit(fun, **options)
-
-    return compiled
-
-
-def _is_open(x: Any) -> bool:
-    spec = x.spec if isinstance(x, jax.sharding.NamedSharding) else x
-    return isinstance(spec, P) and P.UNCONSTRAINED in spec
 
 
 def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = False) -> Library:
@@ -121,7 +102,7 @@ def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = Fal
 
     return Library(
         "xlashard",
-        _with_closed_results(xlashard.jit) if as_jax else xlashard.pjit,
+        xlashard.jit if as_jax else xlashard.pjit,
         jax.reshard if mesh.are_all_axes_explicit else xlashard.with_sharding_constraint,
         place,
         put,

@@ -48,18 +48,28 @@ def test_results_that_were_asked_for_or_lie_as_their_argument_are_no_surprise(me
 
 def test_an_open_dimension_that_the_partitioner_left_whole(mesh):
     def f(x):
-        return jnp.ones((8, 6)) + x.sum()
+        y = jnp.ones((8, 6)) + x.sum()
+        return xlashard.with_sharding_constraint(y, named(mesh, U, None))
 
-    fun = pjit(f, in_shardings=named(mesh, "x"), out_shardings=named(mesh, U, None))
-    report = explain(fun, f32(16))
+    report = explain(pjit(f, in_shardings=named(mesh, "x")), f32(16))
     assert found(report, "open dimension") == [
         ("result", "P()", (0,), ("x", "y"), 8 * 6 * 4 * 7 // 8)
     ]
 
 
 def test_an_open_dimension_that_was_cut_is_none(mesh):
-    fun = pjit(lambda x: x * 2, in_shardings=named(mesh, "x"), out_shardings=named(mesh, U))
-    assert explain(fun, f32(16)).replications == ()
+    def f(x):
+        return xlashard.with_sharding_constraint(x * 2, named(mesh, U))
+
+    assert explain(pjit(f, in_shardings=named(mesh, "x")), f32(16)).replications == ()
+
+
+def test_an_open_dimension_of_an_argument_that_the_partitioner_left_whole(mesh):
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named(mesh, U, "y"))
+    report = explain(pjit(lambda x: x * 2), x)
+    assert [(r.path, r.dims) for r in report.replications if r.kind == "open dimension"] == [
+        ("x", (0,))
+    ]
 
 
 def line_of(mark):

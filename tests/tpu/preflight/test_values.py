@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.tpu.preflight.programs import on, training_step
-from xlashard import NamedSharding, P, explain, pjit
+from xlashard import UNSPECIFIED, NamedSharding, P, explain, pjit
 from xlashard.errors import ProgramTooLargeError
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.values import Values, describe_values
@@ -31,14 +31,14 @@ def product(width: int) -> Any:
 
     state = {"w": struct((width, width), spec=P("a", "b")), "n": struct((), jnp.int32)}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    open_dims = NamedSharding(mesh, P(OPEN, OPEN))
+    x = struct((width, width), spec=P(OPEN, OPEN))
     made = pjit(
         f,
-        in_shardings=({"w": NamedSharding(mesh, P("a", "b")), "n": None}, open_dims, None, None),
+        in_shardings=({"w": NamedSharding(mesh, P("a", "b")), "n": None}, UNSPECIFIED, None, None),
         donate_argnums=(0, 1),
     )
     with jax.set_mesh(mesh):
-        return made.lower(state, struct((width, width)), key, struct((8,)))
+        return made.lower(state, x, key, struct((8,)))
 
 
 @pytest.fixture(scope="module")

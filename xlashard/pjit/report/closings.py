@@ -1,6 +1,6 @@
 """Constraints that close a dimension which something before them had cut, found in a jaxpr."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,16 @@ def find_closings(jaxpr: Any, arguments: Sequence[Argument]) -> list[Closing]:
                 cuts = found.setdefault(key, (eqn, sharding, []))[2]
                 cuts += _cuts(scope, eqn, sharding, taken)
     return [_closing(*closing) for closing in found.values() if closing[2]]
+
+
+def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
+    """Yield the results of a closed jaxpr that a constraint makes, with its sharding."""
+    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == CONSTRAINT}
+    for i, variable in enumerate(jaxpr.outvars):
+        eqn = made.get(variable) if isinstance(variable, Hashable) else None
+        sharding = None if eqn is None else constraint_of(eqn)
+        if sharding is not None:
+            yield i, sharding
 
 
 @dataclass(frozen=True, eq=False)

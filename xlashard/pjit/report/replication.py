@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.report.closings import Closing, find_closings
+from xlashard.pjit.report.closings import Closing, find_closings, result_constraints
 from xlashard.pjit.report.communication import Sources
 from xlashard.pjit.report.parts import ReplicationKind, ReplicationReport
 from xlashard.pjit.report.values import Program, Value, spec_text
 from xlashard.program import Collective, is_open
-from xlashard.sharding import Mesh, NamedSharding
+from xlashard.sharding import Mesh, NamedSharding, Sharding
 from xlashard.sharding.named import grid_of
 from xlashard.wording import typed
 
@@ -23,7 +23,7 @@ def describe_replications(
         return ()
     found = [
         *_results(program, mesh),
-        *_open_dims((*program.arguments, *program.results), mesh),
+        *_open_dims(program, mesh),
         *_constraints(program, collectives, mesh, sources),
     ]
     return tuple(sorted(found, key=lambda r: -r.wasted_bytes))
@@ -35,8 +35,8 @@ def _results(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
     One that lies as an argument of its shape and dtype does is what it was meant to be.
     """
     dealt = _axes_of((*program.arguments, *program.closed_over))
-    for value in program.results:
-        if value.said is None and not _is_like_an_argument(program, value):
+    for value, requested in zip(program.results, _requested(program), strict=True):
+        if requested is None and not _is_like_an_argument(program, value):
             dims = tuple(range(value.aval.ndim))
             report = _report("result", value, dims, [a for a in mesh.axis_names if a in dealt])
             if report is not None:
@@ -59,10 +59,22 @@ def _is_like_an_argument(program: Program, value: Value) -> bool:
     )
 
 
-def _open_dims(values: Sequence[Value], mesh: Mesh) -> Iterator[ReplicationReport]:
-    """Arguments and results with a dimension that was left open, and that was left whole."""
-    for value in values:
-        said, sharding = value.said, value.sharding
+def _requested(program: Program) -> list[Sharding | None]:
+    """Return the sharding requested of each result: at the boundary, or by a final constraint."""
+    requested = [value.said for value in program.results]
+    if program.call is not None:
+        jaxpr = program.call.traced.jaxpr
+        for i, constraint in result_constraints(jaxpr):
+            if requested[i] is None and is_open(constraint):
+                requested[i] = constraint
+    return requested
+
+
+def _open_dims(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
+    """Yield arguments and results with an unconstrained dimension that came out whole."""
+    shardings = [*(value.placed for value in program.arguments), *_requested(program)]
+    for value, said in zip((*program.arguments, *program.results), shardings, strict=True):
+        sharding = value.sharding
         if not isinstance(said, NamedSharding) or not is_open(said) or sharding is None:
             continue
         counts = sharding.rank_tiling(value.aval.ndim).counts
