@@ -101,7 +101,7 @@ docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
 	git diff --stat -- docs/legacy.md
 
 .PHONY: preflights
-preflights: $(developing) ## Write docs/preflight/ and its table from configs/ (10 minutes; NAMES=...)
+preflights: $(developing) ## Compile configs/, write the table of docs/configs.md (10 minutes; NAMES=...)
 	$(python) -m benchmarks._preflights $(NAMES)
 
 .PHONY: docs-preflight

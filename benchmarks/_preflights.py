@@ -1,17 +1,17 @@
-"""Preflights of the settings files for real runs: their reports and the table in the guide.
+"""Preflights of the settings files for real runs: their facts and the table in the guide.
 
 `python -m benchmarks._preflights [NAME ...]` compiles the training step of each file in `configs/`
-that names a topology (minutes each, on any machine) and writes `docs/preflight/NAME.json`, the
-digests of the settings, and the table in `docs/configs.md`. `--table` writes the table alone.
+that names a topology (minutes each, on any machine) and writes the facts of its report to
+`benchmarks/_preflights.json` and the table to `docs/configs.md`. `--table` writes the table alone.
 """
 
 import argparse
 import hashlib
 import json
-import re
 import resource
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from xlashard import tpu
@@ -21,8 +21,7 @@ from xlashard.train.preflight import training_step
 from xlashard.train.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORTS = ROOT / "docs" / "preflight"
-DIGESTS = REPORTS / "digests.json"
+FACTS = ROOT / "benchmarks" / "_preflights.json"
 PAGE = ROOT / "docs" / "configs.md"
 _BEGIN, _END = "<!-- table: make preflights -->", "<!-- end of table -->"
 _HEADER = (
@@ -31,11 +30,73 @@ _HEADER = (
 )
 
 
-def real() -> dict[str, Settings]:
-    """The settings files that name a topology, the smallest model first."""
+@dataclass(frozen=True)
+class Facts:
+    """Figures of one preflight: those of the table, and those that the formulas predict.
+
+    Attributes:
+        settings: SHA-256 of the settings file.
+        outcome: `fits` or the reason against it.
+        versions: Versions of JAX and libtpu.
+        generation: Generation of the chips.
+        chips: Number of chips.
+        devices: Number of devices.
+        mesh: Sizes of the mesh axes by name.
+        tokens: Tokens per step.
+        model_flops: FLOP of the model per step.
+        parameters: Parameters of the model.
+        active_parameters: Parameters that each token uses.
+        available_bytes: HBM per device that a program may use.
+        total_bytes: HBM per device at the peak.
+        argument_bytes: Bytes of the arguments per device.
+        alias_bytes: Bytes of the arguments that results reuse.
+        state_bytes: Bytes of the training state per device.
+        product_flops: FLOP of the matrix products per device.
+        unknown_loops: Loops of unknown trip count.
+        sent_bytes: Bytes that each device sends per step.
+        roofline_seconds: Seconds per step at the peak rates.
+        seconds: Seconds per step by the compiler's schedule.
+        bound: The resource that limits the step.
+        tokens_per_second: Tokens per second by the compiler's schedule.
+        utilisation: Model FLOP utilisation by the compiler's schedule.
+    """
+
+    settings: str
+    outcome: str
+    versions: dict[str, str]
+    generation: str
+    chips: int
+    devices: int
+    mesh: dict[str, int]
+    tokens: int
+    model_flops: float
+    parameters: int
+    active_parameters: int
+    available_bytes: int
+    total_bytes: int
+    argument_bytes: int
+    alias_bytes: int
+    state_bytes: int
+    product_flops: float
+    unknown_loops: int
+    sent_bytes: float
+    roofline_seconds: float
+    seconds: float
+    bound: str
+    tokens_per_second: float
+    utilisation: float
+
+    @property
+    def spare(self) -> float:
+        """Fraction of the available HBM that stays free."""
+        return 1 - self.total_bytes / self.available_bytes
+
+
+def topology_settings() -> dict[str, Settings]:
+    """Read the settings files that name a topology, the smallest model first."""
     found = {path.stem: load_settings(path) for path in (ROOT / "configs").glob("*.toml")}
-    asked = {name: settings for name, settings in found.items() if settings.devices.topology}
-    return dict(sorted(asked.items(), key=lambda item: (_size(item[1]), item[0])))
+    chosen = {name: settings for name, settings in found.items() if settings.devices.topology}
+    return dict(sorted(chosen.items(), key=lambda item: (_size(item[1]), item[0])))
 
 
 def _size(settings: Settings) -> int:
@@ -43,102 +104,114 @@ def _size(settings: Settings) -> int:
 
 
 def digest(name: str) -> str:
-    """Of a settings file."""
+    """Return the SHA-256 of a settings file."""
     return hashlib.sha256((ROOT / "configs" / f"{name}.toml").read_bytes()).hexdigest()
 
 
-def make(name: str, settings: Settings) -> PreflightReport:
-    """The report of a settings file, for the topology that it names."""
+def compile_facts(name: str, settings: Settings) -> Facts:
+    """Compile the training step of a settings file for its topology; return the facts."""
     place = tpu.topology(settings.devices.topology, settings.devices.slices)
     target = training_step(settings, place.mesh(settings.mesh))
-    return preflight(
+    report = preflight(
         target.function,
         *target.args,
         topology=place,
         workload=target.workload,
         title=f"configs/{name}.toml",
     )
+    return _facts(name, report)
 
 
-def kept(name: str) -> PreflightReport:
-    """The report that is checked in."""
-    return PreflightReport.from_json((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
+def _facts(name: str, report: PreflightReport) -> Facts:
+    memory, spent, throughput = report.memory, report.time, report.throughput
+    assert throughput is not None
+    state = [x.device_bytes for x in memory.arguments if x.path.startswith("state")]
+    return Facts(
+        settings=digest(name),
+        outcome=report.outcome,
+        versions={"jax": report.versions.jax, "libtpu": report.versions.libtpu},
+        generation=report.topology.generation,
+        chips=report.topology.chips,
+        devices=report.topology.devices,
+        mesh={axis.name: axis.size for axis in report.mesh},
+        **asdict(throughput.workload),
+        available_bytes=memory.available_bytes,
+        total_bytes=memory.total_bytes,
+        argument_bytes=memory.argument_bytes,
+        alias_bytes=memory.alias_bytes,
+        state_bytes=sum(state),
+        product_flops=sum(flops for _, flops in spent.flops_by_dtype),
+        unknown_loops=spent.unknown_loops,
+        sent_bytes=sum(traffic.sent_bytes for traffic in spent.traffic),
+        roofline_seconds=spent.roofline_seconds,
+        seconds=spent.seconds,
+        bound=spent.bound,
+        tokens_per_second=throughput.tokens_per_second,
+        utilisation=throughput.utilisation,
+    )
 
 
-def written(report: PreflightReport) -> str:
-    """A report as it is checked in: source files without the folders of this machine."""
-    text = report.to_json()
-    text = text.replace(f"{ROOT}/", "")
-    return re.sub(r'"/[^"]*/(?:site-packages|lib/python3\.\d+)/', '"', text)
+def read_facts() -> dict[str, Facts]:
+    """Return the checked-in facts by the names of the settings files."""
+    return {name: Facts(**each) for name, each in json.loads(FACTS.read_text()).items()}
+
+
+def write_facts(facts: dict[str, Facts]) -> None:
+    """Write the facts of all settings files."""
+    data = {name: asdict(each) for name, each in sorted(facts.items())}
+    FACTS.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def table() -> str:
-    """A row for each report that is there."""
-    rows = [_row(name, kept(name)) for name in real() if (REPORTS / f"{name}.json").exists()]
+    """Return the table of the guide, one row per settings file with facts."""
+    facts = read_facts()
+    rows = [_row(name, facts[name]) for name in topology_settings() if name in facts]
     return "\n".join([_HEADER, "|---" * _HEADER[1:].count("|") + "|", *rows])
 
 
-def _row(name: str, report: PreflightReport) -> str:
-    memory, spent, throughput = report.memory, report.time, report.throughput
-    assert throughput is not None
-    work = throughput.workload
-    count = f"{work.parameters / 1e9:.1f} B"
-    if work.active_parameters < work.parameters:
-        count += f", {work.active_parameters / 1e9:.1f} B active"
-    mesh = " × ".join(f"{axis.name}={axis.size}" for axis in report.mesh)
+def _row(name: str, facts: Facts) -> str:
+    count = f"{facts.parameters / 1e9:.1f} B"
+    if facts.active_parameters < facts.parameters:
+        count += f", {facts.active_parameters / 1e9:.1f} B active"
+    highest = facts.utilisation * facts.seconds / facts.roofline_seconds
     cells = [
         f"[`{name}.toml`](../configs/{name}.toml)",
-        f"{report.topology.chips:,} of {report.topology.generation}",
-        mesh,
+        f"{facts.chips:,} of {facts.generation}",
+        " × ".join(f"{axis}={size}" for axis, size in facts.mesh.items()),
         count,
-        f"{work.tokens:,}",
-        f"{memory.total_bytes / 2**30:.1f} of {memory.available_bytes / 2**30:.1f} GiB",
-        f"{memory.spare_bytes / memory.available_bytes:.0%}",
-        f"{spent.roofline_seconds:.2f} to {spent.seconds:.2f}",
-        {"compute": "arithmetic", "hbm": "HBM"}.get(spent.bound, spent.bound.upper()),
-        f"{throughput.tokens_per_second:,.0f}",
-        f"{throughput.utilisation:.0%} to {_highest(report):.0%}",
+        f"{facts.tokens:,}",
+        f"{facts.total_bytes / 2**30:.1f} of {facts.available_bytes / 2**30:.1f} GiB",
+        f"{facts.spare:.0%}",
+        f"{facts.roofline_seconds:.2f} to {facts.seconds:.2f}",
+        {"compute": "arithmetic", "hbm": "HBM"}.get(facts.bound, facts.bound.upper()),
+        f"{facts.tokens_per_second:,.0f}",
+        f"{facts.utilisation:.0%} to {highest:.0%}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _highest(report: PreflightReport) -> float:
-    """The utilisation at the roofline."""
-    assert report.throughput is not None
-    return report.throughput.utilisation * report.time.seconds / report.time.roofline_seconds
-
-
 def page() -> str:
-    """The guide, with the table of what is checked in."""
+    """Return the guide with the table of the checked-in facts."""
     text = PAGE.read_text(encoding="utf-8")
     head, rest = text.split(_BEGIN)
     return f"{head}{_BEGIN}\n{table()}\n{_END}{rest.split(_END)[1]}"
 
 
 def main(arguments: list[str]) -> int:
-    """Writes what was asked for."""
+    """Compile the chosen settings files and write their facts and the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="settings files, by name; by default all")
     parser.add_argument("--table", action="store_true", help="write the table alone")
-    asked = parser.parse_args(arguments)
-    settings = (
-        {}
-        if asked.table
-        else {n: s for n, s in real().items() if n in asked.names or not asked.names}
-    )
-    REPORTS.mkdir(exist_ok=True)
-    for name, one in settings.items():
+    options = parser.parse_args(arguments)
+    for name, settings in topology_settings().items():
+        if options.table or (options.names and name not in options.names):
+            continue
         began = time.perf_counter()
-        report = make(name, one)
-        (REPORTS / f"{name}.json").write_text(written(report), encoding="utf-8")
-        digests = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
-        digests[name] = digest(name)
-        DIGESTS.write_text(json.dumps(dict(sorted(digests.items())), indent=1) + "\n")
+        facts = compile_facts(name, settings)
+        write_facts(read_facts() | {name: facts})
+        seconds = time.perf_counter() - began
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(
-            f"{name}: {report.outcome}, {time.perf_counter() - began:.0f} s, {peak:.1f} GiB",
-            flush=True,
-        )
+        print(f"{name}: {facts.outcome}, {seconds:.0f} s, {peak:.1f} GiB", flush=True)
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 

@@ -1,48 +1,42 @@
-"""The settings files for real runs, and the reports of their preflights that are checked in."""
-
-import json
+"""The settings files for real runs, and the checked-in facts of their preflights."""
 
 import pytest
 
 from benchmarks import _preflights as preflights
-from xlashard.tpu.preflight.report import PreflightReport
+from benchmarks._preflights import Facts
 from xlashard.train.formulas import workload
 
-REAL = preflights.real()
+REAL = preflights.topology_settings()
+FACTS = preflights.read_facts()
 ADVICE = "write them again: make preflights"
 
 
 def test_there_are_settings_for_all_sizes() -> None:
-    asked = {
+    assert set(REAL) == {
         *("1b_v5e_16", "8b_v5p_64", "8b_v6e_64", "70b_v5p_512", "405b_v5p_4096", "moe_v5p_128")
     }
-    assert asked <= set(REAL)
+    assert set(FACTS) == set(REAL)
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_report_is_of_the_settings_as_they_are(name: str) -> None:
-    digests = json.loads(preflights.DIGESTS.read_text())
-    assert digests[name] == preflights.digest(name), ADVICE
-    report, settings = preflights.kept(name), REAL[name]
-    assert report.throughput is not None
-    assert report.throughput.workload == workload(settings), ADVICE
-    assert {axis.name: axis.size for axis in report.mesh} == settings.mesh
-    assert (preflights.REPORTS / f"{name}.json").stat().st_size < 200_000
+def test_the_facts_are_of_the_settings_as_they_are(name: str) -> None:
+    facts, settings = FACTS[name], REAL[name]
+    assert facts.settings == preflights.digest(name), ADVICE
+    expected = workload(settings)
+    assert facts.tokens == expected.tokens, ADVICE
+    assert facts.model_flops == expected.model_flops, ADVICE
+    assert facts.parameters == expected.parameters, ADVICE
+    assert facts.active_parameters == expected.active_parameters, ADVICE
+    assert facts.mesh == settings.mesh
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_every_config_fits_with_memory_to_spare(name: str) -> None:
-    report = preflights.kept(name)
-    assert report.outcome == "fits"
-    assert report.memory.spare_bytes >= 0.08 * report.memory.available_bytes
-    # The state lies in the memory of the one before.
-    assert report.memory.alias_bytes > 0.99 * report.memory.argument_bytes
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_reports_name_no_folder_of_the_machine(name: str) -> None:
-    text = (preflights.REPORTS / f"{name}.json").read_text()
-    assert '"/' not in text
+    facts = FACTS[name]
+    assert facts.outcome == "fits"
+    assert facts.spare >= 0.08
+    # The new state reuses the memory of the old one.
+    assert facts.alias_bytes > 0.99 * facts.argument_bytes
 
 
 def test_the_guide_has_the_table() -> None:
@@ -50,21 +44,18 @@ def test_the_guide_has_the_table() -> None:
 
 
 @pytest.fixture(scope="module")
-def again() -> PreflightReport:
-    """The preflight of the smallest, made here."""
-    return preflights.make("1b_v5e_16", REAL["1b_v5e_16"])
+def again() -> Facts:
+    """Compile the smallest settings file here."""
+    return preflights.compile_facts("1b_v5e_16", REAL["1b_v5e_16"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_smallest_gives_its_report_again(again: PreflightReport) -> None:
-    before = preflights.kept("1b_v5e_16")
+def test_the_smallest_gives_its_facts_again(again: Facts) -> None:
+    before = FACTS["1b_v5e_16"]
     assert again.outcome == "fits"
-    assert again.memory.spare_bytes >= 0.08 * again.memory.available_bytes
-    assert again.memory.argument_bytes == pytest.approx(before.memory.argument_bytes, rel=1e-3)
+    assert again.spare >= 0.08
+    assert again.argument_bytes == pytest.approx(before.argument_bytes, rel=1e-3)
     # Other versions of the compiler place temporaries otherwise, and do the same work.
-    assert again.memory.total_bytes == pytest.approx(before.memory.total_bytes, rel=0.2)
-    products, expected = (
-        sum(flops for _, flops in report.time.flops_by_dtype) for report in (again, before)
-    )
-    assert products == pytest.approx(expected, rel=0.01)
+    assert again.total_bytes == pytest.approx(before.total_bytes, rel=0.2)
+    assert again.product_flops == pytest.approx(before.product_flops, rel=0.01)

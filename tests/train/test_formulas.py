@@ -5,14 +5,14 @@ import math
 import jax
 import pytest
 
-from benchmarks._preflights import kept, real
+from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
-from xlashard.tpu.preflight.report import PreflightReport
 from xlashard.train import formulas
 from xlashard.train.model import declare
-from xlashard.train.settings import ModelSettings, Settings
+from xlashard.train.settings import ModelSettings
 
-REAL = real()
+REAL = topology_settings()
+FACTS = read_facts()
 EXPERTS = ["model.experts=4", "model.mlp=48"]
 
 
@@ -75,34 +75,27 @@ def test_what_is_kept_is_not_computed_again() -> None:
     assert formulas.step_flops(settings()).recomputed == 0
 
 
-def found(name: str) -> tuple[Settings, PreflightReport]:
-    return REAL[name], kept(name)
-
-
 @pytest.mark.parametrize("name", REAL)
 def test_programs_do_the_arithmetic_of_the_formulas(name: str) -> None:
-    run, report = found(name)
-    products = sum(flops for _, flops in report.time.flops_by_dtype)
-    expected = formulas.step_flops(run).total / report.topology.devices
-    assert products == pytest.approx(expected, rel=1e-2)
-    assert report.time.unknown_loops == 0
+    facts = FACTS[name]
+    expected = formulas.step_flops(REAL[name]).total / facts.devices
+    assert facts.product_flops == pytest.approx(expected, rel=1e-2)
+    assert facts.unknown_loops == 0
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_programs_hold_the_state_of_the_formulas(name: str) -> None:
-    run, report = found(name)
-    state = sum(x.device_bytes for x in report.memory.arguments if x.path.startswith("state"))
-    assert state == pytest.approx(formulas.state_bytes(run), rel=1e-2)
+    expected = formulas.state_bytes(REAL[name])
+    assert FACTS[name].state_bytes == pytest.approx(expected, rel=1e-2)
 
 
 # On v5e and v5p, whose compilers scatter each sum of gradients in steps beside its product.
 @pytest.mark.parametrize("name", ["1b_v5e_16", "8b_v5p_64"])
 def test_programs_send_the_bytes_of_the_formulas(name: str) -> None:
-    run, report = found(name)
-    sent = sum(traffic.sent_bytes for traffic in report.time.traffic)
+    run = REAL[name]
     expected = (
         formulas.gather_bytes(run)
         + formulas.scatter_bytes(run, looped=True)
         + formulas.lookup_bytes(run)
     )
-    assert sent == pytest.approx(expected, rel=1e-2)
+    assert FACTS[name].sent_bytes == pytest.approx(expected, rel=1e-2)
