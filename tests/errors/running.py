@@ -1,6 +1,5 @@
 """Runs the calls of the catalogue, and keeps what came of each."""
 
-import ast
 import importlib.metadata
 import re
 import traceback
@@ -142,47 +141,3 @@ def _last_of_ours(tb: TracebackType | None) -> list[tuple[str, int]]:
         return []
     path, line = frames[-1]
     return [(str(path.relative_to(PACKAGE)), line)]
-
-
-@dataclass(frozen=True)
-class Site:
-    """One `raise` in the package.
-
-    Attributes:
-        file: Relative to the package.
-        function: The innermost function that it is in.
-        first: Its first line.
-        last: Its last line.
-        source: Its text, in one line.
-    """
-
-    file: str
-    function: str
-    first: int
-    last: int
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.first} in {self.function}: {self.source}"
-
-
-def raise_sites(*rooms: str) -> list[Site]:
-    """Every statement in some folders or files that raises something of its own."""
-    paths = [path for room in rooms for path in sorted(PACKAGE.glob(room))]
-    return [site for path in paths for site in _sites_of(path)]
-
-
-def _sites_of(path: Path) -> list[Site]:
-    source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Raise) or node.exc is None:
-            continue
-        last = node.end_lineno or node.lineno
-        around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or f.lineno)]
-        name = max(around, key=lambda f: f.lineno).name if around else ""
-        text = " ".join((ast.get_source_segment(source, node) or "").split())
-        found.append(Site(str(path.relative_to(PACKAGE)), name, node.lineno, last, text))
-    return sorted(found, key=lambda site: site.first)

@@ -127,6 +127,7 @@ def keys_of(data: np.ndarray, dtype: Any) -> Any:
         keys = jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
         if keys.dtype == dtype:
             return keys
+    # no-catalogue: dtypes of other keys are refused before
     raise TypeError(f"no implementation of {dtype}")
 
 

@@ -331,6 +331,7 @@ def annotate(
             for name, value in module_attributes.items():
                 module.operation.attributes[name] = _attribute(value)
         except ir.MLIRError as error:
+            # no-catalogue: raises an error of JAX or of the caller again
             raise ValueError(str(error)) from None
 
 
@@ -422,6 +423,7 @@ def verify(module: Module) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError as error:
+        # no-catalogue: raises an error of JAX or of the caller again
         raise ValueError(str(error)) from None
 
 

@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "tensorstore":
         raise
-    raise ModuleNotFoundError(
+    raise ModuleNotFoundError(  # no-catalogue: raised at import
         "checkpoints of single arrays are files of TensorStore, which is not installed: "
         "pip install 'xlashard[legacy]'",
         name="tensorstore",

@@ -47,7 +47,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
             topology.
     """
     if cloud_tpu_init.get_tpu_library_path() is None:
-        raise TopologyError(
+        raise TopologyError(  # no-catalogue: needs an environment without libtpu
             "libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'"
         )
     check_libtpu(libtpu_version(), metadata.requires("jax") or ())
@@ -55,6 +55,7 @@ def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
         with _environment(_COMPILE_ONLY):
             topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
     except jax.errors.JaxRuntimeError as error:
+        # no-catalogue: names are checked before
         raise TopologyError(f"libtpu knows no topology {name}: {_said(error)}") from error
     return list(topology._make_compile_only_devices())
 

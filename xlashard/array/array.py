@@ -248,7 +248,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
         check_alive(self)
         if self._buffers.is_fully_addressable or split(self._buffers):
             return self._buffers.on_device_size_in_bytes()
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"only their own processes know what the devices of an Array {type_text(self)} hold, "
             f"and this process has none of them: use x.nbytes, or {BRING_HERE}"
         )

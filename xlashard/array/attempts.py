@@ -92,7 +92,7 @@ def tried_again(error: Exception, call: Call) -> Any:
         elif isinstance(error, ValueError):
             _check_devices(call)
             _note_memory(error, call)
-        raise error
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
 
 
 def _check_unreduced(call: Call) -> None:
@@ -103,7 +103,7 @@ def _check_unreduced(call: Call) -> None:
     """
     for name, x in call.operands():
         if not uses_shardy() and from_jax(x.sharding).is_unreduced:
-            raise UnreducedError(
+            raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
                 f"{call.name} takes no unreduced array under the GSPMD partitioner, and {name}, "
                 f"{type_text(x)}, is one: reduce it first, by device_put({name}, "
                 f"{name}.sharding.reduced_sharding), or use Shardy, by XLASHARD_PARTITIONER=shardy"
@@ -149,7 +149,7 @@ def _said_otherwise(error: Exception, call: Call) -> Any:
         return call.again(_as_bare_tiles)
     first = next((x for _, x in call.operands() if is_out_of_order(x)), None)
     if first is None:
-        raise error
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
     sharding = from_jax(first.sharding)
     by_tile = np.argsort(sharding.tiling(first.shape).tile_ids(), kind="stable")
     devices = tuple(sharding.devices[i] for i in by_tile.tolist())

@@ -200,12 +200,12 @@ def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
         return host_view(handle)
     tiling, distinct = distinct_here(handle)
     if not distinct.positions and not distinct.complete:
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"this process has none of the devices of an Array {type_text(handle)}, and so nothing "
             f"of its value: read it in the processes that have, or {BRING_HERE}"
         )
     if not distinct.complete:
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "
             f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
             "[shard.data for shard in x.addressable_shards] or x.to_host('local'), or bring the "

@@ -293,7 +293,7 @@ def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
     here = jax.process_index()
     foreign = [device for device in found if device.process_index != here]
     if foreign:
-        raise PlacementError(
+        raise PlacementError(  # no-catalogue: needs several processes
             f"{name} puts values on this process's devices only, but {foreign[0]} belongs to "
             f"process {foreign[0].process_index}: give jax.local_devices()"
         )

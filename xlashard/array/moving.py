@@ -202,7 +202,7 @@ def _carried_out(x: Any, steps: "list[HostPut | _Step]", ways: list[Placement]) 
     try:
         handles = iter(put_values([step for step in steps if isinstance(step, HostPut)]))
     except OutOfMemoryError as error:
-        raise at_path(error, "x") from None
+        raise at_path(error, "x") from None  # no-catalogue: needs a process with little memory
     out = []
     for number, step in enumerate(steps):
         try:
@@ -365,7 +365,7 @@ def _put_array(array: Array, placement: Placement, donate: bool, fresh: bool, ow
             raise
     else:
         return placed(moved, placement.sharding)
-    raise scarce
+    raise scarce  # no-catalogue: needs a process with little memory
 
 
 def _renewed(array: Array, donate: bool) -> Array:

@@ -131,7 +131,7 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
     if sharding.is_fully_addressable:
         return local
     if not isinstance(sharding, XLACompatibleSharding):
-        raise PlacementError(
+        raise PlacementError(  # no-catalogue: needs several processes
             f"a {type(sharding).__name__} cuts by the global shape, which the local data don't "
             "tell: give global_shape=(...)"
         )
@@ -143,14 +143,14 @@ def _inferred_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ..
     ]
     mine = _distinct_per_dim(tiling, sharding.addressable_positions)
     if any(share != mine for share in shares):
-        raise PlacementError(
+        raise PlacementError(  # no-catalogue: needs several processes
             f"this process holds {mine} distinct tiles per dimension and others hold "
             f"{sorted(set(shares) - {mine})[0]}, so the local data don't tell the global shape: "
             "give global_shape=(...)"
         )
     for dim, (size, held) in enumerate(zip(local, mine, strict=True)):
         if size % held:
-            raise PlacementError(
+            raise PlacementError(  # no-catalogue: needs several processes
                 f"dimension {dim} of local data of shape {local} has {size} elements, but this "
                 f"process holds {held} tiles of it: accepted are multiples of {held}, for example "
                 f"{-(-size // held) * held}"

@@ -152,7 +152,7 @@ def joined(singles: Sequence[Single], target: Places, dtype: Any, caller: Caller
         dtype = single.array.dtype if dtype is None else dtype
         _check_fits(single, target, dtype)
     if dtype is None:
-        raise ArgumentError(
+        raise ArgumentError(  # no-catalogue: needs several processes
             f"there are no arrays to tell the dtype: write {_HERE.function}(shape, sharding, [], "
             "dtype=...)"
         )

@@ -37,7 +37,7 @@ def to_host(array: Holder, policy: Policy, timeout: float) -> np.ndarray:
         return read_value(array, explicit=True) if has_value(array) else _local_box(array)
     sharding = from_jax(array._handle.sharding)
     if not sharding.addressable_positions:
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"this process has none of the devices of an Array {type_text(array)}, so it can't "
             "take part in gathering it: call x.to_host('gather') where there are some"
         )
@@ -62,7 +62,7 @@ def _local_box(array: Holder) -> np.ndarray:
     handle = array._handle
     tiling, distinct = distinct_here(handle)
     if not distinct.positions:
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"this process holds no piece of an Array {type_text(handle)}: write "
             "x.to_host('gather') in every process that does, or put the array on devices of this "
             "one as well"
@@ -70,7 +70,7 @@ def _local_box(array: Holder) -> np.ndarray:
     coordinates = tiling.coordinates(distinct.positions)
     low, high = coordinates.min(axis=0), coordinates.max(axis=0) + 1
     if math.prod((high - low).tolist()) != len(distinct.positions):
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"this process's pieces of an Array {type_text(handle)} are no one block of it: "
             f"{_pieces_text(tiling, handle.shape, distinct.positions)}; read them by "
             "[(shard.index, shard.data) for shard in x.addressable_shards], or the whole array by "
@@ -119,14 +119,14 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
             Invitation(processes, "to_host", timeout, what="to_host('gather')"), subject
         )
     except MissedError as error:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') of an Array {type_text(handle)} "
             f"{error.after(timeout, len(processes))}: every process with a device of the array "
             "must, in the same order; x.to_host('local') needs no other process",
             processes=error.processes,
         ) from None
     if len(set(came.values())) > 1:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') was called with different arrays at the same time: "
             f"{told_by_process(came)}; let all processes gather the same arrays in the same order",
             processes=tuple(came),

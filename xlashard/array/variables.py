@@ -46,7 +46,7 @@ def check_constant(handle: Any) -> None:
         except DeletedError as error:
             raise DeletedError(f"{_closed_over(handle)}: {error}") from None
     if not holds_value(handle):
-        raise NotAddressableError(
+        raise NotAddressableError(  # no-catalogue: needs several processes
             f"{_closed_over(handle)}, {type_text(handle)}, can't become a constant of a program of "
             "JAX, for its value is not wholly in this process: give it to the function as an "
             "argument, or compile the function by xlashard.pjit, which makes it one"

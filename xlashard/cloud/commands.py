@@ -61,7 +61,7 @@ class Finished:
             return self.stdout
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()[-_LAST_LINES:]
         said = "".join(f"\n  {line}" for line in lines) or " nothing"
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"could not {self.command.why} (exit code {self.code}). It said:{said}\n"
             f"The command was:\n  {self.command.text}",
             code=self.code,
@@ -113,7 +113,7 @@ class SystemRunner:
         try:
             return subprocess.call(command.words)
         except FileNotFoundError:
-            raise _missing(command) from None
+            raise _missing(command) from None  # no-catalogue: needs a cloud
 
     def start(self, command: Command) -> "subprocess.Popen[bytes]":
         """Starts a command in a session of its own: Ctrl-C in this terminal is not for it."""
@@ -173,7 +173,7 @@ def _popen(command: Command, stdin: int, stderr: int) -> "subprocess.Popen[bytes
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise _missing(command) from None
+        raise _missing(command) from None  # no-catalogue: needs a cloud
 
 
 _INSTALLED_BY = {

@@ -57,7 +57,7 @@ def newest_job(session: Session, workers: Sequence[Worker]) -> Job:
     name = json.loads(ends[0].finished.stdout.splitlines()[-1])["job"]
     if name is None:
         tpu = session.settings.tpu.name
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"no job was started on {tpu} that could be followed. Start one:\n"
             f"  python tpu_scripts/run.py --name={tpu} --command=COMMAND"
         )
@@ -103,7 +103,7 @@ def _check_started(told: Mapping[str, Any], worker: Worker, session: Session) ->
     if told["ended"]:
         session.say(f"worker {worker.label}: ended what was left there ({_pids(told['ended'])})")
     if "no_folder" in told:
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"worker {worker.label} has no folder {told['no_folder']}: it is not set up. Write:\n"
             f"  python tpu_scripts/setup.py --name={name}"
         )
@@ -112,7 +112,7 @@ def _check_started(told: Mapping[str, Any], worker: Worker, session: Session) ->
             f"  process {each['pid']}: {each['command']} ({', '.join(each['devices'])})"
             for each in told["held"]
         )
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"the TPU of worker {worker.label} is held by another process:\n{holders}\n"
             "If it is yours and not needed any more, let it be ended: --take"
         )

@@ -22,7 +22,7 @@ def create(session: Session) -> int:
             return 0
         if any(part.state is not State.ABSENT for part in found.parts):
             name = session.settings.tpu.name
-            raise CloudError(
+            raise CloudError(  # no-catalogue: needs a cloud
                 f"there is something left of an earlier TPU: {found.text}. Delete it first:\n"
                 f"  python tpu_scripts/delete.py --name={name}"
             )
@@ -83,16 +83,16 @@ def _wait_for_state(session: Session) -> Survey:
         if found.state is State.READY:
             return found
         if found.state in (State.REFUSED, State.LOST, State.LEAVING):
-            raise CloudError(f"the TPU will not come: {found.text}")
+            raise CloudError(f"the TPU will not come: {found.text}")  # no-catalogue: needs a cloud
         if all(part.state is State.ABSENT for part in found.parts):
-            raise CloudError(
+            raise CloudError(  # no-catalogue: needs a cloud
                 f"there is no TPU {session.settings.tpu.name} in this zone, and nobody has asked "
                 "for one. Ask for it:\n  python tpu_scripts/create.py --name="
                 f"{session.settings.tpu.name} --accelerator=v5litepod-16 --zone=ZONE",
             )
         waited = session.clock.now() - started
         if waited >= limits.ready_within:
-            raise CloudError(
+            raise CloudError(  # no-catalogue: needs a cloud
                 f"after {waited:.0f} s the TPU is not ready: {found.text}. Wait longer with "
                 f"--ready_within={2 * limits.ready_within:g}; a request that is queued stays so"
             )
@@ -108,7 +108,7 @@ def _check_count(session: Session, workers: Sequence[Worker]) -> None:
         return
     wanted = session.accelerator.hosts * session.settings.tpu.slices
     if len(workers) != wanted:
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"{session.settings.tpu.name} has {counted(len(workers), 'worker')}, but "
             f"{_asked(session)}. If it was made as another type, name that: --accelerator=TYPE"
         )
@@ -126,7 +126,7 @@ def _wait_for_ssh(session: Session, workers: Sequence[Worker]) -> None:
         if missing and waited >= limits.ssh_within:
             names = ", ".join(f"worker {worker.label} of {worker.node}" for worker in missing)
             last = failed[missing[0].label].stderr.strip() or "nothing"
-            raise CloudError(
+            raise CloudError(  # no-catalogue: needs a cloud
                 f"after {waited:.0f} s {names} did not answer; gcloud said last:\n  {last}\n"
                 f"Try it by hand:\n  {failed[missing[0].label].command.text}"
             )

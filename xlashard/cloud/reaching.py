@@ -106,7 +106,7 @@ def check_all(ends: Sequence[End]) -> None:
     except CloudError as error:
         others = counted(len(failed) - 1, "other worker")
         more = f"\nIt failed on {others} too." if len(failed) > 1 else ""
-        raise CloudError(f"{error}{more}", code=error.code) from None
+        raise CloudError(f"{error}{more}", code=error.code) from None  # no-catalogue: needs a cloud
 
 
 def agent_call(*words: str) -> str:

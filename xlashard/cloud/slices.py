@@ -122,7 +122,7 @@ class Survey:
         """
         if self.state is State.READY:
             return self.workers
-        raise CloudError(
+        raise CloudError(  # no-catalogue: needs a cloud
             f"{name} is not ready: {self.text}. Wait for it:\n"
             f"  python tpu_scripts/wait.py --name={name}"
         )
@@ -151,6 +151,7 @@ def _listed(text: str) -> dict[str, Mapping[str, Any]]:
     try:
         return {each["name"].rpartition("/")[2]: each for each in json.loads(text or "[]")}
     except (ValueError, KeyError, TypeError, AttributeError):
+        # no-catalogue: needs a cloud
         raise CloudError(f"gcloud wrote no list of TPUs as JSON:\n  {text[:200]!r}") from None
 
 

@@ -79,11 +79,13 @@ def read_command(words: Sequence[str]) -> Command:
         name, equals, value = rest.pop(0).partition("=")
         if name == "--report":
             if equals and not value:
+                # no-catalogue: an error of the command line
                 raise UsageError("--report= needs the name of a file: --report=uses.json")
             report, file = True, value
         elif name.startswith(("--jax_", "--nojax_")):
             flags.update([_flag(name, equals, value)])
         else:
+            # no-catalogue: an error of the command line
             raise UsageError(f"{name} is none of its options; those of the program go behind it")
     if rest[:1] == ["--"]:
         rest.pop(0)
@@ -102,7 +104,7 @@ def _program(words: list[str]) -> Program:
         words = words[1:]
     if not words:
         what = "-m needs the name of a module" if is_module else "there is no program to run"
-        raise UsageError(what)
+        raise UsageError(what)  # no-catalogue: an error of the command line
     return Program(words[0], is_module, tuple(words[1:]))
 
 

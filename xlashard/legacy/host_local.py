@@ -85,6 +85,7 @@ class HostLocal:
         try:
             return tree.unflatten(list(map(self._lowered, values, self._out_specs(tree))))
         except BoxError as error:
+            # no-catalogue: needs several processes
             raise BoxError(_block_text("a result", error)) from None
 
     def lower_types(self, result: Any) -> Any:
@@ -116,6 +117,7 @@ class HostLocal:
             try:
                 made.append(convert(value, spec))
             except XlashardError as error:
+                # no-catalogue: needs several processes
                 raise self._told(error, dynamic, len(made), spec) from None
         return jax.tree_util.tree_structure(dynamic).unflatten(made)
 
@@ -213,7 +215,7 @@ def _spec(resource: Resource, mesh: Mesh, what: str) -> Any:
         return resource.given
     sharding = to_sharding(resource, mesh, what)
     if not isinstance(sharding, NamedSharding):
-        raise ResourceError(
+        raise ResourceError(  # no-catalogue: needs several processes
             f"{what} holds {sharding}, but while jax_array is off values are parts of arrays, "
             "which the names of mesh axes tell: give a PartitionSpec such as P('data')"
         )

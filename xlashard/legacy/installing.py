@@ -211,6 +211,7 @@ def _behind(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], An
             return hidden[name]
         if before is None:
             message = f"module {module.__name__!r} has no attribute {name!r}"
+            # no-catalogue: Python's own message for a missing attribute
             raise AttributeError(message, name=name)
         return before(name)
 

@@ -229,7 +229,7 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
     if reported is None and len(runtime.local_devices()) == 1:
         reported = compiling.executable_shardings(runtime, 1)
     if reported is None:
-        raise ShardingError(
+        raise ShardingError(  # no-catalogue: no supported compiler does this
             "the compiler does not tell how it dealt out this program's values: ask the compiled "
             "stage, compiled.input_shardings and compiled.output_shardings"
         )

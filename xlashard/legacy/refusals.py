@@ -55,7 +55,7 @@ class Refusal:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             # Python asks for those of its own accord.
-            raise AttributeError(name)
+            raise AttributeError(name)  # no-catalogue: Python's own message for a missing attribute
         refuse(self._name)
 
     @shortened

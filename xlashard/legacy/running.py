@@ -69,6 +69,7 @@ def _read(program: Program) -> tuple[CodeType, dict[str, Any]]:
         return _read_found(_module_to_run(target), f"there is no module {target!r} to run")
     path = os.path.abspath(target)
     if not os.path.exists(path):
+        # no-catalogue: an error of the command line
         raise MissingProgramError(f"there is no file {target!r}")
     inside = PathFinder.find_spec("__main__", [path])
     if inside is None and not os.path.isdir(path):
@@ -117,7 +118,7 @@ def _read_found(spec: ModuleSpec | None, else_say: str) -> tuple[CodeType, dict[
     code = code_of(spec.name) if spec is not None and code_of is not None else None
     if spec is None or code is None:
         # Also modules that are not written in Python, which have no code to run.
-        raise MissingProgramError(else_say)
+        raise MissingProgramError(else_say)  # no-catalogue: an error of the command line
     sys.argv[0] = spec.origin or sys.argv[0]
     return code, {
         "__spec__": spec,

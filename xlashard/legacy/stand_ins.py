@@ -72,6 +72,7 @@ class Members:
             return value
         if self.behind is not None:
             return self.behind(name)
+        # no-catalogue: Python's own message for a missing attribute
         raise AttributeError(f"module {self.module!r} has no attribute {name!r}", name=name)
 
     def names(self) -> set[str]:

@@ -236,7 +236,7 @@ def _check_same_everywhere(call: Call) -> None:
         if sharding.is_fully_addressable or sharding.is_fully_replicated:
             continue
         spec = _spec_of(sharding)
-        raise ResourceError(
+        raise ResourceError(  # no-catalogue: needs several processes
             f"{path} is an array of NumPy that {described(sharding)} cuts across processes: if it "
             "is this process's part, pass multihost.host_local_array_to_global_array("
             f"{path}, mesh, {spec}); if all have the same, pass "

@@ -50,7 +50,7 @@ def barrier(
         try:
             meetings.meet(invitation, "")
         except MissedError as error:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
             ) from None
 
@@ -81,12 +81,12 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
         try:
             came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
         except MissedError as error:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
             ) from None
         if len(set(came.values())) > 1:
             names = told_by_process({process: repr(theirs) for process, theirs in came.items()})
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"sync_global_devices was called with different names at the same time: {names}; "
                 "let all processes come to the same points in the same order",
                 processes=tuple(came),

@@ -61,7 +61,7 @@ def broadcast_one_to_all(
 
 def _own(leaf: Leaf) -> np.ndarray:
     if leaf.value is None:
-        raise PlacementError(
+        raise PlacementError(  # no-catalogue: needs several processes
             f"{leaf.path} is {leaf.type}, the same for all processes already, and none has all of "
             "it: write process_allgather(x, tiled=True) to have its value everywhere"
         )

@@ -144,7 +144,7 @@ class Call:
             yield
         except MissedError as error:
             waited = error.after(self.timeout, len(self.invitation.processes))
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{self.name} {waited}; every process must, in the same order",
                 processes=error.processes,
             ) from None
@@ -152,7 +152,7 @@ class Call:
     def _check_calls(self, everyone: dict[int, dict[str, Any]]) -> None:
         calls = {process: they["call"] for process, they in everyone.items()}
         if len(set(calls.values())) > 1:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"processes called different functions at the same time: {told_by_process(calls)}; "
                 "let all make the same calls in the same order, none under a condition on the "
                 "process",
@@ -161,7 +161,7 @@ class Call:
         refused = {p: they["refused"] for p, they in everyone.items() if "refused" in they}
         if refused:
             first, reason = next(iter(refused.items()))
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{self.name} failed in {named_processes(tuple(refused))}: process {first} says: "
                 f"{reason}",
                 processes=tuple(refused),
@@ -183,7 +183,7 @@ class Call:
         mine = [_Typed(path, blank, said) for path, said in types]
         found = self.differences(mine)
         listed = "; ".join(f"{d.path}: {d.text}" for d in found)
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"{self.name} was called with different trees: {listed}; all processes must give the "
             "same leaves with the same dtypes and shapes: pad them to one shape first",
             processes=tuple(sorted({p for d in found for p in d.processes})),

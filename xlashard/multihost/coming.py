@@ -36,14 +36,16 @@ def come_together(place: Place, request: Request, bind: tuple[str, int]) -> dict
     try:
         return call_roll(call)
     except AbsentError as error:
+        # no-catalogue: needs several processes
         raise ProcessesError(_absent_text(place, error), processes=error.processes) from None
     except ConflictError as error:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"initialize() of process {place.process_id} of {place.processes}, found by "
             f"{place.environment.title}: {error}",
             processes=(place.process_id,),
         ) from None
     except OSError as error:
+        # no-catalogue: needs several processes
         raise ProcessesError(_listen_text(place, bind, error), processes=(0,)) from None
 
 

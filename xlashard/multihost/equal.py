@@ -55,7 +55,7 @@ def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0
             return
         found = _differences(call, mine, copies, leaves) if can_meet() else _by_devices(mine)
         if found:
-            raise UnequalError(
+            raise UnequalError(  # no-catalogue: needs several processes
                 _text(fail_message, found),
                 processes=tuple(sorted({p for d in found for p in d.processes})),
                 paths=tuple(d.path for d in found),

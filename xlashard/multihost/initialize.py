@@ -193,7 +193,7 @@ def _check_same(pod: Pod, request: Request) -> None:
     asked = (request.coordinator, request.processes, request.process_id)
     if all(value is None or value == known for value, known in zip(asked, now, strict=True)):
         return
-    raise ProcessesError(
+    raise ProcessesError(  # no-catalogue: needs several processes
         f"this process is number {pod.process} of {pod.count} already, with the coordinator "
         f"{pod.coordinator or '(none)'}: initialize() can't make it "
         f"{asked_text(request)}; call it once, or with the same arguments",

@@ -89,7 +89,7 @@ def _in_program(
 def _refuse_in_program(
     name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], pspec: PartitionSpec
 ) -> NoReturn:
-    raise CompileError(
+    raise CompileError(  # no-catalogue: needs several processes
         f"{name} makes {shapes[0]} to {shapes[1]} inside of a compiled program, which runs on the "
         "devices of all processes as one, so that every value in it is global: convert before and "
         f"after it, x = {TO_GLOBAL}(x, global_mesh, {spec_of(pspec).describe()}); y = pjit(f)(x); "

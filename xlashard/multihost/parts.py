@@ -64,7 +64,7 @@ def compare_parts(
         UnequalError: Processes give different values for the same part of an array.
     """
     if not can_meet():
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"{call.name}(..., check=...) compares values between processes, which have no store "
             "to meet in: call xlashard.multihost.initialize() first, or leave check out",
             processes=host.processes,
@@ -108,6 +108,7 @@ def _global_type(leaf: Leaf, host: HostMesh, spec: PartitionSpec) -> str:
     try:
         shape = host.global_shape(spec, _value(leaf).shape)
     except GeometryError as error:
+        # no-catalogue: needs several processes
         raise PlacementError(f"{leaf.path}: {error}") from None
     return f"{typed(_value(leaf).dtype.name, shape)} under {spec_of(spec).describe()}"
 
@@ -124,7 +125,7 @@ def _check_values(
         if not spec.axes:
             found = call.differences([Named(leaf.path, _value(leaf))])
             where = found[0].text if found else where
-        raise UnequalError(
+        raise UnequalError(  # no-catalogue: needs several processes
             f"{leaf.path} under {spec.describe()}, by which these processes give the same part of "
             f"the array: {where}; give the same in all of them, such as broadcast_one_to_all(x), "
             "or name an axis that cuts it",

@@ -116,7 +116,7 @@ def _cluster() -> Cluster | None:
     try:
         return coordination.find_cluster()
     except Exception as error:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
             "the environment looks like one of several processes, and JAX can't tell which of "
             f"them this is ({type(error).__name__}: {error}): write initialize('HOST:PORT', "
             "processes=4, process_id=0), or initialize(processes=1) for this process alone",
@@ -134,7 +134,7 @@ def _detected(cluster: Cluster, request: Request) -> Place:
         address = request.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
         address = address or coordination.cluster_coordinator(max(1, round(patience)))
     except Exception as error:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
             f"{environment.title} has {cluster.processes} processes, and the address of process 0 "
             f"can't be found ({error}). {start_text(environment, cluster.processes)}",
             processes=(0,),
@@ -151,7 +151,7 @@ def _agreed(found: Place, request: Request) -> Place:
         ("process_id", found.process_id, request.process_id),
     ):
         if asked is not None and asked != here:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs the environment of a launcher
                 f"initialize({name}={asked}): {found.environment.title} says {name}={here}. "
                 f"{start_text(found.environment, request.processes or found.processes)}",
                 processes=(found.process_id,),
@@ -165,7 +165,7 @@ def _alone(request: Request) -> Place:
     if expected == 1 and request.coordinator is None:
         return Place(_ONE, 1, 0, "", None)
     if tasks > 1:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
             f"this is the batch script of a Slurm job of {tasks} tasks, in which a program starts "
             f"once and not {tasks} times. {start_text(environments.SLURM, expected)}; or write "
             "initialize(processes=1) for this process alone",

@@ -100,9 +100,10 @@ def _compatible(sharding: Any, path: str) -> XLACompatibleSharding:
     try:
         own = from_jax(sharding)
     except ShardingError as error:
+        # no-catalogue: arrays of JAX have shardings of JAX
         raise ShardingError(f"{path}: {error}") from None
     if not isinstance(own, XLACompatibleSharding):
-        raise ShardingError(
+        raise ShardingError(  # no-catalogue: JAX refuses others before
             f"{path} has a {type(own).__name__}, which fits arrays of one shape only: place it "
             "with device_put under a NamedSharding or GSPMDSharding first"
         )
@@ -168,7 +169,7 @@ def check_concrete(values: Sequence[Any], paths: Sequence[str]) -> None:
         if isinstance(value, Tracer):
             error = escaped_tracer_error(value)
             error.add_note(f"It was passed as {path}.")
-            raise error
+            raise error  # no-catalogue: raises an error of JAX or of the caller again
 
 
 def _no_numbers(value: Any, path: str, static: bool) -> str:

@@ -328,7 +328,7 @@ def _is_all_manual(sharding: XLACompatibleSharding, manual: frozenset[str]) -> b
         return False
     clash = [axis for axis in sharding.normal_spec.axes if axis in manual]
     if clash:
-        raise ResourceError(
+        raise ResourceError(  # no-catalogue: needs a jaxpr traced elsewhere
             f"the constraint {sharding.spec} names {clash[0]!r}, which shard_map around it has "
             "dealt out already: each value there is one shard; leave that axis out"
         )

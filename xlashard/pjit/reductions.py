@@ -37,7 +37,7 @@ def check_reductions(jaxpr: Any, name: str) -> None:
                 "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit, ...))"
             )
         if not uses_shardy():
-            raise UnreducedError(
+            raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
                 f"{name} has an unreduced value, {_first_unreduced(eqn)}, which the GSPMD "
                 "partitioner can't reduce: use Shardy, by XLASHARD_PARTITIONER=shardy or "
                 "jax.config.update('jax_use_shardy_partitioner', True)"

@@ -83,7 +83,7 @@ class BoundStep:
 
     def _alive(self) -> list[Any]:
         if self._state is None:
-            raise DeletedError(
+            raise DeletedError(  # no-catalogue: the runtime decides when a call fails
                 f"the state of {self._plan.name} was donated to a call that failed, so its buffers "
                 "are deleted: bind a new state, for example from a checkpoint"
             )

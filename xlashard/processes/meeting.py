@@ -148,9 +148,10 @@ class Meetings:
             return outcome
         if outcome.why:
             what = invitation.what or invitation.series
-            raise DeadlockError(
+            raise DeadlockError(  # no-catalogue: needs several processes
                 f"{what} can't come about: {outcome.why}", processes=outcome.processes
             )
+        # no-catalogue: needs several processes
         raise MissedError(outcome.processes, doing_text(outcome.processes))
 
 

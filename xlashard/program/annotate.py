@@ -108,7 +108,7 @@ def _gspmd_text(value: ValuePlan) -> str:
     if value.sharding is None:
         return gspmd.UNCUT
     if value.sharding.is_unreduced:
-        raise UnreducedError(
+        raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
             f"{value.name or 'a value'} is placed by {value.sharding}, but the GSPMD partitioner "
             "reduces no partial results: use Shardy, by XLASHARD_PARTITIONER=shardy or "
             "jax.config.update('jax_use_shardy_partitioner', True)"
@@ -128,7 +128,7 @@ def _checked_text(
     try:
         return sharding_text(sharding, len(value.shape), partitioner, value.trailing)
     except GeometryError as error:
-        raise PlanError(
+        raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
             f"{value.name or 'a value'} of shape {value.shape} can't be dealt out as {sharding}: "
             f"{error}"
         ) from None

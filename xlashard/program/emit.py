@@ -53,6 +53,7 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     """
     main = modules.main_function(module)
     if main is None:
+        # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise ModuleError("the module has no function @main, and not just one public function")
     _check_signature(main, plan, tokens)
     args, results = main_attributes(plan, tokens)
@@ -66,6 +67,7 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
         if plan.partitioner is Partitioner.SHARDY:
             lift_meshes(module)
     except ValueError as error:
+        # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise ModuleError(f"the module {plan.name} does not verify: {error}") from None
     return donation
 
@@ -98,15 +100,17 @@ def _check_values(
     what: str, there: Sequence[modules.TensorType | str], values: Sequence[ValuePlan]
 ) -> None:
     if len(there) != len(values):
+        # no-catalogue: pjit and compile_stablehlo never make such a plan
         raise PlanError(f"@main has {len(there)} {what}s, the plan has {len(values)}")
     for i, (kind, value) in enumerate(zip(there, values, strict=True)):
         if value.is_token and isinstance(kind, str):
             continue
         if isinstance(kind, str):
+            # no-catalogue: pjit and compile_stablehlo never make such a plan
             raise PlanError(f"{what} {i} of @main is a {kind}, the plan says {value.shape}")
         ndim = len(value.shape)
         if kind.shape[:ndim] != value.shape or len(kind.shape) != value.physical_ndim:
-            raise PlanError(
+            raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
                 f"{what} {i} of @main has the shape {kind.shape}, the plan says {value.shape}"
                 + (f" and {value.trailing} trailing" if value.trailing else "")
             )

@@ -85,6 +85,7 @@ class Environment:
         """What `to_json` gave; raises `KeyError`, `TypeError` or `ValueError` for anything else."""
         devices = tuple(map(DeviceFacts.from_json, said["devices"]))
         if not devices:
+            # no-catalogue: needs an invalid header with a valid checksum
             raise ValueError("no devices")
         texts = ("jax", "jaxlib", "libtpu", "platform", "runtime", "machine")
         flags, settings = (

@@ -106,7 +106,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
         raise ModuleError(_no_entry_text(module))
     circle = modules.circle_of_calls(module)
     if circle:
-        raise ModuleError(
+        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
             f"the module's functions call each other in a circle, {' -> '.join(circle)}; XLA takes "
             "programs without recursion"
         )
@@ -134,6 +134,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
 def _count(module: modules.Module, name: str) -> int | None:
     count = modules.module_attribute(module, name)
     if count is not None and (type(count) is not int or count < 1):
+        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
         raise ModuleError(f"the module has {name} = {count!r}, which is no number from 1 on")
     return count
 
@@ -157,6 +158,7 @@ def _values(
 
 def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> ForeignValue:
     if isinstance(kind, str):
+        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, which no array can be")
     shape = tuple(size for size in kind.shape if size is not None)
     if len(shape) != len(kind.shape):
@@ -167,6 +169,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
         )
     dtype = sources.dtype_of(kind.element)
     if dtype is None:
+        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, and no array has such elements")
     return ForeignValue(
         path=path,
@@ -185,7 +188,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
 def _partitioner(module: modules.Module) -> Partitioner | None:
     found = sources.notations(module)
     if found.shardy and found.gspmd:
-        raise ModuleError(
+        raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
             f"the module holds annotations for both partitioners, {found.shardy} and "
             f"{found.gspmd}: no program can follow both"
         )
@@ -238,7 +241,7 @@ def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
         )
     for mesh in foreign.meshes:
         if mesh.size != num_devices:
-            raise ModuleError(
+            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
                 f"the module's mesh {mesh} has {mesh.size} devices, but {num_devices} were chosen"
             )
     for text in sources.gspmd_texts(foreign.module):
@@ -265,13 +268,14 @@ def _check_text(text: str, num_devices: int) -> None:
     try:
         assignment = TileAssignment.parse_text(text)
     except GeometryError as error:
+        # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
         raise ModuleError(f"the module has mhlo.sharding = {text!r}: {error}") from None
     for part in assignment.elements or (assignment,):
         count = part.num_devices
         if count is None and part.devices:
             count = part.devices[0] + 1 if part.devices[0] >= num_devices else None
         if count not in (None, num_devices):
-            raise ModuleError(
+            raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
                 f"the module has mhlo.sharding = {text!r}, which is for {count} devices, but "
                 f"{num_devices} were chosen"
             )

@@ -109,6 +109,7 @@ class ProgramPlan:
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
+            # no-catalogue: pjit and compile_stablehlo never make such a plan
             raise PlanError(f"{len(self.donated)} donation marks for {len(self.args)} arguments")
         for value in (*self.args, *self.results):
             _check_devices(value, self.devices)
@@ -121,7 +122,7 @@ def _check_devices(value: ValuePlan, devices: tuple[Device, ...]) -> None:
     if its is devices or its == devices:
         return
     ids, program_ids = ([d.id for d in ds[:8]] for ds in (its, devices))
-    raise PlanError(
+    raise PlanError(  # no-catalogue: pjit and compile_stablehlo never make such a plan
         f"{value.name or 'a value'} is dealt out over {len(its)} devices {ids}, the program runs "
         f"on {len(devices)}: {program_ids}"
     )

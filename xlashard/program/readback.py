@@ -90,7 +90,7 @@ def _reported(chosen: Chosen, of: Side, plan: ProgramPlan, tokens: int) -> Seque
         return ["{replicated}"] * count
     texts = chosen.shardings(of, count + tokens)
     if texts is None:
-        raise CompileError(
+        raise CompileError(  # no-catalogue: no supported compiler does this
             f"the compiler does not report how it dealt out the {of} of {plan.name}: give them "
             "explicit shardings"
         )
@@ -120,6 +120,7 @@ def _chosen(
         text = _logical_text(text, plan, value)
     found = from_hlo(text, plan.devices, _mesh(plan, value), kind)
     if not isinstance(found, XLACompatibleSharding):
+        # no-catalogue: no supported compiler does this
         raise CompileError(f"the compiler dealt {value.name} of {plan.name} out as {text}")
     return _with_reductions(found, value.sharding)
 
@@ -161,7 +162,7 @@ def _logical_text(text: str, plan: ProgramPlan, value: ValuePlan) -> str:
     )
     ndim = len(value.shape)
     if any(count > 1 for count in tiling.counts[ndim:]):
-        raise CompileError(
+        raise CompileError(  # no-catalogue: no supported compiler does this
             f"the compiler cut the elements of {value.name} ({value.dtype}) of {plan.name} in "
             f"pieces, {text}: give it an explicit sharding"
         )

@@ -52,7 +52,7 @@ def save_program(program: Program, consts: Sequence[Handle]) -> tuple[dict[str, 
         sections[_DESCRIPTION] = describe(program.executable)
     for i, const in enumerate(consts):
         if not _is_whole(const):
-            raise SavedProgramError(
+            raise SavedProgramError(  # no-catalogue: needs several processes
                 f"{program.name} closes over an array of the shape {const.shape} that is spread "
                 "over several processes, of which none can write it: pass it as an argument"
             )
@@ -92,7 +92,7 @@ def _check_self_contained(program: Program) -> None:
             "process has: take the callback out of the function, or compile it where it runs"
         )
     if body.has_effects or body.keepalives or body.host_callbacks:
-        raise SavedProgramError(
+        raise SavedProgramError(  # no-catalogue: effects come with callbacks, refused before
             f"{program.name} can't be saved: it has effects, or points to objects of this process: "
             "compile it where it runs"
         )
@@ -103,7 +103,7 @@ def _executable_bytes(program: Program) -> bytes:
         return program.loaded.to_bytes()
     except RuntimeError as error:
         platform = program.parts.plan.devices[0].platform
-        raise SavedProgramError(
+        raise SavedProgramError(  # no-catalogue: no supported compiler does this
             f"the runtime of {platform} gives no bytes of {program.name}: {error}"
         ) from None
 
@@ -264,7 +264,7 @@ def _loading(machine_code: bytes, plan: ProgramPlan) -> Callable[[], Any]:
             return executables.from_bytes(machine_code, plan.devices, len(plan.args))
         except RuntimeError as error:
             platform = plan.devices[0].platform
-            raise SavedProgramError(
+            raise SavedProgramError(  # no-catalogue: no supported compiler does this
                 f"the runtime of {platform} can't load {plan.name}: {error}; compile and "
                 "serialize() it again here"
             ) from None

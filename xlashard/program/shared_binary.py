@@ -110,7 +110,7 @@ class _Sharing:
         words = self._meet("compiling", word)
         made = words[self._terms.group[0]]
         if made.error:
-            raise RuntimeError(made.error)
+            raise RuntimeError(made.error)  # no-catalogue: needs several processes
         refusal = made.refusal
         if not refusal:
             word = _Word(refusal=self._taken(made.machine) if source is None else "")
@@ -164,7 +164,7 @@ class _Sharing:
         try:
             came = meetings.meet(invitation, word.to_text())
         except MissedError as error:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {name} waited {timeout:g} s for {named_processes(error.processes)}: under "
                 "share_binary=True one process compiles for all, so all must compile it, in the "
                 "same order",

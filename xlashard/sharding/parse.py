@@ -345,6 +345,7 @@ def get_pspec_from_executable(
     """
     reported = compiling.executable_shardings(runtime_of(executable), mesh.size)
     if reported is None:
+        # no-catalogue: no supported compiler does this
         raise ShardingError("the compiler does not tell how it dealt out this program's values")
     grid = grid_of(mesh)
     ins, outs = (tuple(_spec_of_text(text, grid) for text in texts) for texts in reported)

@@ -60,6 +60,7 @@ class Crew:
         began = self._round([start] * size.processes, Patience(_START_TIMEOUT))
         if not began.well:
             self.close()
+            # no-catalogue: needs processes that fail
             raise pod_error("the pod did not start", began)
 
     def ask(self, request: object, patience: Patience) -> Round:

@@ -207,7 +207,7 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
         report = _report("assert_peak_bytes_at_most", f, args)
         memory = report.memory
         if memory is None:
-            raise ArgumentError(
+            raise ArgumentError(  # no-catalogue: no supported compiler does this
                 f"the compiler for {report.place.platform} does not say what memory {report.name} "
                 "takes; look at where it was compiled: print(xlashard.explain(f, x).place)"
             )

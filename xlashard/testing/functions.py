@@ -138,7 +138,7 @@ def check_is_no_import(what: str) -> None:
     file = _SEARCHED.get()
     if file is None:
         return
-    raise ArgumentError(
+    raise ArgumentError(  # no-catalogue: needs processes that fail
         f"{what} was called while a process of a pod imports {Path(file).name} to find a function "
         "in it, and would start pods without end; write what starts a pod in a function, or below "
         f"if __name__ == '__main__':, such as:\n  if __name__ == '__main__':\n      {what}(...)"
@@ -164,6 +164,7 @@ def _module(name: FunctionName) -> types.ModuleType:
 def _load(name: str, file: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
+        # no-catalogue: needs a module that only the parent can import
         raise ImportError(f"no module {name} in {file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -136,6 +136,7 @@ class Launch:
             self._port.release()
             for wires in self._wires:
                 wires.close_near_ends()
+            # no-catalogue: needs processes that fail
             raise LaunchError(_too_many_text(plan, error), errno=error.errno) from None
         finally:
             for wires in self._wires:
@@ -183,6 +184,7 @@ class Launch:
         while not self.pids:
             first, *self._early = self._read_guard() or [{}]
             if "failed" in first:
+                # no-catalogue: needs processes that fail
                 raise LaunchError(_why_not_started(plan, first), errno=first["errno"])
             self.pids = first.get("pids", [])
 
@@ -238,7 +240,7 @@ class Launch:
         """The guard is over before its time: somebody killed it, and so its children."""
         self._kill_groups()
         if not self.pids:
-            raise LaunchError(
+            raise LaunchError(  # no-catalogue: needs processes that fail
                 "the process that guards the processes of a pod ended before they started; try "
                 f"whether this runs until Ctrl-C: {sys.executable} -I -S {_GUARD}"
             )

@@ -123,6 +123,7 @@ class Pod:
             outputs = dict(enumerate(done.outputs))
             name = os.path.basename(script)
             title = f"{name} failed in a pod of {self._described()}"
+            # no-catalogue: needs processes that fail
             raise PodError(f"{title}: {done.report()}", outputs=outputs)
         return done
 

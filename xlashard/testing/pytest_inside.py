@@ -171,7 +171,7 @@ def is_strict_pass(report: pytest.TestReport) -> bool:
 
 def _refuse_to_debug(*_: object, **__: object) -> NoReturn:
     __tracebackhide__ = True
-    raise PodError(
+    raise PodError(  # no-catalogue: raised inside pytest
         "a debugger needs a terminal, and the processes of a pod have none; write what you want to "
         "see with print(), or run the script by hand: xlashard pod -n 2 -d 2 -- python script.py"
     )

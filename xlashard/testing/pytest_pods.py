@@ -54,13 +54,16 @@ class Asked:
         unknown = [name for name in marker.kwargs if name not in known]
         if marker.args or unknown:
             what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
+            # no-catalogue: raised inside pytest
             raise ValueError(f"it {what}; it knows {', '.join(known)}")
         asked = cls(**marker.kwargs)
         for name in ("processes", "devices"):
             value = getattr(asked, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                # no-catalogue: raised inside pytest
                 raise ValueError(f"{name} is {value!r}, not a whole number of 1 or more")
         if not isinstance(asked.timeout, int | float) or asked.timeout <= 0:
+            # no-catalogue: raised inside pytest
             raise ValueError(f"timeout is {asked.timeout!r}, not a number of seconds above 0")
         return asked
 
@@ -78,7 +81,7 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     if config.getoption("usepdb") or config.getoption("trace"):
         option = "--pdb" if config.getoption("usepdb") else "--trace"
-        raise pytest.UsageError(
+        raise pytest.UsageError(  # no-catalogue: raised inside pytest
             f"{option} needs a terminal, and the processes of a pod have none: leave out the tests "
             f'on pods ({items[0].nodeid}{" and others" if len(items) > 1 else ""}) with -m "not '
             f'pod", or leave out {option}'
@@ -150,7 +153,7 @@ class Pool:
         if merged.outcome == "xfailed":
             pytest.xfail(merged.reason)
         if merged.outcome == "failed":
-            raise PodTestFailed(merged.reason)
+            raise PodTestFailed(merged.reason)  # no-catalogue: raised inside pytest
 
     def complete(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
@@ -200,6 +203,7 @@ class Pool:
         ]
         began = crew.ask_each(setups, Patience(_TIMEOUT))
         if not began.well:
+            # no-catalogue: raised inside pytest
             raise pod_error("pytest did not start in the processes of the pod", began)
         return crew
 

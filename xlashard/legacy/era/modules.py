@@ -60,6 +60,7 @@ def imported_modules(module: str) -> Callable[[str], Any]:
 
     def attribute(name: str) -> Any:
         if name not in IMPORTED[module]:
+            # no-catalogue: Python's own message for a missing attribute
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
         return importlib.import_module(_HOMES[name])
 

@@ -34,6 +34,7 @@ class Commit:
         try:
             return self.future.result(timeout=timeout)
         except ValueError as error:
+            # no-catalogue: needs a storage that fails late
             raise unwritable(error, self.spec) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -49,4 +50,5 @@ class Commit:
         try:
             return (yield from self.future.__await__())
         except ValueError as error:
+            # no-catalogue: needs a storage that fails late
             raise unwritable(error, self.spec) from None

@@ -41,7 +41,7 @@ class AsyncManager:
 
     def __init__(self, timeout_secs: float = 300) -> None:
         if jax.process_count() > 1 and coordination.client() is None:
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs processes without a coordinator
                 f"this is one of {jax.process_count()} processes that can't hear of each other: "
                 "call jax.distributed.initialize() at the start of the program",
                 processes=(),
@@ -61,7 +61,7 @@ class AsyncManager:
         """
         error, self._exception = self._exception, None
         if error is not None:
-            raise error
+            raise error  # no-catalogue: raises an error of JAX or of the caller again
 
     def wait_until_finished(self) -> None:
         """Returns when all processes have written what they were given, and it is committed.

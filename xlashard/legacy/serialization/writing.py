@@ -178,7 +178,7 @@ def _check(x: Any, where: str) -> None:
         )
     check_alive(x)
     if jax.process_count() > 1 and x.is_fully_addressable:
-        raise PlacementError(
+        raise PlacementError(  # no-catalogue: needs several processes
             f"the array {typed(x.dtype, x.shape)} that is to be written at {where!r} is on the "
             "devices of this process alone, and each process would write another one there: write "
             "host_local_array_to_global_array(x, mesh, spec), or np.asarray(x) if all have the same"

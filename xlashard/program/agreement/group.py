@@ -106,7 +106,7 @@ class Group:
                 if not mine.threads and self._waiting.get(digest) is mine:
                     del self._waiting[digest]
         if mine.failure is not None:
-            raise mine.failure()
+            raise mine.failure()  # no-catalogue: needs several processes
 
     def _is_settled(self, digest: str, mine: _Waiting) -> bool:
         """Waits while another thread is at a meeting; False if this one is to hold the next."""
@@ -164,7 +164,7 @@ class Group:
             came = meetings.meet(invitation, subject.to_text())
         except MissedError as error:
             doing = f" ({error.doing})" if error.doing else ""
-            raise ProcessesError(
+            raise ProcessesError(  # no-catalogue: needs several processes
                 f"{name} waited {timeout:g} s for {named_processes(error.processes)} of "
                 f"{len(self._processes)} to run it, too{doing}: a program over several processes "
                 "must be called by all of them, in the same order. If they only need longer, set "
@@ -252,7 +252,7 @@ def _check_compared(name: str, missing: tuple[int, ...]) -> None:
     said = store.listed(UNCHECKED)
     silent = tuple(process for process in missing if str(process) in said)
     if silent:
-        raise ProcessesError(
+        raise ProcessesError(  # no-catalogue: needs several processes
             f"{name} can't be compared between the processes: that is turned off in "
             f"{named_processes(silent)} ({CHECK_PROGRAMS}=0, or "
             "xlashard.multihost.check_programs(False)), and not in this one: set it alike in all",

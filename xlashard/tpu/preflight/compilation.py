@@ -83,6 +83,7 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
             compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
         except ProgramTooLargeError as error:
             if not _ran_out_of_hbm(folder):
+                # no-catalogue: an error of libtpu
                 raise _told(error, lowered.fun_name, folder) from None
             compiled = None
         seconds = time.perf_counter() - started

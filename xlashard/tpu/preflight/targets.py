@@ -172,7 +172,7 @@ def _module(name: str, target: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ArgumentError(f"{name} can't be imported: it needs {error.name}") from None
-        raise ArgumentError(
+        raise ArgumentError(  # no-catalogue: the message names a folder
             f"there is no module {error.name} for {target}: it is looked for in {Path.cwd()} and "
             "among the installed packages"
         ) from None

@@ -246,7 +246,7 @@ def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[NoMesh, ...]]:
         except ArgumentError as error:
             refusals.append((place, error))
     if not found:
-        raise refusals[0][1]
+        raise refusals[0][1]  # no-catalogue: raises an error of factorisations() again
     return found, tuple(NoMesh(t.name, t.slices, str(error)) for t, error in refusals)
 
 

@@ -46,7 +46,7 @@ class Store:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise ArgumentError(
+            raise ArgumentError(  # no-catalogue: needs a folder of its own
                 f"the folder of the sweep, {self.folder}, can't be read ({_LINES}: "
                 f"{error.strerror}); name another one"
             ) from None

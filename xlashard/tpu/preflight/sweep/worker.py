@@ -40,7 +40,7 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        raise SystemExit("the sweep is over")
+        raise SystemExit("the sweep is over")  # no-catalogue: the parent process has ended
     # Only the sweep itself decides what a Ctrl-C ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
