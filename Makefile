@@ -87,7 +87,7 @@ check: $(developing) ## Run ruff and the fast tests
 .PHONY: goldens
 goldens: $(developing) ## Write what programs, errors and pictures say now into the golden files
 	$(python) -m pytest -q tests/errors/test_catalogue.py tests/errors/test_pages.py \
-		tests/program tests/pictures tests/tpu/preflight/page --update-goldens
+		tests/program tests/pictures tests/tpu/preflight/render/html --update-goldens
 	git diff --stat -- tests docs
 
 .PHONY: docs-errors
@@ -106,7 +106,7 @@ preflights: $(developing) ## Compile configs/, write the table of docs/configs.m
 
 .PHONY: docs-preflight
 docs-preflight: $(developing) ## Write docs/preflight.schema.json from what reports are made of
-	$(python) -m pytest -q tests/tpu/preflight/test_schema.py --update-goldens
+	$(python) -m pytest -q tests/tpu/preflight/report/test_schema.py --update-goldens
 	git diff --stat -- docs/preflight.schema.json
 
 .PHONY: lint

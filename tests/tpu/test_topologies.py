@@ -14,7 +14,7 @@ from xlashard.errors import TopologyError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.generations import BY_NAME
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.machine import describe_topology
+from xlashard.tpu.preflight.report.build import describe_topology
 from xlashard.tpu.topologies import wraps_of
 
 

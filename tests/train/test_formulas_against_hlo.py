@@ -10,9 +10,9 @@ import pytest
 from tests.tpu.preflight.scheduled import scheduled
 from xlashard import Mesh
 from xlashard.tpu import topology
+from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.traffic import describe_traffic
-from xlashard.tpu.preflight.work import count_work
+from xlashard.tpu.preflight.cost.cost_analysis import count_work
 from xlashard.train import formulas
 from xlashard.train.preflight import Target, training_step
 from xlashard.train.settings import (

@@ -25,15 +25,13 @@ from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
-from xlashard.tpu.preflight.budget import read_budget
-from xlashard.tpu.preflight.comparison import compare
-from xlashard.tpu.preflight.comparison_text import ComparisonText
-from xlashard.tpu.preflight.money import read_price
-from xlashard.tpu.preflight.page import page
-from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.tpu.preflight.schema import make_schema
-from xlashard.tpu.preflight.screen import PreflightText
-from xlashard.tpu.preflight.summary import SummaryText
+from xlashard.tpu.preflight.render.html import page
+from xlashard.tpu.preflight.render.terminal import PreflightText
+from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText, SummaryText
+from xlashard.tpu.preflight.report.budget import read_budget
+from xlashard.tpu.preflight.report.comparison import compare
+from xlashard.tpu.preflight.report.pricing import read_price
+from xlashard.tpu.preflight.report.report import PreflightReport, make_schema
 from xlashard.tpu.preflight.targets import blamed, check_target
 from xlashard.wording import Escaped, print_error
 

@@ -12,10 +12,10 @@ from xlashard.commands.common import ALL, judge, read_options, write
 from xlashard.commands.targets import find_program, settings_of, topologies_for
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
-from xlashard.tpu.preflight.budget import read_budget
-from xlashard.tpu.preflight.comparison import compare
-from xlashard.tpu.preflight.comparison_text import ComparisonText
-from xlashard.tpu.preflight.page import page
+from xlashard.tpu.preflight.render.html import page
+from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
+from xlashard.tpu.preflight.report.budget import read_budget
+from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.sweep.api import (
     Prices,
     Sweep,
@@ -23,13 +23,11 @@ from xlashard.tpu.preflight.sweep.api import (
     read_prices,
     run_sweep,
 )
-from xlashard.tpu.preflight.sweep.factorisations import AxisRange, parse_axes, read_axes
-from xlashard.tpu.preflight.sweep.keys import sources_of
-from xlashard.tpu.preflight.sweep.pool import usual_limits
-from xlashard.tpu.preflight.sweep.progress import Progress
-from xlashard.tpu.preflight.sweep.results import SweepReport
-from xlashard.tpu.preflight.sweep.running import Request, look_at
-from xlashard.tpu.preflight.sweep.screen import SweepText
+from xlashard.tpu.preflight.sweep.cache_key import sources_of
+from xlashard.tpu.preflight.sweep.evaluate import Request, look_at
+from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
+from xlashard.tpu.preflight.sweep.sweep_report import Progress, SweepReport, SweepText
+from xlashard.tpu.preflight.sweep.worker_pool import usual_limits
 from xlashard.tpu.preflight.targets import Program, load_function
 
 _RUNNER = "xlashard.commands.sweep:run_target"

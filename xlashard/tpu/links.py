@@ -13,7 +13,7 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.layout import Dimension, Part, links_of, part
+from xlashard.tpu.mesh_layout import Dimension, Part, links_of, part
 from xlashard.tpu.topologies import Topology
 
 

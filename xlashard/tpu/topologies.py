@@ -14,8 +14,7 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError, counted
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.layout import Dimension
-from xlashard.tpu.meshes import mesh_grid, resolved_sizes
+from xlashard.tpu.mesh_layout import Dimension, mesh_grid, resolved_sizes
 from xlashard.tpu.names import SliceName, accelerator_type, read_name
 
 _DIMENSIONS = ("x", "y", "z")

@@ -10,7 +10,7 @@ from xlashard.pjit.report.parts import (
     SourceLine,
     ValueReport,
 )
-from xlashard.tpu.preflight.parts import (
+from xlashard.tpu.preflight.report.model import (
     AxisTraffic,
     HeldBytes,
     MemoryBreakdown,

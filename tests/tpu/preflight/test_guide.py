@@ -6,7 +6,7 @@ import pytest
 
 from tests.documents import program, read_blocks
 from xlashard.tpu.preflight import PreflightReport
-from xlashard.tpu.preflight.budget import KEYS
+from xlashard.tpu.preflight.report.budget import KEYS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "preflight.md"
 

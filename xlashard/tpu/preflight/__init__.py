@@ -1,19 +1,14 @@
-"""What a program would take, do and cost on a TPU topology, without a TPU.
+"""Preflight: compile a program for a TPU topology, without a TPU, and report memory, time and cost.
 
-| modules | what is in them |
+| folder or module | contents |
 |---|---|
-| `api`, `placing`, `compilation` | `preflight`: arguments on the topology, the program compiled |
-| `machine`, `memory`, `values`, `timing`, `traffic` | what a report says, by the compilation |
-| `buffers`, `operations`, `holdings`, `liveness` | what `memory` reads from the buffer assignment |
-| `tiles`, `flops`, `hbm`, `work`, `clocks`, `schedule` | what `timing` counts in the HLO |
-| `wires`, `megascale` | collectives on links, for `timing` and `traffic` |
-| `flow`, `layouts`, `cases`, `shapes` | what is found out about a collective |
-| `origins`, `remedies` | who asked for it, what would remove it, for `traffic` |
-| `parts`, `fields`, `report`, `schema` | the report: its values, itself, its JSON |
-| `words`, `screen`, `summary`, `page` | a report as a person reads it |
-| `comparison`, `differences`, `comparison_text` | two reports |
-| `budget`, `money` | a report and its limits, prices |
-| `targets`, `sweep` | programs by their names; every mesh, in processes of their own |
+| `api`, `compilation`, `argument_sharding` | `preflight()`: place the arguments, compile, report |
+| `memory/` | buffer assignment, live ranges, memory breakdown by argument, result and temporary |
+| `cost/` | FLOPs, HBM traffic, network model, roofline and schedule |
+| `attribution/` | the constraint, argument or operation that causes a collective, and suggestions |
+| `report/` | the report: data model, construction, JSON schema, comparison, budget, prices |
+| `render/` | reports in a terminal and as HTML pages |
+| `targets`, `sweep/` | programs named `module:function`; every mesh, in worker processes |
 """
 
 import typing as _typing
@@ -22,22 +17,21 @@ from xlashard.lazily import on_demand as _on_demand
 
 if _typing.TYPE_CHECKING:
     from xlashard.tpu.preflight.api import preflight
-    from xlashard.tpu.preflight.budget import Breach, Limit, broken_limits, read_budget
-    from xlashard.tpu.preflight.comparison import Comparison, compare
-    from xlashard.tpu.preflight.parts import Workload
-    from xlashard.tpu.preflight.report import PreflightReport
-    from xlashard.tpu.preflight.schema import make_schema
+    from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
+    from xlashard.tpu.preflight.report.comparison import Comparison, compare
+    from xlashard.tpu.preflight.report.model import Workload
+    from xlashard.tpu.preflight.report.report import PreflightReport, make_schema
 else:
+    _report = "xlashard.tpu.preflight.report"
     __getattr__, __dir__ = _on_demand(
         __name__,
         globals(),
         {
             "xlashard.tpu.preflight.api": ("preflight",),
-            "xlashard.tpu.preflight.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
-            "xlashard.tpu.preflight.comparison": ("Comparison", "compare"),
-            "xlashard.tpu.preflight.parts": ("Workload",),
-            "xlashard.tpu.preflight.report": ("PreflightReport",),
-            "xlashard.tpu.preflight.schema": ("make_schema",),
+            f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
+            f"{_report}.comparison": ("Comparison", "compare"),
+            f"{_report}.model": ("Workload",),
+            f"{_report}.report": ("PreflightReport", "make_schema"),
         },
     )
 

@@ -1,59 +1,28 @@
 """`preflight`: what a program would take, do and cost on TPU chips, on a machine without one."""
 
-import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 
-from xlashard._jax import analysis, compiling
-from xlashard._jax.topologies import libtpu_version
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._version import __version__
 from xlashard.errors import ArgumentError, DonationWarning, counted
 from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function
 from xlashard.pjit.signature import function_name
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
-from xlashard.tpu.preflight.machine import describe_mesh, describe_topology
-from xlashard.tpu.preflight.memory import describe_memory
-from xlashard.tpu.preflight.money import Price, describe_price, read_price
-from xlashard.tpu.preflight.parts import (
-    ThroughputReport,
-    TimeEstimate,
-    TopologyReport,
-    VersionsReport,
+from xlashard.tpu.preflight.argument_sharding import MeshLike, check_axes, mesh_on, placer
+from xlashard.tpu.preflight.compilation import compile_for_report
+from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, Extras, report_of
+from xlashard.tpu.preflight.report.model import (
     Workload,
 )
-from xlashard.tpu.preflight.placing import MeshLike, check_axes, mesh_on, placer
-from xlashard.tpu.preflight.report import PreflightReport
-from xlashard.tpu.preflight.timing import estimate_time
-from xlashard.tpu.preflight.traffic import describe_traffic
-from xlashard.tpu.preflight.values import REPLICATED_ABOVE, describe_values
+from xlashard.tpu.preflight.report.pricing import read_price
+from xlashard.tpu.preflight.report.report import PreflightReport
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
-
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What a report says besides what the compiler tells.
-
-    Attributes:
-        title: What was asked.
-        workload: What a step of training does.
-        price: Of a chip.
-        replicated_above: From how many bytes on what every device holds whole is named.
-    """
-
-    title: str = ""
-    workload: Workload | None = None
-    price: Price | None = None
-    replicated_above: int = REPLICATED_ABOVE
 
 
 def preflight(
@@ -207,70 +176,3 @@ def _check_devices(lowered: Lowered, topology: Topology) -> None:
             f"{topology.num_devices} of {topology.name}: give a topology of that many, or a mesh "
             "over all of them"
         )
-
-
-def report_of(
-    compilation: Compilation, topology: Topology, mesh: Mesh, extras: Extras
-) -> PreflightReport:
-    """The report of what was compiled.
-
-    Args:
-        compilation: On the topology's devices.
-        topology: The devices.
-        mesh: Their mesh.
-        extras: What the compiler doesn't tell.
-    """
-    lowered = compilation.lowered
-    chips = describe_topology(topology)
-    memory = describe_memory(compilation, topology)
-    time = estimate_time(compilation, topology, mesh)
-    values = describe_values(compilation, extras.replicated_above)
-    workload, price = extras.workload, extras.price
-    return PreflightReport(
-        name=lowered.fun_name,
-        title=extras.title,
-        outcome="fits" if compilation.compiled is not None else "out of memory",
-        topology=chips,
-        mesh=describe_mesh(topology, mesh),
-        partitioner=lowered._program.plan.partitioner.value,
-        memory=memory,
-        time=time,
-        traffic=describe_traffic(compilation, topology, mesh),
-        inputs=values.inputs,
-        outputs=values.outputs,
-        donations=values.donations,
-        replications=values.replications,
-        replicated=values.replicated,
-        replicated_above=extras.replicated_above,
-        throughput=_throughput(workload, time, chips),
-        price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
-        compile_seconds=compilation.seconds,
-        versions=_versions(compilation, topology),
-    )
-
-
-def _throughput(
-    workload: Workload | None, time: TimeEstimate, topology: TopologyReport
-) -> ThroughputReport | None:
-    """How fast a step is; None where none was described, or the program does nothing."""
-    if workload is None or not time.seconds:
-        return None
-    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
-    return ThroughputReport(
-        workload=workload,
-        tokens_per_second=workload.tokens / time.seconds,
-        utilisation=workload.model_flops / (time.seconds * peak),
-    )
-
-
-def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
-    set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
-    options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
-    return VersionsReport(
-        xlashard=__version__,
-        jax=jax.__version__,
-        jaxlib=analysis.jaxlib_version(),
-        libtpu=libtpu_version() or "",
-        runtime=compiling.client_of(topology.devices[0]).platform_version,
-        flags=(*set_outside, *options),
-    )

@@ -14,8 +14,11 @@ from typing import Any
 
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
+from xlashard.pjit.face import Face
+from xlashard.pjit.report.facts import ProgramText, facts_of, facts_of_text
+from xlashard.pjit.report.values import Program
 from xlashard.program.hlo import HloText, read_hlo
-from xlashard.tpu.preflight.folders import passing_folder
+from xlashard.tpu.preflight.dump_folder import passing_folder
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,17 @@ class Compilation:
         """
         text = self.dump.hlo if self.compiled is None else self.compiled.as_text()
         return read_hlo(text)[0]
+
+    @cached_property
+    def program(self) -> Program:
+        """The facts that reports of programs are made from, with or without an executable."""
+        lowered, call = self.lowered, self.lowered._traced._call
+        if self.compiled is not None:
+            return Program(Face.of(call), facts_of(self.compiled._prepared), call)
+        text = ProgramText(self.dump.hlo, self.dump.dealt_out)
+        placement = lowered._order.placement
+        facts = facts_of_text(lowered._program, lowered._interface, placement, text)
+        return Program(Face.of(call), facts, call)
 
 
 def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:

@@ -16,7 +16,7 @@ from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.parts import Workload
+from xlashard.tpu.preflight.report.model import Workload
 from xlashard.tpu.topologies import Topology
 
 _NOT_THE_USERS = tuple(

@@ -8,7 +8,7 @@ Its two processes leave a file named by their number in the folder, and wait.
 import signal
 import sys
 
-from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all
+from xlashard.tpu.preflight.sweep.worker_pool import Job, Limits, run_all
 
 if __name__ == "__main__":
     request = {"how": "wait", "mark": sys.argv[1]}

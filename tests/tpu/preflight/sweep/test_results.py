@@ -8,9 +8,15 @@ import pytest
 
 from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.sweep.fields import ChipPrice, NoMesh, SweepFacts, SweepResult, ranked
-from xlashard.tpu.preflight.sweep.results import SweepReport
-from xlashard.tpu.preflight.sweep.store import Store
+from xlashard.tpu.preflight.sweep.results import (
+    ChipPrice,
+    NoMesh,
+    Store,
+    SweepFacts,
+    SweepResult,
+    ranked,
+)
+from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
 
 FACTS = SweepFacts.of(FITTING)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.sweep import api, keys, preflight_sweep
-from xlashard.tpu.preflight.sweep.progress import Progress
+from xlashard.tpu.preflight.sweep import api, cache_key, preflight_sweep
+from xlashard.tpu.preflight.sweep.sweep_report import Progress
 
 GRAM = "tests.tpu.preflight.sweep.programs:gram"
 
@@ -127,16 +127,16 @@ def test_a_result_is_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
     (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("swept_target")
-    sources = keys.sources_of("swept_target")
+    sources = cache_key.sources_of("swept_target")
     assert [file.name for file in sources] == ["swept_helper.py", "swept_target.py"]
-    key = keys.key_of({"mesh": [["data", 4]]}, sources)
-    assert key == keys.key_of({"mesh": [["data", 4]]}, sources)
-    assert key != keys.key_of({"mesh": [["data", 2]]}, sources)
+    key = cache_key.key_of({"mesh": [["data", 4]]}, sources)
+    assert key == cache_key.key_of({"mesh": [["data", 4]]}, sources)
+    assert key != cache_key.key_of({"mesh": [["data", 2]]}, sources)
     (tmp_path / "swept_helper.py").write_text("SIZE = 2\n")
-    assert key != keys.key_of({"mesh": [["data", 4]]}, sources)
+    assert key != cache_key.key_of({"mesh": [["data", 4]]}, sources)
     for name in ("swept_target", "swept_helper"):
         del sys.modules[name]
-    assert programs.__file__ in map(str, keys.sources_of(programs.__name__))
+    assert programs.__file__ in map(str, cache_key.sources_of(programs.__name__))
 
 
 WRONG = {

@@ -1,14 +1,14 @@
 """Every mesh of every topology in question, compiled and ranked by the estimated time of a step."""
 
 from xlashard.tpu.preflight.sweep.api import find_topologies, preflight_sweep
-from xlashard.tpu.preflight.sweep.factorisations import (
+from xlashard.tpu.preflight.sweep.mesh_shapes import (
     AxisRange,
     factorisations,
     parse_axes,
     read_axes,
 )
-from xlashard.tpu.preflight.sweep.fields import SweepFacts, SweepResult
-from xlashard.tpu.preflight.sweep.results import SweepReport
+from xlashard.tpu.preflight.sweep.results import SweepFacts, SweepResult
+from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
 
 __all__ = [
     "AxisRange",

@@ -9,28 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.folders import remove_abandoned
-from xlashard.tpu.preflight.money import read_price
-from xlashard.tpu.preflight.parts import Workload
-from xlashard.tpu.preflight.sweep.factorisations import (
+from xlashard.tpu.preflight.dump_folder import remove_abandoned
+from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.report.pricing import read_price
+from xlashard.tpu.preflight.sweep.cache_key import key_of, sources_of
+from xlashard.tpu.preflight.sweep.evaluate import Request
+from xlashard.tpu.preflight.sweep.mesh_shapes import (
     AxisRange,
     AxisSizes,
     factorisations,
     read_axes,
 )
-from xlashard.tpu.preflight.sweep.fields import (
+from xlashard.tpu.preflight.sweep.results import (
     ChipPrice,
     NoMesh,
+    Store,
     SweepFacts,
     SweepResult,
     ranked,
 )
-from xlashard.tpu.preflight.sweep.keys import key_of, sources_of
-from xlashard.tpu.preflight.sweep.pool import Job, Limits, run_all, usual_limits
-from xlashard.tpu.preflight.sweep.progress import Progress
-from xlashard.tpu.preflight.sweep.results import SweepReport
-from xlashard.tpu.preflight.sweep.running import Request
-from xlashard.tpu.preflight.sweep.store import Store
+from xlashard.tpu.preflight.sweep.sweep_report import Progress, SweepReport
+from xlashard.tpu.preflight.sweep.worker_pool import Job, Limits, run_all, usual_limits
 from xlashard.tpu.preflight.targets import load_function
 from xlashard.tpu.topologies import Topology, topology
 
@@ -40,7 +39,7 @@ type Prices = float | str | Mapping[str, float | str]
 type Meshes = Sequence[tuple[Topology, Mapping[str, int]]]
 """Topologies with the sizes of the axes of a mesh on each."""
 
-_RUNNER = "xlashard.tpu.preflight.sweep.running:run_target"
+_RUNNER = "xlashard.tpu.preflight.sweep.evaluate:run_target"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""Which values are alive when a heap is fullest: made-up heaps, against a slow count."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlashard.pjit.report.communication import Sources
+from xlashard.program.hlo import read_hlo
+from xlashard.tpu.preflight.memory.buffer_assignment import Allocation, BufferValue, read_buffers
+from xlashard.tpu.preflight.memory.live_ranges import (
+    LiveRanges,
+    describe_temporaries,
+    held_at_peak,
+    read_live_ranges,
+)
+
+NOWHERE = Sources("", "")
+
+
+def heap(*values: tuple[str, int, int]) -> Allocation:
+    """A heap of values, each with its offset and its size."""
+    made = tuple(BufferValue(name, (), size, offset, "f32[8]{0}") for name, offset, size in values)
+    return Allocation(0, max((v.offset + v.size for v in made), default=0), values=made)
+
+
+def lives(**ranges: tuple[int, int]) -> LiveRanges:
+    return {(name, ()): range_ for name, range_ in ranges.items()}
+
+
+def names(allocation: Allocation, ranges: LiveRanges) -> list[tuple[int, list[str]]]:
+    held = held_at_peak(allocation, ranges)
+    return [(h.nbytes, sorted(v.name for v in h.values)) for h in held]
+
+
+def test_the_fullest_moment_counts() -> None:
+    allocation = heap(("a", 0, 100), ("b", 100, 50), ("c", 100, 80), ("d", 0, 60))
+    ranges = lives(a=(0, 4), b=(1, 2), c=(3, 6), d=(5, 9))
+    assert names(allocation, ranges) == [(100, ["a"]), (80, ["c"])]
+
+
+def test_what_is_written_over_its_operand_counts_once() -> None:
+    allocation = heap(("x", 0, 100), ("tanh", 0, 100), ("y", 100, 10))
+    assert names(allocation, lives(x=(0, 3), tanh=(3, 5), y=(3, 4))) == [
+        (100, ["tanh", "x"]),
+        (10, ["y"]),
+    ]
+
+
+def test_the_state_of_a_loop_is_one_value_under_several_names() -> None:
+    allocation = heap(("init", 0, 64), ("param", 0, 64), ("update", 0, 64), ("loop", 0, 64))
+    ranges = lives(init=(0, 2), param=(2, 5), update=(5, 8), loop=(8, 9))
+    assert sum(nbytes for nbytes, _ in names(allocation, ranges)) == 64
+
+
+def test_a_part_of_a_larger_value_adds_nothing() -> None:
+    allocation = heap(("gathered", 0, 100), ("own", 20, 10), ("beyond", 90, 40))
+    ranges = lives(gathered=(0, 5), own=(0, 5), beyond=(0, 5))
+    assert names(allocation, ranges) == [(100, ["gathered"]), (30, ["beyond"])]
+
+
+def test_values_whose_life_is_not_told_are_left_out() -> None:
+    assert names(heap(("a", 0, 10), ("b", 10, 90)), lives(a=(0, 1))) == [(10, ["a"])]
+    assert names(heap(("a", 0, 10)), {}) == []
+
+
+_VALUE = st.tuples(
+    st.integers(0, 30), st.integers(1, 20), st.integers(0, 12), st.integers(0, 6)
+)  # offset, size, start, length
+
+
+@pytest.mark.slow
+@given(st.lists(_VALUE, min_size=1, max_size=12))
+def test_no_moment_takes_more(values: list[tuple[int, int, int, int]]) -> None:
+    allocation = heap(*((f"v{i}", offset, size) for i, (offset, size, _, _) in enumerate(values)))
+    ranges = lives(**{f"v{i}": (start, start + n) for i, (_, _, start, n) in enumerate(values)})
+    taken = np.zeros((20, 60), bool)
+    for offset, size, start, length in values:
+        taken[start : start + length + 1, offset : offset + size] = True
+    named = sum(held.nbytes for held in held_at_peak(allocation, ranges))
+    assert named == taken.sum(axis=1).max()
+    assert named <= allocation.size
+
+
+HLO = """HloModule jit_f, is_scheduled=true
+
+FileNames
+1 "model.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+%body (p: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %p = (s32[], f32[64]) parameter(0)
+  %next = s32[] add(%p#0, %p#0), metadata={op_name="f/while/body/add"}
+  %grown = f32[64] add(%p#1, %p#1), metadata={op_name="f/while/body/grow" stack_frame_id=1}
+  %moved = f32[64] copy(%grown)
+  ROOT %given = (s32[], f32[64]) tuple(%next, %moved)
+}
+
+%done (q: (s32[], f32[64])) -> pred[] {
+  %q = (s32[], f32[64]) parameter(0)
+  ROOT %less = pred[] compare(%q#0, %q#0), direction=LT
+}
+
+%fused (a: f32[64]) -> f32[64] {
+  %a = f32[64] parameter(0)
+  ROOT %twice = f32[64] multiply(%a, %a), metadata={op_name="f/mul" stack_frame_id=1}
+}
+
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64] parameter(0), metadata={op_name="x"}
+  %room = f32[64] custom-call(), custom_call_target="AllocateBuffer", metadata={op_name="f/zeros"}
+  %zero = s32[] constant(0)
+  %state = (s32[], f32[64]) tuple(%zero, %room)
+  %loop = (s32[], f32[64]) while(%state), condition=%done, body=%body, metadata={op_name="f/while"}
+  %fusion = f32[64] fusion(%x), kind=kLoop, calls=%fused
+  %other = f32[64] fusion(%x), kind=kLoop, calls=%fused
+  %copied = f32[64] copy(%x)
+  %unnamed = f32[64] copy(%strange)
+  %used = f32[64] negate(%unnamed), metadata={op_name="f/neg"}
+  ROOT %sum = f32[64] add(%fusion, %loop#1), metadata={op_name="f/add"}
+}
+"""
+
+
+def temporaries(*values: str) -> list[tuple[str, int, int, int | None]]:
+    """What is said of values that are all alive at once."""
+    lines = [
+        f" value: <{i} {value} @0> (size=512,offset={512 * i}): f32[64]{{0:T(128)}}"
+        for i, value in enumerate(values)
+    ]
+    text = "\n".join(["allocation 0: size 9999, page 0, preallocated-temp:", *lines])
+    ranges = {(v.name, v.index): (0, 1) for v in read_buffers(text)[0].values}
+    (module,) = read_hlo(HLO)
+    found = describe_temporaries(read_buffers(text), ranges, module, NOWHERE)
+    assert all(t.type == "f32[64]" for t in found)
+    return [(t.op_name, t.device_bytes, t.count, t.source and t.source.line) for t in found]
+
+
+def test_values_are_told_by_the_operation_that_makes_them() -> None:
+    assert temporaries("grown") == [("f/while/body/grow", 512, 1, 7)]
+
+
+def test_values_of_fusions_are_told_by_what_these_do_and_alike_ones_are_counted() -> None:
+    assert temporaries("fusion", "grown", "other") == [
+        ("f/mul", 1024, 2, 7),
+        ("f/while/body/grow", 512, 1, 7),
+    ]
+
+
+def test_the_state_of_a_loop_is_told_by_what_its_body_puts_there() -> None:
+    for value in ("p{1} (phi)", "loop{1} (phi)", "moved"):
+        assert temporaries(value) == [("f/while/body/grow", 512, 1, 7)]
+
+
+def test_room_that_nothing_names_goes_by_its_own_name() -> None:
+    assert temporaries("room") == [("f/zeros", 512, 1, None)]
+
+
+def test_copies_are_told_by_what_they_copy_or_by_who_uses_them() -> None:
+    assert temporaries("copied") == [("x", 512, 1, None)]
+    assert temporaries("unnamed") == [("f/neg", 512, 1, None)]
+    assert temporaries("unheard-of") == [("", 512, 1, None)]
+
+
+def test_live_ranges_are_read_past_what_else_the_text_says() -> None:
+    text = """HloLiveRange (max 42):
+  InstructionSequence:
+    0:constant.6.clone
+  BufferLiveRange:
+    constant.3..sunk{}:9-12
+    copy-start.1{0, 1}:17-20
+    something new
+  Live ranges at 33 (peak):
+    param.2{}: 1572864000 bytes (cumulative: 29884416000 bytes)
+"""
+    assert read_live_ranges(text) == {
+        ("constant.3..sunk", ()): (9, 12),
+        ("copy-start.1", (0, 1)): (17, 20),
+    }
+    assert read_live_ranges("") == {}

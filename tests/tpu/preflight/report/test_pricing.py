@@ -1,0 +1,62 @@
+"""Prices as people write them."""
+
+import re
+
+import pytest
+
+from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.report.pricing import Price, describe_price, read_price
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        (4.2, Price(4.2)),
+        (4, Price(4.0)),
+        (0, Price(0.0)),
+        ("4.20", Price(4.2)),
+        (" 4.20 USD ", Price(4.2, "USD")),
+        ("4.2EUR", Price(4.2, "EUR")),
+        ("$4.20", Price(4.2, "$")),
+        ("CHF 4", Price(4.0, "CHF")),
+        (".5€", Price(0.5, "€")),
+        ("1,234.5", Price(1234.5)),
+        ("4e-1", Price(0.4)),
+    ],
+)
+def test_a_price_is_read(said: float | str, read: Price) -> None:
+    assert read_price(said) == read
+
+
+@pytest.mark.parametrize(
+    ("said", "fact"),
+    [
+        ("cheap", "price='cheap' is no number"),
+        ("", "price='' is no number"),
+        ("4,20", "price='4,20' is no number"),
+        ("4.2.0", "is no number"),
+        ("$4.20 USD", "is no number"),
+        ("-4", "is no number"),
+        ("nan", "is no number"),
+        (-4, "price=-4: a chip costs 0 or more"),
+        (float("nan"), "price=nan: a chip costs 0 or more"),
+        (float("inf"), "price=inf: a chip costs 0 or more"),
+        ("1e999", "price='1e999': a chip costs 0 or more"),
+        (True, "price is a bool, not a number"),
+        ([4.2], "price is a list, not a number"),
+    ],
+)
+def test_a_price_that_is_none_is_told(said: object, fact: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(fact)):
+        read_price(said)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_step_costs() -> None:
+    step = Workload(tokens=1_000_000, model_flops=1e15, parameters=10**9, active_parameters=10**9)
+    found = describe_price(Price(3.6, "USD"), seconds=2.0, chips=100, workload=step)
+    assert (found.chip_hour, found.currency) == (3.6, "USD")
+    assert found.hour == pytest.approx(360)
+    assert found.step == pytest.approx(0.2)
+    assert found.billion_tokens == pytest.approx(200)
+    assert describe_price(Price(3.6), 2.0, 100, None).billion_tokens is None

@@ -1,0 +1,68 @@
+"""The published schema of preflight reports."""
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.goldens import check_golden
+from tests.tpu.preflight.examples import ALL, FITTING
+from xlashard.pjit.report import parts as program_parts
+from xlashard.tpu.preflight.report import model
+from xlashard.tpu.preflight.report.report import PreflightReport, attribute_texts, make_schema
+
+PUBLISHED = Path(__file__).parents[4] / "docs" / "preflight.schema.json"
+
+# Their attributes are documented by the report classes that derive from them.
+HOLDERS = (program_parts.ReportFields, model.PreflightFields)
+
+
+def test_the_published_schema_is_in_step(update_goldens: bool) -> None:
+    text = json.dumps(make_schema(), indent=2, ensure_ascii=False) + "\n"
+    check_golden(PUBLISHED, text, update=update_goldens, by="make docs-preflight")
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reports_are_what_the_schema_says(
+    name: str, validator: jsonschema.Draft202012Validator
+) -> None:
+    validator.validate(ALL[name].to_dict())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"outcome": "maybe"},
+        {"mesh": [{"name": "x"}]},
+        {"compile_seconds": "long"},
+        {"throughput": {}},
+        {"versions": None},
+    ],
+)
+def test_what_is_no_report_is_none_by_the_schema(
+    change: dict[str, Any], validator: jsonschema.Draft202012Validator
+) -> None:
+    assert not validator.is_valid({**FITTING.to_dict(), **change})
+
+
+def test_every_field_of_every_part_is_described() -> None:
+    kinds = [
+        kind
+        for module in (model, program_parts)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and is_dataclass(kind) and kind not in HOLDERS
+    ]
+    assert len(kinds) > 15
+    for kind in (PreflightReport, *kinds):
+        assert list(attribute_texts(kind)) == [f.name for f in fields(kind)], kind

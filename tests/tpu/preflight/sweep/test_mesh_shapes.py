@@ -1,0 +1,95 @@
+"""All meshes of a number of devices, within what was said of their axes."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.sweep.mesh_shapes import (
+    AxisRange,
+    factorisations,
+    parse_axes,
+    read_axes,
+)
+
+
+def brute_force(count, ranges):
+    """By trying every size of every axis."""
+    if not ranges:
+        return {()} if count == 1 else set()
+    return {
+        (size, *others)
+        for size in range(1, count + 1)
+        if count % size == 0 and size in ranges[0]
+        for others in brute_force(count // size, ranges[1:])
+    }
+
+
+RANGES = st.builds(
+    lambda least, more: AxisRange(least, None if more is None else least + more),
+    st.integers(1, 8),
+    st.none() | st.integers(0, 16),
+)
+
+
+@given(st.integers(1, 96), st.lists(RANGES, min_size=1, max_size=4))
+def test_they_are_all_and_each_once(count, ranges):
+    axes = {f"axis{i}": sizes for i, sizes in enumerate(ranges)}
+    expected = brute_force(count, ranges)
+    if not expected:
+        with pytest.raises(ArgumentError, match=f"has {count} devices"):
+            factorisations(count, axes)
+        return
+    found = [tuple(sizes.values()) for sizes in factorisations(count, axes)]
+    assert len(found) == len(set(found)) and set(found) == expected
+
+
+def test_of_large_numbers_there_are_as_many_as_the_formula_says():
+    # 4096 = 2^12 over three axes: 14 choose 2.
+    found = factorisations(4096, read_axes({"data": "auto", "fsdp": "auto", "tensor": "auto"}))
+    assert len(found) == math.comb(14, 2)
+    assert list(found[0].items()) == [("data", 4096), ("fsdp", 1), ("tensor", 1)]
+
+
+def test_fixed_and_bounded_axes():
+    axes = parse_axes("data=auto, tensor=2..4,expert=2")
+    assert [str(sizes) for sizes in axes.values()] == ["auto", "2..4", "2"]
+    assert factorisations(16, axes) == (
+        {"data": 4, "tensor": 2, "expert": 2},
+        {"data": 2, "tensor": 4, "expert": 2},
+    )
+    assert str(AxisRange(1, 8)) == "..8" and str(AxisRange(3)) == "3.."
+    assert read_axes({"a": 3, "b": "4", "c": AxisRange(2)}) == {
+        "a": AxisRange(3, 3),
+        "b": AxisRange(4, 4),
+        "c": AxisRange(2),
+    }
+
+
+WRONG = {
+    "no size": ("data", "'data' is no axis with a size"),
+    "twice": ("data=2,data=4", "'data=4' is no axis"),
+    "a word": ("data=many", r"mesh axis 'data' has the size 'many'.*data=2\.\.8"),
+    "zero": ("data=0", "has the size '0'"),
+    "nothing": ("data=..", r"has the size '\.\.'"),
+    "backwards": ("data=8..2", "no sizes from 8 to 2"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_no_axis_is_told(text, said):
+    with pytest.raises(ArgumentError, match=said):
+        parse_axes(text)
+
+
+@pytest.mark.parametrize("axes", [{}, None, "auto", {"data": 0}, {"data": True}, {"data": 1.5}])
+def test_what_are_no_axes_is_told(axes):
+    with pytest.raises(ArgumentError, match="axes of a sweep|mesh axis 'data' has the size"):
+        read_axes(axes)
+
+
+def test_sizes_that_never_multiply_out_are_told():
+    with pytest.raises(ArgumentError, match=r"no mesh of data=auto, tensor=3 has 16 devices"):
+        factorisations(16, parse_axes("data=auto,tensor=3"))

@@ -1,0 +1,118 @@
+"""Temporary folders go, also those of processes that had no time for it."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.tpu.preflight.programs import on
+from xlashard import P, pjit
+from xlashard.tpu import topology
+from xlashard.tpu.preflight import compilation, dump_folder
+from xlashard.tpu.preflight.dump_folder import passing_folder, remove_abandoned
+from xlashard.tpu.preflight.sweep import AxisRange, api
+from xlashard.tpu.preflight.sweep.sweep_report import Progress
+from xlashard.tpu.preflight.sweep.worker_pool import Limits
+
+# The module stands on Python alone, so that the process needs no JAX.
+_HOLD = """
+import runpy, sys
+with runpy.run_path(sys.argv[1])["passing_folder"]() as folder:
+    (folder / "module.txt").write_text("half of it")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, here and in the processes that are started."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@contextmanager
+def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that works in a folder, and the folder."""
+    words = [sys.executable, "-c", _HOLD, str(dump_folder.__file__)]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_it_is_there_for_as_long_as_it_is_needed(temporary: Path) -> None:
+    with pytest.raises(ValueError, match="in the middle"), passing_folder() as folder:
+        assert [*temporary.iterdir()] == [folder]
+        (folder / "module.txt").touch()
+        raise ValueError("in the middle")
+    assert not [*temporary.iterdir()]
+
+
+def test_that_of_a_process_that_is_gone_goes_and_no_other(temporary: Path) -> None:
+    foreign = temporary / "xlashard-sweep-of-mine"
+    foreign.mkdir()
+    with another() as (_, living), another() as (killed, left):
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert (left / "module.txt").exists()
+        with passing_folder() as own:
+            remove_abandoned()
+            assert {*temporary.iterdir()} == {foreign, living, own}
+            assert (living / "module.txt").exists()
+
+
+def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
+    kept = temporary / "kept"
+    kept.mkdir()
+    (kept / "thesis.txt").touch()
+    (temporary / f"{dump_folder._PREFIX}x").symlink_to(kept)
+    remove_abandoned()
+    assert (kept / "thesis.txt").exists()
+
+
+def test_threads_do_not_take_each_others() -> None:
+    def work(_: int) -> None:
+        for number in range(50):
+            with passing_folder() as folder:
+                (folder / "module.txt").write_text(str(number))
+                remove_abandoned()
+                assert (folder / "module.txt").read_text() == str(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(work, range(4))]) == 4
+
+
+def test_a_compilation_removes_them_and_leaves_none(temporary: Path) -> None:
+    left = temporary / f"{dump_folder._PREFIX}of-a-process-that-is-gone"
+    left.mkdir()
+    _, mesh = on("v5e:2x2", a=4)
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct((8,), jnp.float32)
+        lowered = pjit(lambda x: x + 1, in_shardings=P("a")).lower(x)
+    assert compilation.compile_for_report(lowered).dump.hlo
+    assert not list(temporary.glob(f"{dump_folder._PREFIX}*"))
+
+
+def test_a_sweep_removes_those_of_its_processes(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = temporary / f"{dump_folder._PREFIX}of-a-process-that-was-ended"
+    monkeypatch.setattr(api, "run_all", lambda *_: (answer for answer in ()))
+    sweep = api.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
+    left.mkdir()
+    api.run_sweep(sweep, temporary / "sweep", Limits(workers=1), Progress(shown=False))
+    assert not left.exists()

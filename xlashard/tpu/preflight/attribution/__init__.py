@@ -1,0 +1,1 @@
+"""Attribution of collectives to the constraint, argument or operation that causes them."""

@@ -1,0 +1,297 @@
+"""Why a collective is there, and whether anyone asked for it.
+
+Whether arrays are one value in other writings.
+
+What a program sends between TPU devices: how long it takes, and who asked for it.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+from typing import Any
+
+from xlashard._jax.dataflow import is_variable, source_line
+from xlashard.geometry import MeshGrid
+from xlashard.pjit.report.communication import Sources, added_up, describe_kind
+from xlashard.pjit.report.parts import CollectiveReport
+from xlashard.program.collectives import Collective
+from xlashard.sharding import Mesh, NamedSharding
+from xlashard.sharding.named import grid_of
+from xlashard.tpu.preflight.attribution.collective_context import (
+    PRODUCTS,
+    Case,
+    case_of,
+    lines_of,
+    operation_of,
+)
+from xlashard.tpu.preflight.attribution.dataflow import Flow
+from xlashard.tpu.preflight.attribution.suggestions import Remedies
+from xlashard.tpu.preflight.attribution.value_shardings import Layouts, Source, axes_of, local_shape
+from xlashard.tpu.preflight.compilation import Compilation
+from xlashard.tpu.preflight.cost.network_model import Wire, Wires, whole_collectives
+from xlashard.tpu.preflight.report.model import Origin, TrafficReport
+from xlashard.tpu.topologies import Topology
+
+
+def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array has a shape, turned in any way, with neighbours merged or not.
+
+    Args:
+        dims: Of the array.
+        shape: That it might have in another writing.
+
+    Example:
+        >>> fits((512, 1024), (1024, 4, 128)), fits((2, 1024), (1024, 4))
+        (True, False)
+    """
+    given = sorted(d for d in dims if d > 1)
+    wanted = [d for d in shape if d > 1]
+    if given == sorted(wanted):
+        return bool(given) or math.prod(shape) == math.prod(dims) == 1
+    if len(given) >= len(wanted) or len(wanted) > 5 or not given:
+        return False
+    return any(_merges(turned, tuple(given)) for turned in set(permutations(wanted)))
+
+
+def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
+    """Whether neighbours of a shape multiply to the given sizes, in some order."""
+    if not shape:
+        return not given
+    product = 1
+    for count, size in enumerate(shape, 1):
+        product *= size
+        if product in given:
+            left = list(given)
+            left.remove(product)
+            if _merges(shape[count:], tuple(left)):
+                return True
+    return False
+
+
+_EXPLICIT_NAMES = """
+    all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pmax pmean pmin
+    ppermute psum psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter
+"""
+_EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is known of a collective's reason.
+
+    Attributes:
+        origin: Why it is there.
+        asked_for: Whether the program or the caller's shardings ask for it.
+        remedy: What to write to be rid of it, where nobody did.
+    """
+
+    origin: Origin
+    asked_for: bool = True
+    remedy: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Finds the reasons of a program's collectives.
+
+    Attributes:
+        flow: The ways of values through the compiled module.
+        layouts: What the program says of its values.
+        grid: Its mesh.
+        sources: Which lines of a stack are the user's.
+        results: For each result whether the caller said how it is to be dealt out.
+        collectives: All of them.
+    """
+
+    flow: Flow
+    layouts: Layouts
+    grid: MeshGrid
+    sources: Sources
+    results: tuple[bool, ...]
+    collectives: tuple[Collective, ...]
+
+    def judge(self, collective: Collective) -> Judgement:
+        """The reason of a collective."""
+        if operation_of(collective.op_name) in _EXPLICIT:
+            return Judgement("explicit")
+        case = case_of(collective, self.flow, self.layouts, self.grid)
+        before = self._reduction_before(case)
+        if before is not None:
+            return self.judge(before)
+        if case.reduces:
+            return Judgement("gradient" if self._is_gradient(case) else "reduction")
+        if self._is_constrained(case):
+            return Judgement("constraint")
+        if case.argument and case.gathers:
+            return Judgement("argument")
+        result = self.flow.results.get(collective.name)
+        if result is not None and self.results[result : result + 1] == (True,):
+            return Judgement("result")
+        return Judgement("resharding", False, Remedies(case, self.grid, self.sources).text())
+
+    def _reduction_before(self, case: Case) -> Collective | None:
+        """The sum of which a collective is a part: one over slices, or a sum that is put together.
+
+        A sum over several slices is first scattered inside each, then added up between them, then
+        gathered again.
+        """
+        if case.collective.kind == "reduce-scatter" or not case.instruction.operand_names:
+            return None
+        name = self.flow.collective_before(case.home, case.instruction.operand_names[0])
+        before = self._by_name.get(name)
+        is_scatter = before is not None and before.kind == "reduce-scatter"
+        return before if is_scatter else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Collective]:
+        return {collective.name: collective for collective in self.collectives}
+
+    def _is_gradient(self, case: Case) -> bool:
+        """Whether it adds up an argument's gradient over devices that have parts of a batch."""
+        collective = case.collective
+        op_name = collective.op_name
+        if not op_name:
+            op_name = "" if case.maker is None else self.flow.module.op_name(case.maker)
+        if "transpose(" not in op_name:
+            return False
+        arrays = collective.operands
+        if collective.kind == "collective-permute":
+            # What goes round is a part of the result.
+            without: frozenset[str] = frozenset()
+        else:
+            without = case.axes
+        shapes = {array.dims for array in arrays}
+        return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
+
+    def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
+        """The shapes of arguments on a device, and of the layers that lie in them in a stack."""
+        for shape, sharding in self._placed:
+            local = local_shape(shape, sharding, without)
+            yield local
+            if len(local) > 1:
+                yield local[1:]
+
+    @cached_property
+    def _placed(self) -> frozenset[tuple[tuple[int, ...], NamedSharding]]:
+        avals = self.layouts.jaxpr.in_avals
+        return frozenset(
+            (tuple(aval.shape), sharding)
+            for aval, (_, sharding) in zip(avals, self.layouts.arguments, strict=False)
+            if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
+        )
+
+    def _is_constrained(self, case: Case) -> bool:
+        """Whether a constraint wants it."""
+        collective = case.collective
+        lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
+        own = set(lines_of(collective.frames))
+        for change in self.layouts.changes:
+            reach = change.closed if case.gathers else change.moved | change.used
+            if not case.axes <= reach or not case.axes & change.moved:
+                continue
+            if own & change.lines or (not own and lines & change.lines):
+                return True
+            if case.argument in change.arguments and case.argument:
+                return True
+        # A constrained value that a product wants whole: what comes in is cut on purpose.
+        return (
+            case.gathers
+            and not case.argument
+            and operation_of(collective.needed_by or collective.op_name) in PRODUCTS
+            and not self._could_add_up(case)
+            and any(
+                case.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
+                for eqn, said in self._constraints_of(case)
+            )
+        )
+
+    def _could_add_up(self, case: Case) -> bool:
+        """Whether a product sums over a dimension that both operands have cut alike.
+
+        Then nothing but the sums has to be sent, and no constraint asks for more.
+        """
+        for scope, eqn in case.equations:
+            if eqn.primitive.name != "dot_general":
+                continue
+            contracted = eqn.params["dimension_numbers"][0]
+            cut = [
+                {a for dim in dims for s in self.layouts.sources(scope, v)[dim] for a in s.axes}
+                for v, dims in zip(eqn.invars, contracted, strict=True)
+            ]
+            if all(case.axes <= axes for axes in cut):
+                return True
+        return False
+
+    def _constraints_of(self, case: Case) -> Iterator[tuple[Any, NamedSharding]]:
+        """The constraints from which the value of a collective comes."""
+        lines = {s.line for each in self._values(case) for dim in each for s in dim if s.line}
+        for _, eqn, said in self.layouts.constraints:
+            if source_line(eqn) in lines:
+                yield eqn, said
+
+    def _values(self, case: Case) -> Iterator[list[list[Source]]]:
+        """What says how the value is dealt out that a collective deals with."""
+        for scope, eqn in case.equations:
+            for value in (*eqn.invars, *eqn.outvars):
+                if is_variable(value):
+                    yield self.layouts.sources(scope, value)
+
+
+@dataclass
+class _Alike:
+    """Collectives that do the same for the same reason."""
+
+    collectives: list[Collective] = field(default_factory=list)
+    seconds: float = 0.0
+    dcn_bytes: float = 0.0
+    ici_bytes: float = 0.0
+
+    def add(self, collective: Collective, wire: Wire) -> None:
+        self.collectives.append(collective)
+        self.seconds += collective.times * wire.total_seconds
+        self.dcn_bytes += collective.times * wire.dcn_bytes
+        self.ici_bytes += collective.times * wire.sent_bytes
+
+
+def describe_traffic(
+    compilation: Compilation, topology: Topology, mesh: Mesh
+) -> tuple[TrafficReport, ...]:
+    """The collectives of a program, those that take longest first.
+
+    Args:
+        compilation: The program, also one that does not fit.
+        topology: What it was compiled for.
+        mesh: Its mesh.
+    """
+    module, grid = compilation.module, grid_of(mesh)
+    lowered = compilation.lowered
+    call = lowered._traced._call
+    paths = call.traced.arg_names
+    jaxpr = call.traced.jaxpr
+    sources = Sources.of(jaxpr.debug_info.func_src_info)
+    placed = lowered._order.placement.in_shardings
+    layouts = Layouts(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
+    said = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
+    collectives = tuple(whole_collectives(module, mesh))
+    judge = Judge(Flow(module), layouts, grid, sources, said, collectives)
+    wires = Wires(topology, mesh)
+    alike: dict[tuple[CollectiveReport, Judgement], _Alike] = {}
+    for collective in judge.collectives:
+        judgement = judge.judge(collective)
+        described = describe_kind(collective, grid, frozenset(paths), sources)
+        alike.setdefault((described, judgement), _Alike()).add(collective, wires.of(collective))
+    reports = [_report(described, why, found) for (described, why), found in alike.items()]
+    return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
+
+
+def _report(described: CollectiveReport, why: Judgement, found: _Alike) -> TrafficReport:
+    return TrafficReport(
+        collective=added_up(described, found.collectives),
+        network="dcn" if found.dcn_bytes > found.ici_bytes else "ici",
+        seconds=found.seconds,
+        origin=why.origin,
+        asked_for=why.asked_for,
+        remedy=why.remedy,
+    )

@@ -1,0 +1,369 @@
+"""What single HLO instructions read and write in the chip's main memory.
+
+What one execution of a compiled program does on one device: its loops counted by their trips.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from xlashard.program.collectives import KINDS
+from xlashard.program.hlo import Computation, HloText, Instruction, element_types
+from xlashard.program.loops import trip_count
+from xlashard.tpu.preflight.cost.flops import (
+    HBM,
+    REDUCERS,
+    PlacedArray,
+    arithmetic,
+    kernel_estimate,
+    operand_arrays,
+    placed_arrays,
+)
+
+_FREE_NAMES = """
+    add-dependency after-all async-done async-start async-update bitcast call conditional constant
+    copy-done domain get-tuple-element iota opt-barrier parameter partition-id replica-id tuple
+    while
+"""
+_FREE = frozenset(_FREE_NAMES.split())
+_PASSED_ON = ("bitcast", "reshape", "get-tuple-element", "opt-barrier")
+_STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
+
+
+def hbm_bytes(module: HloText, computation: Computation, instruction: Instruction) -> int:
+    """Bytes of HBM that one run of an instruction reads and writes, padding included.
+
+    What lies in another memory (VMEM, the host's) costs none; of what is sliced, gathered or
+    updated in place only the part that is touched counts, inside fusions as well. An operand that
+    a fusion reads in several passes counts once.
+
+    Args:
+        module: The module.
+        computation: The computation that it stands in, which must not be a fusion's.
+        instruction: The instruction.
+    """
+    opcode = instruction.opcode
+    if opcode in _FREE or (opcode.endswith("-done") and opcode != "copy-done"):
+        return 0
+    if opcode == "custom-call":
+        return _of_custom_call(computation, instruction)
+    if opcode == "fusion":
+        inner = _fused(module, instruction)
+        return 0 if inner is None else _of_fusion(module, instruction, inner)
+    results = placed_arrays(instruction.type)
+    operands = operand_arrays(computation, instruction)
+    if opcode in ("send", "recv"):
+        # Its own type has what is sent or received, and a context.
+        return sum(array.hbm_bytes for array in placed_arrays(element_types(instruction.type)[0]))
+    if opcode.endswith("-start"):
+        results = _started(instruction, len(operands))
+    return _of_operation(opcode.removesuffix("-start"), operands, results)
+
+
+def _of_operation(
+    opcode: str, operands: list[PlacedArray], results: tuple[PlacedArray, ...]
+) -> int:
+    written = sum(array.hbm_bytes for array in results)
+    match opcode:
+        case "slice" | "dynamic-slice" | "gather":
+            # Of the operand it reads what it gives; the others are indices.
+            read = _like(operands[:1], sum(array.nbytes for array in results))
+            return read + sum(a.hbm_bytes for a in operands[1:]) + written
+        case "dynamic-update-slice" if len(operands) > 1:
+            update = operands[1]
+            return update.hbm_bytes + _like(list(results), update.nbytes)
+        case "scatter" if len(operands) > 2:
+            update = operands[-1]
+            # What it adds to is read and written again.
+            return sum(a.hbm_bytes for a in operands[1:]) + 2 * _like(list(results), update.nbytes)
+    return sum(array.hbm_bytes for array in operands) + written
+
+
+def _like(arrays: list[PlacedArray], nbytes: int) -> int:
+    """A part of arrays, if they lie in HBM; not more than they are."""
+    return min(nbytes, sum(array.hbm_bytes for array in arrays))
+
+
+def _started(instruction: Instruction, operands: int) -> tuple[PlacedArray, ...]:
+    """The results of what starts and is done later; its type has the operands before or after."""
+    if instruction.opcode == "copy-start":
+        return placed_arrays(element_types(instruction.type)[0])
+    arrays = placed_arrays(instruction.type)
+    if instruction.opcode == "all-reduce-start" and len(arrays) == operands:
+        return arrays
+    return arrays[operands : 2 * operands]
+
+
+def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
+    if instruction.call_target == "AllocateBuffer":
+        return 0
+    arrays = (*operand_arrays(computation, instruction), *placed_arrays(instruction.type))
+    told = kernel_estimate(instruction).get("bytes_accessed")
+    return round(told) if told else sum(array.hbm_bytes for array in arrays)
+
+
+def _fused(module: HloText, fusion: Instruction) -> Computation | None:
+    calls = dict(fusion.called())
+    return module.computations.get(calls.get("calls", ""))
+
+
+def _of_fusion(module: HloText, fusion: Instruction, inner: Computation) -> int:
+    if _STARTS in inner.targets:
+        # Its own type has the operand and the result of the collective first.
+        return sum(a.hbm_bytes for a in placed_arrays(fusion.type)[:2])
+    read = sum(
+        min(_touched(module, inner, parameter), array.nbytes)
+        for parameter in inner.instructions.values()
+        if parameter.opcode == "parameter"
+        for array in placed_arrays(parameter.type)
+        if array.space == HBM
+    )
+    root = inner.root
+    if root is None:
+        return read
+    outputs = _outputs(inner, root)
+    types = placed_arrays(fusion.type)
+    if len(outputs) != len(types):
+        return read + sum(array.hbm_bytes for array in types)
+    written = sum(
+        _like([array], _written(module, inner, output, array))
+        for output, array in zip(outputs, types, strict=True)
+    )
+    return read + written
+
+
+def _outputs(inner: Computation, root: Instruction) -> list[Instruction | None]:
+    if root.opcode != "tuple":
+        return [root]
+    return [inner.instructions.get(name) for name in root.operand_names]
+
+
+def _touched(module: HloText, inner: Computation, value: Instruction) -> int:
+    """Bytes of a fusion's parameter, or of what only passes it on, that the fusion reads."""
+    total = 0
+    whole = sum(array.nbytes for array in placed_arrays(value.type))
+    for user in inner.users.get(value.name, ()):
+        total += _read_by(module, inner, value, user)
+        if total >= whole:
+            return whole
+    return total
+
+
+def _read_by(module: HloText, inner: Computation, value: Instruction, user: Instruction) -> int:
+    names = user.operand_names
+    is_first = names[0] == value.name
+    opcode = user.opcode.removesuffix("-start")
+    if opcode == "tuple" or _is_part_of_collective(inner, user):
+        return 0
+    if opcode in _PASSED_ON:
+        return _touched(module, inner, user)
+    if is_first and opcode in ("slice", "dynamic-slice", "gather"):
+        return sum(array.nbytes for array in placed_arrays(user.type))
+    if is_first and opcode == "dynamic-update-slice":
+        return 0
+    if is_first and opcode == "scatter":
+        update = inner.instructions.get(names[-1])
+        return sum(a.nbytes for a in placed_arrays(update.type)) if update is not None else 0
+    if opcode == "fusion" and (nested := _fused(module, user)) is not None:
+        if _only_passes_on(nested):
+            return _touched(module, inner, user)
+        return sum(
+            _touched(module, nested, parameter)
+            for name, parameter in zip(names, _parameters(nested), strict=False)
+            if name == value.name
+        )
+    return sum(array.nbytes for array in placed_arrays(value.type))
+
+
+def _only_passes_on(fusion: Computation) -> bool:
+    """Whether a fusion gives what it was given: then its users are the ones who read it."""
+    value = fusion.root
+    while value is not None and value.opcode in _PASSED_ON and value.operand_names:
+        value = fusion.instructions.get(value.operand_names[0])
+    return value is not None and value.opcode == "parameter"
+
+
+def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:
+    """Whether it pushes on or ends a collective that TPU's compiler has spread over fusions.
+
+    The one that starts it counts for all of them.
+    """
+    spread = inner.name.startswith("async_collective_fusion") or _ENDS in inner.targets
+    return spread and (user.opcode in KINDS or user.opcode == "custom-call")
+
+
+def _parameters(computation: Computation) -> Iterator[Instruction]:
+    """The parameters of a computation by their numbers."""
+    found = [i for i in computation.instructions.values() if i.opcode == "parameter"]
+    return iter(sorted(found, key=lambda i: int(i.operands or 0)))
+
+
+def _written(
+    module: HloText, inner: Computation, output: Instruction | None, array: PlacedArray
+) -> int:
+    """Bytes that a fusion writes for one of its results."""
+    while output is not None and output.opcode in _PASSED_ON and output.operand_names:
+        output = inner.instructions.get(output.operand_names[0])
+    if output is None:
+        return array.nbytes
+    if output.opcode == "parameter" or _is_part_of_collective(inner, output):
+        return 0
+    names = output.operand_names
+    if output.opcode in ("dynamic-update-slice", "scatter"):
+        place = 1 if output.opcode == "dynamic-update-slice" else len(names) - 1
+        update = inner.instructions.get(names[place])
+        return sum(a.nbytes for a in placed_arrays(update.type)) if update else array.nbytes
+    if output.opcode == "fusion" and (nested := _fused(module, output)) is not None:
+        roots = _outputs(nested, nested.root) if nested.root is not None else []
+        return _written(module, nested, roots[0], array) if len(roots) == 1 else array.nbytes
+    return array.nbytes
+
+
+_HARMLESS_NAMES = """
+    AllocateBuffer AssumeGatherIndicesInBound AsyncCollectiveDone AsyncCollectiveStart
+    ConcatBitcast SliceId GatherScatterIndicesBitpacked Sharding SPMDFullToShardShape
+    SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+"""Custom calls of the compiler's own that calculate nothing."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic and memory traffic.
+
+    Attributes:
+        multiplied: FLOP of matrix products, by the dtype that is multiplied.
+        elementwise: Other floating-point operations.
+        transcendental: Values of functions such as exp and tanh.
+        hbm_bytes: Bytes read and written in HBM.
+        unknown_calls: Custom calls of which nobody knows what they calculate, by JAX's name of the
+            operation, and how often each runs.
+        unknown_loops: Loops of unknown trip count, which count as one run.
+    """
+
+    multiplied: Mapping[str, float] = field(default_factory=dict)
+    elementwise: float = 0.0
+    transcendental: float = 0.0
+    hbm_bytes: float = 0.0
+    unknown_calls: Mapping[str, int] = field(default_factory=dict)
+    unknown_loops: int = 0
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all kinds, those of exp and the like as one each."""
+        return sum(self.multiplied.values()) + self.elementwise + self.transcendental
+
+
+@dataclass
+class _Sum:
+    """Work that is being added up."""
+
+    multiplied: dict[str, float] = field(default_factory=dict)
+    elementwise: float = 0.0
+    transcendental: float = 0.0
+    hbm_bytes: float = 0.0
+    unknown_calls: Counter[str] = field(default_factory=Counter)
+    unknown_loops: int = 0
+
+    def multiply(self, dtype: str, flops: float) -> None:
+        self.multiplied[dtype] = self.multiplied.get(dtype, 0.0) + flops
+
+    def add(self, other: "_Sum", times: int) -> None:
+        for dtype, flops in other.multiplied.items():
+            self.multiply(dtype, flops * times)
+        for name, count in other.unknown_calls.items():
+            self.unknown_calls[name] += count * times
+        self.elementwise += other.elementwise * times
+        self.transcendental += other.transcendental * times
+        self.hbm_bytes += other.hbm_bytes * times
+        self.unknown_loops += other.unknown_loops
+
+
+def count_work(module: HloText) -> Work:
+    """What one execution of a program does on one device.
+
+    Of a conditional the branch counts that calculates most.
+
+    Args:
+        module: A compiled program.
+    """
+    if module.entry not in module.computations:
+        return Work()
+    total = _Counting(module).of(module.entry, fused=False)
+    return Work(
+        dict(total.multiplied),
+        total.elementwise,
+        total.transcendental,
+        total.hbm_bytes,
+        dict(total.unknown_calls),
+        total.unknown_loops,
+    )
+
+
+class _Counting:
+    """Counts each computation once, however often it runs."""
+
+    def __init__(self, module: HloText) -> None:
+        self._module = module
+        self._done: dict[tuple[str, bool], _Sum] = {}
+
+    def of(self, name: str, *, fused: bool) -> _Sum:
+        """The work of one run of a computation; of one inside a fusion without its memory."""
+        if (name, fused) not in self._done:
+            self._done[name, fused] = self._count(self._module.computations[name], fused)
+        return self._done[name, fused]
+
+    def _count(self, computation: Computation, fused: bool) -> _Sum:
+        total = _Sum()
+        for instruction in computation.instructions.values():
+            found = arithmetic(self._module, computation, instruction)
+            if found.multiplied:
+                total.multiply(found.dtype, found.multiplied)
+            total.elementwise += found.elementwise
+            total.transcendental += found.transcendental
+            if instruction.opcode == "custom-call":
+                self._add_custom_call(total, instruction)
+            if not fused:
+                total.hbm_bytes += hbm_bytes(self._module, computation, instruction)
+            self._add_called(total, computation, instruction, fused)
+        return total
+
+    def _add_called(
+        self, total: _Sum, computation: Computation, instruction: Instruction, fused: bool
+    ) -> None:
+        opcode = instruction.opcode
+        if opcode in REDUCERS or opcode.startswith(("all-reduce", "reduce-scatter")):
+            return
+        if opcode.endswith(("-update", "-done")):
+            # The start of an asynchronous call has named what it calls.
+            return
+        called = [
+            (attribute, name)
+            for attribute, name in instruction.called()
+            if name in self._module.computations
+        ]
+        if opcode == "conditional":
+            branches = [self.of(name, fused=fused) for _, name in called]
+            if branches:
+                most = max(branches, key=lambda w: (sum(w.multiplied.values()), w.hbm_bytes))
+                total.add(most, 1)
+            return
+        trips = 1
+        if opcode == "while":
+            known = trip_count(self._module, computation, instruction)
+            trips = 1 if known is None else known
+            total.unknown_loops += known is None
+        for attribute, name in called:
+            if attribute != "condition":
+                total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
+
+    def _add_custom_call(self, total: _Sum, call: Instruction) -> None:
+        target = call.call_target
+        numbers = kernel_estimate(call)
+        if numbers:
+            # A kernel doesn't say what it multiplies: on TPU that is bfloat16, but for the rare.
+            total.multiply("bfloat16", numbers.get("flops", 0.0))
+            total.transcendental += numbers.get("transcendentals", 0.0)
+        elif target not in _HARMLESS:
+            total.unknown_calls[self._module.op_name(call) or target] += 1

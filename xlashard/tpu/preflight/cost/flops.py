@@ -1,0 +1,383 @@
+"""Arithmetic of single HLO instructions.
+
+What a matrix unit multiplies is counted apart from what the vector unit does element by element.
+A multiplication and the addition of its product are two operations.
+
+Arrays as they lie on a TPU: in tiles, with padding, in one of its memories.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from xlashard.program.hlo import Computation, HloText, Instruction
+
+HBM = 0
+"""The number of the chip's main memory, which layouts leave out; `S(1)` is VMEM, `S(5)` the
+host's."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedArray:
+    """The type of one array, with its place.
+
+    Attributes:
+        dtype: As HLO writes it: `f32`, `bf16`, `pred`.
+        dims: Its shape.
+        nbytes: What it takes in memory, padding included.
+        space: The number of the memory.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    nbytes: int
+    space: int
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.dims)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """What it takes of HBM."""
+        return self.nbytes if self.space == HBM else 0
+
+
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_TILE = re.compile(r"\((\d+(?:,\d+)*)\)")
+
+
+@lru_cache(maxsize=4096)
+def placed_arrays(text: str) -> tuple[PlacedArray, ...]:
+    """The arrays of an HLO type, those of tuples in order; tokens are none.
+
+    Example:
+        >>> placed_arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
+        (PlacedArray(dtype='bf16', dims=(3, 100), nbytes=2048, space=1),)
+    """
+    found = _ARRAY.findall(text)
+    return tuple(_placed(*parts) for parts in found if parts[0] not in ("token", "opaque"))
+
+
+def _placed(dtype: str, dims: str, layout: str) -> PlacedArray:
+    shape = tuple(int(number) for number in re.findall(r"\d+", dims))
+    order, _, rest = layout.partition(":")
+    tiles = re.search(r"T((?:\([\d,*]+\))+)", rest)
+    space = re.search(r"S\((\d+)\)", rest)
+    packed = re.search(r"E\((\d+)\)", rest)
+    physical = shape
+    if order and len(numbers := [int(n) for n in order.split(",")]) == len(shape):
+        physical = tuple(shape[n] for n in reversed(numbers))
+    first = _TILE.match(tiles[1]) if tiles else None
+    if first is not None:
+        physical = _padded(physical, tuple(int(n) for n in first[1].split(",")))
+    bits = int(packed[1]) if packed else bits_of(dtype)
+    return PlacedArray(
+        dtype, shape, -(-math.prod(physical) * bits // 8), int(space[1]) if space else HBM
+    )
+
+
+def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape, major to minor, rounded up to whole tiles in its minor dimensions."""
+    if 0 in physical:
+        return physical
+    whole = (1,) * (len(tile) - len(physical)) + physical
+    start = len(whole) - len(tile)
+    return whole[:start] + tuple(
+        -(-size // step) * step for size, step in zip(whole[start:], tile, strict=True)
+    )
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of an element in memory; of one that is smaller than a byte, a byte."""
+    if dtype == "pred":
+        return 8
+    found = re.search(r"\d+", dtype)
+    return max(int(found[0]), 8) if found else 8
+
+
+_ELEMENTWISE_NAMES = """
+    abs add ceil clamp compare divide floor maximum minimum multiply negate remainder
+    round-nearest-afz round-nearest-even select sign subtract
+"""
+_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+_TRANSCENDENTAL_NAMES = """
+    atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt
+    sine sqrt tan tanh
+"""
+_TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
+
+REDUCERS = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter", "map", "sort"))
+"""Operations that run a small computation for each element, which they are counted with."""
+
+_NAMES = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What an instruction calculates.
+
+    Attributes:
+        multiplied: FLOP of a matrix multiplication or convolution.
+        dtype: What it multiplies: `bfloat16`; `bfloat16 x6` for float32 numbers that are
+            multiplied in six passes of their parts.
+        elementwise: Floating-point operations that aren't part of one, one for each element.
+        transcendental: Values of functions such as exp and tanh, one for each element.
+    """
+
+    multiplied: float = 0.0
+    dtype: str = ""
+    elementwise: float = 0.0
+    transcendental: float = 0.0
+
+
+NOTHING = Arithmetic()
+
+
+def arithmetic(module: HloText, computation: Computation, instruction: Instruction) -> Arithmetic:
+    """What one run of an instruction calculates, without the computations that it calls.
+
+    Comparisons and selections among floating-point numbers count as operations on them; integers,
+    logic, conversions and moves don't count.
+
+    Args:
+        module: The module.
+        computation: The computation that it stands in.
+        instruction: The instruction.
+    """
+    opcode = instruction.opcode
+    if opcode in ("convolution", "dot"):
+        return _product(computation, instruction)
+    if opcode in _ELEMENTWISE:
+        operands = operand_arrays(computation, instruction)
+        floating = bool(operands) and _is_floating(operands[-1].dtype)
+        return Arithmetic(elementwise=float(_size(instruction)) if floating else 0.0)
+    if opcode in _TRANSCENDENTAL:
+        return Arithmetic(transcendental=float(_size(instruction)))
+    if opcode in REDUCERS:
+        return _reduction(module, computation, instruction)
+    if opcode == "fft":
+        length = _numbers(instruction.attribute("fft_length"))
+        steps = math.log2(max(math.prod(length), 2))
+        return Arithmetic(elementwise=5.0 * _size(instruction) * steps)
+    return NOTHING
+
+
+def operand_arrays(computation: Computation, instruction: Instruction) -> list[PlacedArray]:
+    """The arrays that an instruction takes, as they lie."""
+    named = (computation.instructions.get(name) for name in instruction.operand_names)
+    return [array for i in named if i is not None for array in placed_arrays(i.type)]
+
+
+_ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
+_ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)')
+
+
+def kernel_estimate(call: Instruction) -> dict[str, float]:
+    """What the author of a kernel says that it costs; nothing if they don't.
+
+    Args:
+        call: The custom call of a Pallas kernel.
+    """
+    found = _ESTIMATE.search(call.attributes)
+    return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
+
+
+def dtype_name(dtype: str) -> str:
+    """The dtype as NumPy and JAX call it.
+
+    Example:
+        >>> [dtype_name(dtype) for dtype in ("bf16", "s8", "f8e4m3fn", "pred")]
+        ['bfloat16', 'int8', 'float8_e4m3fn', 'bool']
+    """
+    if dtype == "pred":
+        return "bool"
+    found = re.fullmatch(r"([a-z]+)(\d+)(e\w+)?", dtype)
+    if found is None or found[1] not in _NAMES:
+        return dtype
+    return f"{_NAMES[found[1]]}{found[2]}" + (f"_{found[3]}" if found[3] else "")
+
+
+def _size(instruction: Instruction) -> int:
+    return sum(array.size for array in placed_arrays(instruction.type))
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype[0] in "fc" or dtype.startswith("bf")
+
+
+def _product(computation: Computation, instruction: Instruction) -> Arithmetic:
+    operands = operand_arrays(computation, instruction)
+    result = placed_arrays(instruction.type)[0]
+    if len(operands) < 2:
+        return NOTHING
+    left, right = operands[:2]
+    if instruction.opcode == "dot":
+        contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
+        multiplications = result.size * math.prod(left.dims[n] for n in contracted)
+    else:
+        multiplications = _convolution(instruction, left, right, result)
+    # A product of complex numbers is four of real ones.
+    parts = 4 if left.dtype[0] == "c" else 1
+    flops = 2.0 * parts * multiplications
+    return Arithmetic(multiplied=flops, dtype=_multiplied_dtype(instruction, left, right))
+
+
+_PRECISION = re.compile(r"operand_precision=\{([^}]*)\}")
+_PASSES = {"high": "bfloat16 x3", "highest": "bfloat16 x6"}
+
+
+def _multiplied_dtype(instruction: Instruction, left: PlacedArray, right: PlacedArray) -> str:
+    wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
+    if wider.dtype not in ("f32", "c64"):
+        return dtype_name(wider.dtype)
+    # The matrix unit multiplies bfloat16; float32 goes through it in parts.
+    found = _PRECISION.search(instruction.attributes)
+    asked = set(re.findall(r"\w+", found[1])) if found else set()
+    return next((_PASSES[p] for p in ("highest", "high") if p in asked), "bfloat16")
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an element as its name says."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 1
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    found = re.match(r"\{([\d,\s]*)\}", text or "")
+    return tuple(int(n) for n in re.findall(r"\d+", found[1])) if found else ()
+
+
+def _convolution(
+    instruction: Instruction, left: PlacedArray, right: PlacedArray, result: PlacedArray
+) -> int:
+    """Its true multiplications: those with padding and with the holes of dilation are none.
+
+    A batch dimension or a sum over two dimensions of a matrix product becomes a dimension of a
+    window on TPU, most of whose places lie outside of the operand.
+    """
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
+    if labels is None:
+        return 0
+    taken, kernel, given = labels.groups()
+    counted = result.dims[given.index("b")] * result.dims[given.index("f")]
+    # Of features and batches in groups the operands and the result already hold one group's share.
+    counted *= right.dims[kernel.index("i")]
+    windows = _windows(instruction.attribute("window") or "")
+    for digit in (label for label in given if label.isdigit()):
+        window = windows[int(digit)] if int(digit) < len(windows) else _Window()
+        size = left.dims[taken.index(digit)]
+        counted *= _places(window, size, result.dims[given.index(digit)])
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One dimension of a convolution's window."""
+
+    size: int = 1
+    stride: int = 1
+    before: int = 0
+    base_dilation: int = 1
+    window_dilation: int = 1
+
+
+@lru_cache(maxsize=4096)
+def _windows(text: str) -> tuple[_Window, ...]:
+    found = re.match(r"\{([^}]*)\}", text)
+    fields = dict(part.split("=", 1) for part in found[1].split()) if found else {}
+    if "size" not in fields:
+        return ()
+
+    def numbers(name: str, default: int) -> list[int]:
+        given = fields.get(name)
+        return [default] * rank if given is None else [int(n) for n in given.split("x")]
+
+    sizes = [int(n) for n in fields["size"].split("x")]
+    rank = len(sizes)
+    pads = [int(p.split("_")[0]) for p in fields["pad"].split("x")] if "pad" in fields else None
+    rows = zip(
+        sizes,
+        numbers("stride", 1),
+        pads or [0] * rank,
+        numbers("lhs_dilate", 1),
+        numbers("rhs_dilate", 1),
+        strict=True,
+    )
+    return tuple(_Window(*row) for row in rows)
+
+
+@lru_cache(maxsize=4096)
+def _places(window: _Window, size: int, result: int) -> int:
+    """How many pairs of a place in the window and one of the result meet an element.
+
+    Place `k` of the window at `o` of the result is at `o * stride + k * dilation - before` of the
+    operand with holes, and that is an element where the base dilation divides it.
+    """
+    if not size or not result or not window.size:
+        return 0
+    stride, base = window.stride, window.base_dilation
+    offsets = np.arange(window.size, dtype=np.int64) * window.window_dilation - window.before
+    last = (size - 1) * base
+    low = np.maximum(-(offsets // stride), 0)
+    high = np.minimum((last - offsets) // stride, result - 1)
+    common = math.gcd(stride, base)
+    period = base // common
+    if period == 1:
+        counts = high - low + 1
+    else:
+        inverse = pow(stride // common, -1, period)
+        first = (-offsets // common * inverse) % period
+        start = low + (first - low) % period
+        counts = (high - start) // period + 1
+    counts = np.where((offsets % common == 0) & (counts > 0), counts, 0)
+    return int(counts.sum())
+
+
+def _reduction(module: HloText, computation: Computation, instruction: Instruction) -> Arithmetic:
+    """A computation that runs for each element, or for each pair of them."""
+    if instruction.opcode == "sort":
+        return NOTHING
+    operands = operand_arrays(computation, instruction)
+    result = placed_arrays(instruction.type)[0]
+    if not operands:
+        return NOTHING
+    match instruction.opcode:
+        case "reduce":
+            runs = operands[0].size - result.size
+        case "reduce-window":
+            runs = _window_runs(instruction, operands[0], result)
+        case "scatter" | "select-and-scatter":
+            runs = operands[-1].size
+        case _:
+            runs = result.size
+    names = [name for attribute, name in instruction.called() if attribute != "select"]
+    inner = module.computations.get(names[0]) if names else None
+    if inner is None or runs <= 0:
+        return NOTHING
+    elementwise = transcendental = 0.0
+    for each in inner.instructions.values():
+        counted = arithmetic(module, inner, each)
+        elementwise += counted.elementwise
+        transcendental += counted.transcendental
+    return Arithmetic(elementwise=runs * elementwise, transcendental=runs * transcendental)
+
+
+def _window_runs(instruction: Instruction, taken: PlacedArray, result: PlacedArray) -> int:
+    """How often a sum over windows adds.
+
+    TPU's compiler writes a sum that is spread over its dimension again, as in a softmax, as a
+    window that everywhere holds the whole dimension: one sum, then.
+    """
+    places = results = 1
+    windows = _windows(instruction.attribute("window") or "")
+    for window, size, count in zip(windows, taken.dims, result.dims, strict=False):
+        met = _places(window, size, count)
+        whole = met == size * count
+        places *= size if whole else met
+        results *= 1 if whole else count
+    return places - results

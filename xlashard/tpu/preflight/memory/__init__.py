@@ -1,0 +1,1 @@
+"""Memory of a device: buffers, live ranges, and their breakdown by value."""

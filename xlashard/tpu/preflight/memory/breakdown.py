@@ -1,0 +1,224 @@
+"""Which allocation holds which argument and which result of the user's function.
+
+What a program takes of a device's memory, by what it is for.
+
+The compiler refuses a program twice. Once values have their places, if these take all the memory
+that it may use; then there is no code yet. And once there is code, if that doesn't fit in what is
+left. So the sum here is that of both, and a program that was refused for its code takes at least
+as much for it as there was not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.report.values import Program, describe_inputs, describe_outputs
+from xlashard.program.hlo import Computation, HloText, read_hlo
+from xlashard.tpu.preflight.compilation import Compilation
+from xlashard.tpu.preflight.memory.buffer_assignment import (
+    HBM,
+    HOST,
+    Allocation,
+    ShapeIndex,
+    read_buffers,
+)
+from xlashard.tpu.preflight.memory.live_ranges import describe_temporaries, read_live_ranges
+from xlashard.tpu.preflight.report.model import HeldBytes, MemoryBreakdown
+from xlashard.tpu.topologies import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """The arguments and results of a program in the memory of a device.
+
+    Attributes:
+        program: The program.
+        module: Its optimised module.
+        allocations: What it keeps in memory.
+    """
+
+    program: Program
+    module: HloText
+    allocations: Sequence[Allocation]
+
+    @cached_property
+    def arguments(self) -> tuple[HeldBytes, ...]:
+        """The arguments that the program takes, the largest first."""
+        donated = self.program.face.donated
+        paths = [report.path for report in describe_outputs(self.program)]
+        takers = {argument: paths[result] for result, argument in self._aliases.items()}
+        held = [
+            _held(
+                report,
+                self._by_parameter.get(position),
+                aliased=takers.get(position, ""),
+                donated=place < len(donated) and donated[place],
+            )
+            for place, (report, position) in enumerate(self._inputs)
+            if position is not None
+        ]
+        return _largest_first(held)
+
+    @cached_property
+    def results(self) -> tuple[HeldBytes, ...]:
+        """The results, the largest first."""
+        paths = {position: report.path for report, position in self._inputs}
+        places = self._result_allocations
+        held = []
+        for i, report in enumerate(describe_outputs(self.program)):
+            position = i + self.program.facts.tokens
+            allocation = places[position] if position < len(places) else None
+            held.append(_held(report, allocation, aliased=paths.get(self._aliases.get(i), "")))
+        return _largest_first(held)
+
+    @cached_property
+    def _aliases(self) -> Mapping[int, int]:
+        """For each result that takes over an argument's memory, that parameter of the module."""
+        facts = self.program.facts
+        return {result - facts.tokens: position for result, position in facts.aliases.items()}
+
+    @cached_property
+    def _inputs(self) -> list[tuple[ValueReport, int | None]]:
+        """The arguments, then what is closed over, each with its parameter; None if left out."""
+        facts = self.program.facts
+        reports = describe_inputs(self.program)
+        arguments = len(reports) - facts.closed_over
+        positions = count(facts.tokens + facts.closed_over)
+        taken: list[tuple[ValueReport, int | None]] = [
+            (report, next(positions) if kept else None)
+            for report, kept in zip(reports[:arguments], facts.kept, strict=True)
+        ]
+        closed = ((r, i) for i, r in enumerate(reports[arguments:], facts.tokens))
+        return [*taken, *closed]
+
+    @cached_property
+    def _by_parameter(self) -> dict[int, Allocation]:
+        tupled = any(a.index for a in self.allocations if a.parameter is not None)
+        found = (a for a in self.allocations if a.parameter is not None)
+        if tupled:
+            # All travel as one tuple, whose own allocation is a table of the others' addresses.
+            return {a.index[0]: a for a in found if len(a.index) == 1}
+        return {a.parameter: a for a in found if a.parameter is not None}
+
+    @cached_property
+    def _result_allocations(self) -> list[Allocation | None]:
+        entry = self.module.computations.get(self.module.entry)
+        root = None if entry is None else entry.root
+        if entry is None or root is None:
+            return []
+        holding = {
+            (value.name, value.index): allocation
+            for allocation in self.allocations
+            if allocation.holds_result
+            for value in allocation.values
+        }
+        names = root.operand_names if root.opcode == "tuple" else [root.name]
+        return [_find(entry, name, holding) for name in names]
+
+
+def _find(
+    entry: Computation, name: str, holding: Mapping[tuple[str, ShapeIndex], Allocation]
+) -> Allocation | None:
+    """The allocation of a result, past the instructions that only pass it on."""
+    index: ShapeIndex = ()
+    while (instruction := entry.instructions.get(name)) is not None:
+        if (found := holding.get((name, index))) is not None:
+            return found
+        operands = instruction.operand_names
+        if not operands:
+            return None
+        if instruction.opcode == "tuple":
+            if not index or index[0] >= len(operands):
+                return None
+            name, index = operands[index[0]], index[1:]
+            continue
+        if instruction.opcode == "get-tuple-element":
+            index = (instruction.element or 0, *index)
+        elif instruction.opcode.endswith("-done"):
+            index = next((i for i in ((0,), (1,)) if (operands[0], i) in holding), index)
+        name = operands[0]
+    return None
+
+
+def _held(
+    report: ValueReport, allocation: Allocation | None, *, aliased: str, donated: bool = False
+) -> HeldBytes:
+    here = allocation is None or allocation.memory == HBM
+    padded = report.device_bytes if allocation is None else allocation.size
+    return HeldBytes(
+        path=report.path,
+        type=report.type,
+        spec=report.spec,
+        device_bytes=padded if here else 0,
+        copies=report.copies,
+        aliased=aliased,
+        donated=donated,
+    )
+
+
+def _largest_first(held: Sequence[HeldBytes]) -> tuple[HeldBytes, ...]:
+    return tuple(sorted(held, key=lambda h: -h.device_bytes))
+
+
+def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreakdown:
+    """Says what a program takes of one device's memory.
+
+    Args:
+        compilation: The program, which need not have been finished.
+        topology: What it was compiled for.
+    """
+    program, dump = compilation.program, compilation.dump
+    module = next(iter(read_hlo(dump.hlo)))
+    allocations = read_buffers(dump.buffers)
+    ranges = read_live_ranges(dump.live_ranges)
+    held = Holdings(program, module, allocations)
+    sums = _sums(allocations)
+    available = topology.generation.available_bytes
+    planned = sums.arguments + sums.results + sums.temporaries + sums.constants
+    code = _code_bytes(compilation, available - planned)
+    total = planned + code
+    return MemoryBreakdown(
+        available_bytes=available,
+        total_bytes=total if compilation.compiled is None else min(total, available),
+        argument_bytes=sums.arguments,
+        result_bytes=sums.results,
+        alias_bytes=sums.aliased,
+        temporary_bytes=sums.temporaries,
+        constant_bytes=sums.constants,
+        code_bytes=code,
+        arguments=held.arguments,
+        results=held.results,
+        temporaries=describe_temporaries(allocations, ranges, module, program.sources),
+        host_bytes=sum(a.size for a in allocations if a.memory == HOST),
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    arguments: int
+    results: int
+    aliased: int
+    temporaries: int
+    constants: int
+
+
+def _sums(allocations: Sequence[Allocation]) -> _Sums:
+    here = [a for a in allocations if a.memory == HBM]
+    arguments = [a for a in here if a.parameter is not None]
+    others = [a for a in here if a.parameter is None]
+    return _Sums(
+        arguments=sum(a.size for a in arguments),
+        results=sum(a.size for a in others if a.holds_result),
+        aliased=sum(a.size for a in arguments if a.holds_result),
+        temporaries=sum(a.size for a in others if a.is_temporary),
+        constants=sum(a.size for a in others if a.constant and not a.holds_result),
+    )
+
+
+def _code_bytes(compilation: Compilation, left: int) -> int:
+    """Bytes of the program itself; of one that was refused for them the least that they can be."""
+    if compilation.compiled is not None:
+        return compilation.compiled.memory_analysis().generated_code_size_in_bytes
+    return left + 1 if left >= 0 else 0

@@ -1,0 +1,1 @@
+"""Reports as text in a terminal and as HTML pages."""

@@ -1,0 +1,163 @@
+"""The facts of a preflight report as short texts, the same in a terminal and on a page.
+
+Rates, shares and money as people read them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from xlashard.tpu.preflight.report.changes import Unit
+from xlashard.tpu.preflight.report.model import (
+    AxisReport,
+    PreflightFields,
+    PriceReport,
+    ThroughputReport,
+    TimeEstimate,
+    TopologyReport,
+)
+from xlashard.wording import in_amount, in_bytes, in_flop, in_percent, in_seconds
+
+BOUNDS: Mapping[str, str] = {
+    "compute": "arithmetic",
+    "hbm": "HBM",
+    "ici": "links within a slice",
+    "dcn": "network between slices",
+}
+"""What a program waits for."""
+
+NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
+"""What collectives go over."""
+
+ORIGINS: Mapping[str, str] = {
+    "constraint": "a constraint",
+    "explicit": "the program itself",
+    "gradient": "the sum of a gradient",
+    "reduction": "a sum over a cut dimension",
+    "argument": "an argument's sharding",
+    "result": "a result's sharding",
+    "resharding": "nobody: a resharding",
+}
+"""Who asked for a collective."""
+
+SHORT_ORIGINS: Mapping[str, str] = {
+    **{origin: origin for origin in ORIGINS},
+    "resharding": "nobody",
+}
+"""The same where there is less room."""
+
+AMOUNTS: Mapping[Unit, Callable[[float], str]] = {
+    "bytes": in_bytes,
+    "seconds": in_seconds,
+    "flop": in_flop,
+    "part": in_percent,
+    "number": in_amount,
+}
+"""How an amount of a unit is written."""
+
+
+def counted_chips(topology: TopologyReport) -> str:
+    """`2 × v5p:4x4x2 (64 chips)`."""
+    name = topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
+    devices = ""
+    if topology.devices != topology.chips:
+        devices = f", {topology.devices:,} devices"
+    return f"{name} ({topology.chips:,} chip{'s' * (topology.chips != 1)}{devices})"
+
+
+def memory_verdict(report: PreflightFields) -> str:
+    """By how much it fits, or doesn't."""
+    m = report.memory
+    have = in_bytes(m.available_bytes)
+    if report.outcome == "fits":
+        spare = f"{in_bytes(m.spare_bytes)} ({m.spare_bytes / m.available_bytes:.0%}) to spare"
+        return f"{in_bytes(m.total_bytes)} of {have} of HBM on each device, {spare}"
+    needs = f"needs {in_bytes(m.total_bytes)} of HBM on each device"
+    if m.fits:
+        return f"{needs}, which the compiler did not find room for in {have}"
+    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} that a program may use"
+
+
+def time_verdict(time: TimeEstimate) -> str:
+    """How long, what for, and who says so."""
+    said = f"{in_seconds(time.seconds)}, bound by {BOUNDS[time.bound]}: "
+    said += f"{in_seconds(time.roofline_seconds)} by the roofline"
+    if time.compiler_seconds is not None:
+        said += f", {in_seconds(time.compiler_seconds)} by the compiler"
+    return said
+
+
+def speed_words(found: ThroughputReport) -> str:
+    """Tokens, parameters and utilisation."""
+    workload = found.workload
+    parameters = f"{in_amount(workload.parameters)} parameters"
+    if workload.active_parameters != workload.parameters:
+        parameters += f", {in_amount(workload.active_parameters)} of them active"
+    return (
+        f"{in_amount(found.tokens_per_second)} tokens/s at {found.utilisation:.1%} model FLOP "
+        f"utilisation ({parameters}, {in_amount(workload.tokens)} tokens a step)"
+    )
+
+
+def price_words(found: PriceReport) -> str:
+    """What a step, an hour and 10⁹ tokens cost."""
+    unit = f" {found.currency}" if found.currency else ""
+    said = f"{money_text(found.step)}{unit} a step, {money_text(found.hour)}{unit} an hour"
+    if found.billion_tokens is not None:
+        said += f", {money_text(found.billion_tokens)}{unit} for a billion tokens"
+    return f"{said} (at {money_text(found.chip_hour)}{unit} a chip and hour)"
+
+
+def money_text(amount: float) -> str:
+    """An amount of money, the small ones with as many places as they need."""
+    if amount >= 0.1 or amount == 0:
+        return f"{amount:,.2f}"
+    return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
+
+
+def axes_words(mesh: Sequence[AxisReport]) -> str:
+    """Where each mesh axis lies on the torus."""
+    return ", ".join(_axis(axis) for axis in mesh)
+
+
+def goes_around(axis: AxisReport) -> bool:
+    """Whether a mesh axis is a ring to look at; from one neighbour to the other and back is none.
+
+    Two chips along one dimension, or the two devices of a chip, have one way to each other.
+    """
+    chips = [count for dimension, count in axis.along if dimension not in ("core", "slice")]
+    return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
+
+
+def _axis(axis: AxisReport) -> str:
+    if not axis.along:
+        return f"{axis.name} along no dimension"
+    along = " and ".join(
+        {"core": "the cores of a chip", "slice": "the slices"}.get(d, d) for d, _ in axis.along
+    )
+    if goes_around(axis):
+        return f"{axis.name} around {along}"
+    return f"{axis.name} along {along}"
+
+
+def three_digits(number: float) -> str:
+    """A number with three digits, or more where it is larger: `4.05`, `128`, `12,300`."""
+    if abs(number) >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
+
+
+def in_thousands(number: float) -> str:
+    """A large number: `1.23 M`."""
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{three_digits(number / size)} {unit}"
+    return three_digits(number)
+
+
+def in_money(amount: float, currency: str) -> str:
+    """A price with its currency: `0.089 USD`, `1,234.50 USD`."""
+    return f"{money_text(amount)} {currency}".rstrip()
+
+
+def many(number: int, noun: str, plural: str = "") -> str:
+    """A number of things: `1 leaf`, `8,960 chips`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

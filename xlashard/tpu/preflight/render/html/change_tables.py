@@ -1,0 +1,129 @@
+"""What changed from one report to another, as tables that sort."""
+
+from collections.abc import Iterator, Sequence
+
+from xlashard.tpu.preflight.render.formatting import AMOUNTS
+from xlashard.tpu.preflight.render.html.markup import (
+    Cell,
+    Column,
+    Html,
+    Row,
+    join,
+    table,
+    tag,
+    user,
+)
+from xlashard.tpu.preflight.report.changes import (
+    AmountChange,
+    ComparisonFields,
+    FactChange,
+    UseChange,
+)
+from xlashard.wording import in_bytes, in_seconds
+
+_NUMBERS = (
+    Column("number"),
+    Column("before", True),
+    Column("after", True),
+    Column("change", True, "What is after by what was before"),
+)
+_FACTS = (Column("what"), Column("before"), Column("after"))
+_USES = (
+    Column("change"),
+    Column("before", True),
+    Column("after", True),
+    Column("more", True),
+    Column("what"),
+    Column("line"),
+)
+
+
+def changes_section(changes: ComparisonFields) -> Html:
+    """What differs, the numbers first; what is alike is left out."""
+    title = tag("h2", "What changed from ", user(changes.old), " to ", user(changes.new))
+    parts = [
+        tag("div", tag("h3", name), made) for name, made in _tables(changes) if made is not None
+    ]
+    nothing = tag("p", "Nothing that the reports tell of.", class_="lead")
+    return tag("section", title, parts or nothing, class_="card changes", aria_label="Changes")
+
+
+def _tables(changes: ComparisonFields) -> Iterator[tuple[str, Html | None]]:
+    yield "Numbers of one device", _amounts(changes.amounts)
+    yield "Said in words", _facts("words", changes.facts)
+    yield "Memory of a device", _uses("memory", changes.memory)
+    yield "Collectives, by what a device sends", _uses("collectives", changes.traffic)
+    yield "Shardings", _facts("shardings", changes.shardings)
+    yield "Donated", _facts("donations", changes.donations)
+
+
+def _amounts(amounts: Sequence[AmountChange]) -> Html | None:
+    rows = [
+        Row(
+            (Cell(a.name, a.name), _amount(a, a.old), _amount(a, a.new), _ratio(a)),
+            search=a.name,
+        )
+        for a in amounts
+        if a.old != a.new
+    ]
+    return table("Changed numbers", _NUMBERS, rows) if rows else None
+
+
+def _amount(change: AmountChange, value: float | None) -> Cell:
+    if value is None:
+        return Cell("–", "")
+    text = AMOUNTS[change.unit](abs(value))
+    return Cell(f"−{text}" if value < 0 else text, value)
+
+
+def _ratio(change: AmountChange) -> Cell:
+    ratio = change.ratio
+    if ratio is None or ratio <= 0:
+        return Cell(None, "")
+    return Cell(f"×{ratio:,.1f}" if ratio >= 2 else f"{ratio - 1:+.1%}".replace("-", "−"), ratio)
+
+
+def _facts(label: str, facts: Sequence[FactChange]) -> Html | None:
+    rows = [
+        Row(
+            (
+                Cell(user(f.name, "code" if "[" in f.name else "bdi"), f.name),
+                Cell(user(f.old or "–"), f.old),
+                Cell(user(f.new or "–"), f.new),
+            ),
+            search=f"{f.name} {f.old} {f.new}",
+        )
+        for f in facts
+    ]
+    return table(f"Changed {label}", _FACTS, rows) if rows else None
+
+
+def _uses(label: str, uses: Sequence[UseChange]) -> Html | None:
+    rows = [
+        Row(
+            (
+                Cell(tag("span", u.change, class_="tag"), u.change),
+                _use(u.old_bytes, u.old_seconds, is_there=u.change != "added"),
+                _use(u.new_bytes, u.new_seconds, is_there=u.change != "removed"),
+                Cell(_more(u.new_bytes - u.old_bytes), u.new_bytes - u.old_bytes),
+                Cell(user(u.what), u.what),
+                Cell(
+                    user(u.where, "code", whole=True, class_="line") if u.where else None, u.where
+                ),
+            ),
+            search=f"{u.change} {u.what} {u.where}",
+        )
+        for u in uses
+    ]
+    return table(f"Changed {label}", _USES, rows) if rows else None
+
+
+def _use(nbytes: int, seconds: float, *, is_there: bool) -> Cell:
+    if not is_there:
+        return Cell("–", 0)
+    time = tag("div", in_seconds(seconds), class_="note") if seconds else None
+    return Cell(join(in_bytes(nbytes), time), nbytes)
+
+
+def _more(nbytes: int) -> str:
+    return f"{'−' if nbytes < 0 else '+'}{in_bytes(abs(nbytes))}"

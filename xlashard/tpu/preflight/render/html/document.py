@@ -1,0 +1,285 @@
+"""The page: its sections, its style and script, and the reports' JSON for whoever wants to keep it.
+
+Nothing on it comes from elsewhere, and nothing may: the page's own policy forbids the browser every
+request, and every script but the one that is written here.
+
+What the report depends on besides the program: chips, versions and flags.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+from xlashard.errors import ArgumentError
+from xlashard.tpu.preflight.render.formatting import in_thousands
+from xlashard.tpu.preflight.render.html.change_tables import changes_section
+from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user
+from xlashard.tpu.preflight.render.html.memory_bar import memory_section
+from xlashard.tpu.preflight.render.html.report_tables import (
+    collectives_section,
+    held_section,
+    shardings_section,
+)
+from xlashard.tpu.preflight.render.html.timing import roofline_section, time_section
+from xlashard.tpu.preflight.render.html.torus import mesh_section
+from xlashard.tpu.preflight.render.html.verdict import (
+    is_fitting,
+    overview_section,
+    title_of,
+    verdict_section,
+)
+from xlashard.tpu.preflight.report.changes import ComparisonFields
+from xlashard.tpu.preflight.report.model import RECORD, PreflightFields, ThroughputReport
+from xlashard.wording import in_bytes, in_seconds
+
+
+def environment_section(report: PreflightFields) -> Html:
+    """Three lists: the chips by their data sheet, the versions, the flags."""
+    lists = [
+        _list("Each device", _device(report)),
+        _list("Compiled with", _versions(report)),
+        _list("Model", _model(report.throughput)) if report.throughput else None,
+    ]
+    return join(tag("div", lists, class_="lists"), _flags(report))
+
+
+def _list(name: str, pairs: Iterator[tuple[str, str]]) -> Html:
+    items = [[tag("dt", word), tag("dd", user(text))] for word, text in pairs]
+    return tag("div", tag("h3", name), tag("dl", items))
+
+
+def _device(report: PreflightFields) -> Iterator[tuple[str, str]]:
+    topology = report.topology
+    yield "generation", topology.generation
+    for dtype, flops in topology.peak_flops:
+        yield f"peak {dtype}", f"{in_thousands(flops)}{'OP' if 'int' in dtype else 'FLOP'}/s"
+    yield "HBM", f"{in_bytes(topology.hbm_bytes)}, {in_bytes(topology.available_bytes)} available"
+    yield "HBM bandwidth", f"{in_thousands(topology.hbm_bandwidth)}B/s"
+    yield "one ICI link", f"{in_thousands(topology.ici_bandwidth)}B/s in one direction"
+    yield "share of DCN", f"{in_thousands(topology.dcn_bandwidth)}B/s"
+
+
+def _versions(report: PreflightFields) -> Iterator[tuple[str, str]]:
+    versions = report.versions
+    for name in ("xlashard", "jax", "jaxlib", "libtpu", "runtime"):
+        yield name, getattr(versions, name)
+    yield "partitioner", report.partitioner
+    yield "compile time", in_seconds(report.compile_seconds)
+
+
+def _model(throughput: ThroughputReport) -> Iterator[tuple[str, str]]:
+    workload = throughput.workload
+    yield "parameters", in_thousands(workload.parameters)
+    if workload.active_parameters != workload.parameters:
+        yield "active for a token", in_thousands(workload.active_parameters)
+    yield "tokens in a step", f"{workload.tokens:,}"
+    yield "model FLOP in a step", f"{in_thousands(workload.model_flops)}FLOP"
+
+
+def _flags(report: PreflightFields) -> Html:
+    flags = report.versions.flags
+    if not flags:
+        return tag("p", "No compiler flags were set.", class_="note")
+    items: list[Child] = [
+        tag("li", tag("b", user(place)), " ", user(text, "code")) for place, text in flags
+    ]
+    return join(tag("h3", "Compiler flags"), tag("ul", items, class_="flags"))
+
+
+_THEMES = ("auto", "light", "dark")
+
+
+def page(
+    reports: PreflightFields | Sequence[PreflightFields],
+    changes: ComparisonFields | None = None,
+) -> str:
+    """A preflight report as one HTML page, or several as one with a tab for each.
+
+    The page needs nothing from elsewhere and asks for nothing: it can be mailed, and kept beside
+    the run. Light or dark as the reader's system, or as they choose; without scripts it shows the
+    same and does not sort.
+
+    Args:
+        reports: A report, or several to stand side by side.
+        changes: What changed from one of them to another, to stand before them.
+
+    Raises:
+        ArgumentError: There is no report among them.
+
+    Returns:
+        The text of the page. Write it in UTF-8.
+    """
+    given = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
+    if not given:
+        raise ArgumentError(
+            "reports is empty, and a page needs at least one report: write page(report)"
+        )
+    names = _names(given)
+    titles = [f"{_full_title(r)}: {r.outcome}" for r in given]
+    title = titles[0] if len(given) == 1 else f"{len(given)} preflight reports"
+    return join(
+        Html("<!DOCTYPE html>\n"),
+        tag("html", _head(title), tag("body", _body(given, names, changes)), lang="en", dir="ltr"),
+        Html("\n"),
+    )
+
+
+def fragment(report: PreflightFields) -> str:
+    """The verdict alone, as an element that can stand in a notebook.
+
+    Args:
+        report: The report.
+    """
+    style = _asset("notebook.css") + _asset("shared.css")
+    scoped = f"@scope (.xlashard-preflight) {{\n{style}}}"
+    return tag(
+        "div",
+        tag("style", Html(scoped)),
+        verdict_section(report, with_bar=True),
+        class_="xlashard-preflight",
+    )
+
+
+@lru_cache(maxsize=16)
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _head(title: str) -> Html:
+    script = hashlib.sha256(_asset("page.js").encode()).digest()
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{base64.b64encode(script).decode()}'"
+    )
+    style = Html(_asset("shared.css") + _asset("page.css"))
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name_="color-scheme", content="light dark"),
+        tag("meta", name_="generator", content="xlashard"),
+        tag("title", title),
+        tag("style", style),
+    )
+
+
+def _body(
+    reports: Sequence[PreflightFields], names: Sequence[str], changes: ComparisonFields | None
+) -> Html:
+    panels = [_panel(report, number) for number, report in enumerate(reports)]
+    tabs = None
+    if len(reports) > 1:
+        tabs = _tabs(names)
+        changed = None if changes is None else changes_section(changes)
+        beside = join(overview_section(reports, names), changed)
+        overview = tag("div", beside, id="report-0", class_="panel")
+        panels = [overview, *panels]
+    data = [
+        _data(report, name, n) for n, (report, name) in enumerate(zip(reports, names, strict=True))
+    ]
+    return join(
+        tag("a", "Skip to the report", href="#main", class_="skip"),
+        tag("header", _brand(), _actions(), class_="top"),
+        tag("noscript", tag("p", _WITHOUT_SCRIPTS, class_="note no-script")),
+        tabs,
+        tag("main", panels, id="main"),
+        tag("footer", _FOOTER, class_="note"),
+        data,
+        tag("script", Html(_asset("page.js"))),
+    )
+
+
+_WITHOUT_SCRIPTS = (
+    "Scripts are off: everything is shown, and the tables neither sort nor filter. The reports' "
+    "JSON is at the end of this page's source."
+)
+_FOOTER = (
+    "An estimate made before the program has run: bytes are the compiler's, times are those of a "
+    "chip's data sheet, from below."
+)
+
+
+def _brand() -> Html:
+    return tag("p", tag("span", "xlashard"), " ", tag("b", "preflight"), class_="brand")
+
+
+def _actions() -> Html:
+    buttons = [
+        tag("button", name, type="button", data_theme_choice=name, aria_pressed=str(not n).lower())
+        for n, name in enumerate(_THEMES)
+    ]
+    return tag(
+        "div",
+        tag("div", buttons, class_="themes", role="group", aria_label="Colours"),
+        tag("button", "Download JSON", type="button", class_="download"),
+        class_="actions needs-script",
+    )
+
+
+def _tabs(names: Sequence[str]) -> Html:
+    links = [
+        tag("a", "All" if number == 0 else user(name), href=f"#report-{number}")
+        for number, name in enumerate(("", *names))
+    ]
+    return tag("nav", links, class_="tabs", aria_label="Reports")
+
+
+def _panel(report: PreflightFields, number: int) -> Html:
+    time, topology = report.time, report.topology
+    memory = memory_section(report.memory, topology, is_fitting=is_fitting(report))
+    cards = (
+        ("Memory of a device", memory, "memory wide"),
+        ("Time of a step", time_section(time), "time"),
+        ("Roofline", roofline_section(time, topology), "roofline-card"),
+        (
+            "Mesh on the torus",
+            mesh_section(topology, report.mesh, time, f"colour-{number}"),
+            "mesh wide",
+        ),
+        ("Collectives", collectives_section(report.traffic), "traffic wide"),
+        ("Shardings", shardings_section(report), "shardings wide"),
+        ("Donated and replicated", held_section(report), "held wide"),
+        ("Chips, versions and flags", environment_section(report), "environment wide"),
+    )
+    sections = [
+        tag("section", tag("h3", name), body, class_=f"card {kind}", aria_label=name)
+        for name, body, kind in cards
+    ]
+    return tag(
+        "div",
+        tag("h1", user(title_of(report)), class_="title"),
+        verdict_section(report),
+        tag("div", sections, class_="cards"),
+        id=f"report-{number + 1}",
+        class_="panel",
+    )
+
+
+def _data(report: PreflightFields, name: str, number: int) -> Html:
+    """The report's JSON. No text in it can end the element that it stands in."""
+    text = json.dumps(RECORD.to_dict(report)).replace("<", "\\u003c")
+    return tag(
+        "script",
+        Html(text),
+        type="application/json",
+        id=f"json-{number + 1}",
+        data_name=f"{''.join(c if c.isalnum() or c in '-_.' else '_' for c in name)}.json",
+    )
+
+
+def _names(reports: Sequence[PreflightFields]) -> list[str]:
+    """What each report goes by: its title, and what tells it from others of that title."""
+    for name in (title_of, _full_title):
+        names = [name(report) for report in reports]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{n}. {_full_title(report)}" for n, report in enumerate(reports, 1)]
+
+
+def _full_title(report: PreflightFields) -> str:
+    slices = f"{report.topology.slices} × " if report.topology.slices > 1 else ""
+    return f"{title_of(report)} on {slices}{report.topology.name}"

@@ -1,0 +1,262 @@
+"""Elements of HTML and SVG, of which every text is escaped unless it is an element already.
+
+Tables whose columns sort, whose rows filter, and that turn into cards on a narrow screen.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+type Child = "str | int | Iterable[Child] | None"
+type Attribute = str | int | float | bool | None
+
+_VOID = frozenset({"br", "hr", "input", "link", "meta", "wbr"})
+_KEPT = "\n\t"
+_BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
+"""After these a line may end."""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
+    """An element.
+
+    Args:
+        name: Of the element.
+        children: What is in it: elements, texts (which are escaped), lists of these; None for
+            nothing.
+        attributes: By name, with `_` for `-`, and one more `_` at the end of a word of Python;
+            True for one without a value, None or False for one that is left out.
+
+    Example:
+        >>> tag("p", "a < b ", tag("b", "so"), class_="note", data_value=1)
+        '<p class="note" data-value="1">a &lt; b <b>so</b></p>'
+    """
+    written = "".join(_attributes(attributes))
+    if name in _VOID:
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{join(*children)}</{name}>")
+
+
+def join(*children: Child) -> Html:
+    """Elements and texts, one after the other."""
+    return Html("".join(_written(child) for child in children))
+
+
+def user(text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: Attribute) -> Html:
+    """A name or a path that comes from the user's program.
+
+    Whatever direction its letters run in, it changes nothing around it; and it may break where a
+    line has to.
+
+    Args:
+        text: The text.
+        name: Of the element, whose `dir` is set unless it is a `bdi`.
+        whole: Whether it breaks nowhere.
+        attributes: Of the element.
+    """
+    if name != "bdi":
+        attributes["dir"] = "auto"
+    if whole:
+        return tag(name, text, **attributes)
+    parts: list[Child] = []
+    for part in _BREAKS.sub("\\g<0>\0", printable(text)).split("\0"):
+        parts += [part, Html("<wbr>")]
+    return tag(name, *parts[:-1], **attributes)
+
+
+def printable(text: str) -> str:
+    """The text with what has no glyph, or would turn the text around, written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if _is_printable(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _is_printable(character: str) -> bool:
+    if character.isprintable() or character in _KEPT:
+        return True
+    return unicodedata.category(character) == "Zs"
+
+
+def _attributes(attributes: dict[str, Attribute]) -> Iterable[str]:
+    for name, value in attributes.items():
+        if value is None or value is False:
+            continue
+        name = name.removesuffix("_").replace("_", "-")
+        yield f" {name}" if value is True else f' {name}="{escape(printable(_plain(value)))}"'
+
+
+def _plain(value: str | int | float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _written(child: Child) -> str:
+    if child is None:
+        return ""
+    if isinstance(child, Html):
+        return child
+    if isinstance(child, str | int):
+        return escape(printable(str(child)))
+    return "".join(_written(one) for one in child)
+
+
+MOST_ROWS = 1000
+"""Rows of a table; a browser that is shown more of them is slow for whoever wants the first ten."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Attributes:
+        name: What stands above it.
+        is_number: Whether its cells are numbers: set to the right, the largest first when sorted.
+        title: More words of what it holds.
+    """
+
+    name: str
+    is_number: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Attributes:
+        shown: What is in it.
+        value: By which it is sorted.
+    """
+
+    shown: Child
+    value: str | int | float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row.
+
+    Attributes:
+        cells: One for each column.
+        search: What the text filter looks at.
+        keys: What the other filters look at, by their names; several values between `|`.
+        kind: A class for its style.
+    """
+
+    cells: Sequence[Cell]
+    search: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
+
+
+def table(
+    label: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    sums: Sequence[tuple[str, str, Sequence[float]]] = (),
+) -> Html:
+    """A table that sorts by any column.
+
+    Args:
+        label: What it is a table of.
+        columns: Its columns.
+        rows: Its rows, in the order to begin with; beyond `MOST_ROWS` they are counted.
+        sums: What to add up over the rows that a filter leaves: a word, the name of a way to write
+            numbers, and the number of each row.
+    """
+    shown = rows[:MOST_ROWS]
+    head = tag("tr", [_head(column) for column in columns], role="row")
+    body = [_row(row, columns, [s[2][n] for s in sums]) for n, row in enumerate(shown)]
+    made = tag(
+        "table",
+        tag("caption", label, class_="unseen"),
+        tag("thead", head, role="rowgroup"),
+        tag("tbody", body, role="rowgroup"),
+        role="table",
+        class_="sorts",
+        data_sums="|".join(f"{word}:{way}" for word, way, _ in sums) or None,
+    )
+    left_out = len(rows) - len(shown)
+    more = tag("p", f"and {left_out:,} more, in the report's JSON", class_="note")
+    return join(
+        tag("div", made, class_="scrolls", tabindex=0, role="region", aria_label=label),
+        more if left_out else None,
+    )
+
+
+def filters(label: str, choices: Mapping[str, Iterable[str]], placeholder: str) -> Html:
+    """The fields by which the table after it is filtered. Without scripts they are not seen.
+
+    Args:
+        label: What is filtered.
+        choices: By name of a key of the rows its values.
+        placeholder: What the text field says before one writes in it.
+    """
+    search = tag(
+        "input",
+        type="search",
+        placeholder=placeholder,
+        aria_label=f"Filter {label} by text",
+        autocomplete="off",
+        spellcheck="false",
+    )
+    return tag(
+        "div",
+        search,
+        [_choice(label, name, values) for name, values in choices.items()],
+        tag("output", class_="count", role="status"),
+        class_="filters needs-script",
+        role="search",
+        aria_label=f"Filter {label}",
+    )
+
+
+def _choice(label: str, name: str, values: Iterable[str]) -> Html:
+    options = [tag("option", value, value=value) for value in values]
+    return tag(
+        "select",
+        tag("option", f"any {name}", value=""),
+        options,
+        data_key=name,
+        aria_label=f"Filter {label} by {name}",
+    )
+
+
+def _head(column: Column) -> Html:
+    return tag(
+        "th",
+        tag("button", column.name, type="button", title=column.title or None),
+        scope="col",
+        role="columnheader",
+        class_="number" if column.is_number else None,
+        aria_sort="none",
+    )
+
+
+def _row(row: Row, columns: Sequence[Column], sums: Sequence[float]) -> Html:
+    cells = [
+        tag(
+            "td",
+            cell.shown,
+            role="cell",
+            class_="number" if column.is_number else None,
+            data_label=column.name,
+            data_value=repr(cell.value) if isinstance(cell.value, float) else cell.value,
+        )
+        for cell, column in zip(row.cells, columns, strict=True)
+    ]
+    return tag(
+        "tr",
+        cells,
+        role="row",
+        class_=row.kind or None,
+        data_search=row.search,
+        data_sums="|".join(map(repr, sums)) or None,
+        **{f"data_{name.replace('-', '_')}": value for name, value in row.keys.items()},
+    )

@@ -1,0 +1,292 @@
+"""The memory of a device: a bar of what takes it, and the leaves and temporaries it is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xlashard.pjit.report.words import line_text, operation_text
+from xlashard.tpu.preflight.render.formatting import many
+from xlashard.tpu.preflight.render.html.markup import (
+    Cell,
+    Child,
+    Column,
+    Html,
+    Row,
+    filters,
+    join,
+    table,
+    tag,
+    user,
+)
+from xlashard.tpu.preflight.report.model import (
+    HeldBytes,
+    MemoryBreakdown,
+    TemporaryReport,
+    TopologyReport,
+)
+from xlashard.wording import in_bytes, in_percent
+
+_FEW = 8
+"""Leaves that need no field to search them."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the bar.
+
+    Attributes:
+        name: What takes the memory; also the class of its style.
+        nbytes: How much of it.
+        words: What it is.
+    """
+
+    name: str
+    nbytes: int
+    words: str
+
+
+def segments(memory: MemoryBreakdown) -> tuple[Segment, ...]:
+    """What takes memory, in the order of the bar. The last makes up the compiler's total."""
+    aliased = memory.alias_bytes
+    reused = f", {in_bytes(aliased)} of them taken over by results" if aliased else ""
+    found = (
+        Segment("arguments", memory.argument_bytes, f"what the program is given{reused}"),
+        Segment("results", memory.result_bytes, "results that need memory of their own"),
+        Segment("temporaries", memory.temporary_bytes, "the heap, at its peak"),
+        Segment("constants", memory.constant_bytes, "numbers written in the program"),
+        Segment("code", memory.code_bytes, "the program itself"),
+    )
+    rest = memory.total_bytes - sum(s.nbytes for s in found)
+    padding = Segment("other", rest, "what the compiler's total holds besides")
+    return (*found, padding) if rest > 0 else found
+
+
+def memory_bar(memory: MemoryBreakdown, label: str = "") -> Html:
+    """One bar: what is taken, what is free, and what is too much, beyond the line."""
+    width = max(memory.available_bytes, memory.total_bytes) or 1
+    limit = memory.available_bytes / width * 100
+    parts: list[Child] = []
+    for segment in segments(memory):
+        if segment.nbytes:
+            share = segment.nbytes / width * 100
+            words = f"{segment.name} {in_bytes(segment.nbytes)}"
+            inside = tag("span", segment.name) if share > 9 else None
+            parts.append(
+                tag("i", inside, class_=f"part {segment.name}", style=_width(share), title=words)
+            )
+    if memory.spare_bytes > 0:
+        share = memory.spare_bytes / width * 100
+        inside = tag("span", f"{in_bytes(memory.spare_bytes)} free") if share > 12 else None
+        words = f"free {in_bytes(memory.spare_bytes)}"
+        parts.append(tag("i", inside, class_="part free", style=_width(share), title=words))
+    beyond = None
+    if not memory.fits:
+        beyond = join(
+            tag("i", class_="beyond", style=f"left:{limit:.3f}%"),
+            tag("i", class_="limit", style=f"left:{limit:.3f}%"),
+        )
+    said = ", ".join(f"{s.name} {in_bytes(s.nbytes)}" for s in segments(memory) if s.nbytes)
+    over = f"{in_bytes(abs(memory.spare_bytes))} {'free' if memory.fits else 'too much'}"
+    return tag(
+        "div",
+        parts,
+        beyond,
+        class_="bar memory" if memory.fits else "bar memory over",
+        role="img",
+        aria_label=f"{label or 'Memory of one device'}: {said}; {over}",
+    )
+
+
+def memory_section(memory: MemoryBreakdown, topology: TopologyReport, *, is_fitting: bool) -> Html:
+    """The bar with its legend, and the leaves and temporaries unfolding under it.
+
+    Args:
+        memory: Of one device.
+        topology: The devices.
+        is_fitting: Whether the compiler took the program.
+    """
+    reserved = topology.hbm_bytes - memory.available_bytes
+    keeps = f"; the chip's runtime keeps {in_bytes(reserved)}" if reserved > 0 else ""
+    host = f" The host's memory holds {in_bytes(memory.host_bytes)}." if memory.host_bytes else ""
+    words = (
+        f"{'All ' * (topology.devices > 1)}{many(topology.devices, 'device')} "
+        f"{'hold the same' if topology.devices > 1 else 'holds all'}: "
+        f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)} at the peak{keeps}."
+        f"{host}"
+    )
+    if memory.fits and not is_fitting:
+        words += " The compiler found no room for it all the same."
+    over = None
+    if not memory.fits:
+        limit = memory.available_bytes / memory.total_bytes * 100
+        side = "right" if limit > 50 else "left"
+        place = f"right:{100 - limit:.3f}%" if side == "right" else f"left:{limit:.3f}%"
+        text = f"{in_bytes(memory.available_bytes)} available"
+        over = tag("div", tag("span", text, style=place, class_=side), class_="ruler")
+    return join(
+        tag("p", words, class_="lead"),
+        over,
+        memory_bar(memory),
+        _legend(memory),
+        _held("Arguments", memory.arguments, memory.argument_bytes),
+        _held("Results", memory.results, memory.result_bytes),
+        _temporaries(memory),
+    )
+
+
+def _width(share: float) -> str:
+    return f"width:{share:.3f}%"
+
+
+def _legend(memory: MemoryBreakdown) -> Html:
+    rows = [
+        tag(
+            "tr",
+            tag("th", tag("i", class_=f"swatch {s.name}"), s.name, scope="row"),
+            tag("td", in_bytes(s.nbytes), class_="number", data_value=s.nbytes),
+            tag("td", in_percent(s.nbytes / memory.available_bytes), class_="number"),
+            tag("td", s.words, class_="words"),
+            data_part=s.name,
+        )
+        for s in segments(memory)
+    ]
+    spare = memory.spare_bytes
+    name = "free" if memory.fits else "too much"
+    rows.append(
+        tag(
+            "tr",
+            tag("th", tag("i", class_=f"swatch {name.split()[0]}"), name, scope="row"),
+            tag("td", in_bytes(abs(spare)), class_="number", data_value=spare),
+            tag("td", in_percent(abs(spare) / memory.available_bytes), class_="number"),
+            tag("td", "of what the compiler lets a program use", class_="words"),
+            data_part="spare",
+            class_="sum",
+        )
+    )
+    caption = tag("caption", "Memory of one device by what takes it", class_="unseen")
+    head = tag(
+        "thead",
+        tag("tr", [tag("th", name, scope="col") for name in ("what", "bytes", "share", "it is")]),
+        class_="unseen",
+    )
+    return tag("table", caption, head, tag("tbody", rows), class_="legend")
+
+
+def _held(name: str, held: Sequence[HeldBytes], total: int) -> Html | None:
+    if not held:
+        return None
+    largest = max(h.device_bytes for h in held) or 1
+    columns = (
+        Column(name.lower()),
+        Column("type"),
+        Column("sharding"),
+        Column("copies", True, "How many devices hold each part"),
+        Column("on a device", True),
+        Column("memory shared with"),
+    )
+    rows = [
+        Row(
+            (
+                Cell(user(h.path, "code"), h.path),
+                Cell(user(h.type, "code"), h.type),
+                Cell(user(h.spec, "code"), h.spec),
+                Cell(f"{h.copies:,}", h.copies),
+                Cell(_bytes_with_bar(h.device_bytes, largest), h.device_bytes),
+                Cell(_sharing(h), h.aliased),
+            ),
+            search=f"{h.path} {h.type} {h.spec} {h.aliased}",
+        )
+        for h in held
+    ]
+    return _unfolding(
+        name,
+        f"{many(len(held), 'leaf', 'leaves')}, {in_bytes(total)}",
+        columns,
+        rows,
+    )
+
+
+def _sharing(held: HeldBytes) -> Html | None:
+    if held.aliased:
+        return user(held.aliased, "code")
+    return tag("span", "donated in vain", class_="warns") if held.donated else None
+
+
+def _temporaries(memory: MemoryBreakdown) -> Html | None:
+    found = memory.temporaries
+    if not found:
+        return None
+    largest = max(t.device_bytes for t in found) or 1
+    columns = (
+        Column("at the peak"),
+        Column("type"),
+        Column("operation"),
+        Column("line"),
+        Column("count", True, "How many alike are alive together"),
+        Column("on a device", True),
+    )
+    rows = [
+        Row(
+            (
+                Cell(user(t.name, "code"), t.name),
+                Cell(user(t.type, "code"), t.type),
+                Cell(_operation(t), t.op_name),
+                Cell(None if t.source is None else source_line(t), _line(t)),
+                Cell(f"{t.count:,}", t.count),
+                Cell(_bytes_with_bar(t.device_bytes, largest), t.device_bytes),
+            ),
+            search=f"{t.name} {t.type} {t.op_name} {_line(t)}",
+        )
+        for t in found
+    ]
+    total = sum(t.device_bytes for t in found)
+    words = f"{in_bytes(total)} of {in_bytes(memory.temporary_bytes)} by the operations that hold"
+    return _unfolding("Temporaries at the peak", f"{words} them", columns, rows, is_open=True)
+
+
+def _operation(temporary: TemporaryReport) -> Html | None:
+    if not temporary.op_name:
+        return None
+    return user(operation_text(temporary.op_name), "code", title=temporary.op_name)
+
+
+def source_line(temporary: TemporaryReport) -> Html | None:
+    """Its line, with the whole path where the mouse rests."""
+    source = temporary.source
+    if source is None:
+        return None
+    whole = f"{source.file}:{source.line}"
+    return user(
+        line_text(source),
+        "code",
+        whole=True,
+        class_="line",
+        title=f"{whole} in {source.function or '?'}",
+    )
+
+
+def _line(temporary: TemporaryReport) -> str:
+    return line_text(temporary.source) if temporary.source else ""
+
+
+def _bytes_with_bar(nbytes: int, largest: int) -> Html:
+    share = f"width:{nbytes / largest * 100:.1f}%"
+    return join(in_bytes(nbytes), tag("i", tag("i", style=share), class_="mini"))
+
+
+def _unfolding(
+    name: str,
+    words: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    *,
+    is_open: bool = False,
+) -> Html:
+    search = filters(name.lower(), {}, "Filter by any of these …")
+    return tag(
+        "details",
+        tag("summary", tag("b", name), " ", tag("span", words, class_="note")),
+        tag(
+            "div", search if len(rows) > _FEW else None, table(name, columns, rows), class_="finds"
+        ),
+        open=is_open,
+    )

@@ -1,0 +1,357 @@
+"""How arguments and results are dealt out, what is donated, and what is held more than once.
+
+The collectives: what goes over the wire, why, and what would be rid of what nobody asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from xlashard.pjit.report.parts import (
+    CollectiveReport,
+    DonationReport,
+    ReplicationReport,
+    SourceLine,
+    ValueReport,
+)
+from xlashard.pjit.report.words import (
+    decided,
+    groups_text,
+    line_text,
+    operation_text,
+    short_type,
+    types_text,
+)
+from xlashard.tpu.preflight.render.formatting import ORIGINS
+from xlashard.tpu.preflight.render.html.markup import (
+    Cell,
+    Child,
+    Column,
+    Html,
+    Row,
+    filters,
+    join,
+    table,
+    tag,
+    user,
+)
+from xlashard.tpu.preflight.report.model import PreflightFields, TrafficReport
+from xlashard.wording import in_bytes, in_seconds
+
+_VALUES = (
+    Column("type"),
+    Column("sharding"),
+    Column("copies", True, "How many devices hold each part"),
+    Column("on a device", True),
+    Column("whole", True),
+    Column("by", title="Who decided how it lies"),
+)
+_DONATIONS = (
+    Column("argument"),
+    Column("on a device", True),
+    Column("donated"),
+    Column("its memory goes to"),
+)
+_REPLICATIONS = (
+    Column("value"),
+    Column("sharding"),
+    Column("wasted", True, "Bytes on a device more than if its axes cut it"),
+    Column("why"),
+    Column("line"),
+)
+
+
+def shardings_section(report: PreflightFields) -> Html:
+    """Arguments and results, each with its sharding."""
+    return join(
+        _values("argument", report.inputs, is_open=True),
+        _values("result", report.outputs, is_open=False),
+    )
+
+
+def held_section(report: PreflightFields) -> Html:
+    """Donations, values that every device holds whole, and those held more often than said."""
+    return join(
+        _donations(report.donations),
+        _replicated(report),
+        _replications(report.replications),
+    )
+
+
+def _values(name: str, values: Sequence[ValueReport], *, is_open: bool) -> Html:
+    columns = (Column(name), *_VALUES)
+    rows = [_value(v) for v in values]
+    total = in_bytes(sum(v.device_bytes for v in values))
+    whole = in_bytes(sum(v.nbytes for v in values))
+    words = f"{len(values):,}, {total} on each device, {whole} in all"
+    search = filters(f"{name}s", {}, "Filter by path, type, sharding …")
+    return tag(
+        "details",
+        tag("summary", tag("b", f"{name.capitalize()}s"), " ", tag("span", words, class_="note")),
+        tag("div", search, table(f"{name}s", columns, rows), class_="finds"),
+        open=is_open,
+    )
+
+
+def _value(value: ValueReport) -> Row:
+    spec = value.spec if value.used else "not used"
+    kind = f" in {value.memory_kind}" if value.memory_kind else ""
+    return Row(
+        (
+            Cell(user(value.path, "code"), value.path),
+            Cell(user(short_type(value), "code", whole=True), value.type),
+            Cell(join(user(spec, "code"), kind), spec),
+            Cell(f"{value.copies:,}", value.copies),
+            Cell(in_bytes(value.device_bytes), value.device_bytes),
+            Cell(in_bytes(value.nbytes), value.nbytes),
+            Cell(decided(value), value.decided_by),
+        ),
+        search=f"{value.path} {short_type(value)} {value.type} {spec} {decided(value)}",
+    )
+
+
+def _donations(donations: Sequence[DonationReport]) -> Html:
+    reused = [d for d in donations if d.is_reused]
+    wasted = [d for d in donations if d.donated and not d.result]
+    could = [d for d in donations if not d.donated]
+    words = [f"{len(reused):,} reused, {in_bytes(sum(d.device_bytes for d in reused))}"]
+    if wasted:
+        words.append(f"{len(wasted):,} in vain")
+    if could:
+        words.append(f"{len(could):,} could be, {in_bytes(sum(d.device_bytes for d in could))}")
+    summary = tag(
+        "summary",
+        tag("b", "Donated"),
+        " ",
+        tag("span", ", ".join(words) if donations else "nothing", class_="note"),
+    )
+    if not donations:
+        return tag("div", tag("b", "Donated"), " ", tag("span", "nothing", class_="note"))
+    rows = [_donation(d) for d in (*wasted, *could, *reused)]
+    made = table("donations", _DONATIONS, rows)
+    search = filters("donations", {}, "Filter by argument or result …")
+    inside = tag("div", search, made, class_="finds")
+    return tag("details", summary, inside, open=bool(wasted or could))
+
+
+def _donation(donation: DonationReport) -> Row:
+    state = "yes" if donation.is_reused else "in vain" if donation.donated else "could be"
+    shown = state if state == "yes" else tag("span", state, class_="warns")
+    goes = user(donation.result, "code") if donation.result else donation.reason
+    return Row(
+        (
+            Cell(user(donation.path, "code"), donation.path),
+            Cell(in_bytes(donation.device_bytes), donation.device_bytes),
+            Cell(shown, state),
+            Cell(goes, donation.result or donation.reason),
+        ),
+        search=f"{donation.path} {state} {donation.result} {donation.reason}",
+    )
+
+
+def _replicated(report: PreflightFields) -> Html:
+    above = in_bytes(report.replicated_above)
+    found = report.replicated
+    if not found:
+        words = f"nothing of {above} or more"
+        return tag(
+            "div", tag("b", "Held whole by every device"), " ", tag("span", words, class_="note")
+        )
+    total = in_bytes(sum(v.device_bytes for v in found))
+    words = f"{len(found):,} of {above} or more, {total} on each device"
+    made = table("replicated values", (Column("value"), *_VALUES), [_value(v) for v in found])
+    title = tag("b", "Held whole by every device")
+    return tag("details", tag("summary", title, " ", tag("span", words, class_="note")), made)
+
+
+def _replications(replications: Sequence[ReplicationReport]) -> Html | None:
+    if not replications:
+        return None
+    wasted = in_bytes(sum(r.wasted_bytes for r in replications))
+    words = f"{len(replications):,}, {wasted} on each device that nobody asked for"
+    rows = [_replication(r) for r in replications]
+    title = tag("b", "Replicated silently")
+    return tag(
+        "details",
+        tag("summary", title, " ", tag("span", words, class_="warns")),
+        table("silent replications", _REPLICATIONS, rows),
+        open=True,
+    )
+
+
+def _replication(replication: ReplicationReport) -> Row:
+    axes = " and ".join(replication.axes)
+    dims = " and ".join(map(str, replication.dims))
+    plural = "s" if len(replication.dims) > 1 else ""
+    why = {
+        "result": f"nothing was said of it, and it came out whole along {axes}",
+        "open dimension": f"the partitioner left dimension{plural} {dims} whole",
+        "constraint": f"the constraint closes dimension{plural} {dims}: gathered along {axes}",
+    }[replication.kind]
+    source = replication.source
+    line = "" if source is None else line_text(source)
+    title = None if source is None else f"{source.file}:{source.line}"
+    return Row(
+        (
+            Cell(user(replication.path, "code"), replication.path),
+            Cell(user(replication.spec, "code"), replication.spec),
+            Cell(in_bytes(replication.wasted_bytes), replication.wasted_bytes),
+            Cell(user(why), why),
+            Cell(
+                user(line, "code", whole=True, class_="line", title=title) if line else None, line
+            ),
+        ),
+        search=f"{replication.path} {replication.spec} {why} {line}",
+    )
+
+
+_COLUMNS = (
+    Column("what"),
+    Column("along"),
+    Column("of"),
+    Column("times", True, "How often it runs in one step"),
+    Column("sent", True, "Bytes that a device sends in one step"),
+    Column("takes", True, "At the speed of the links, all runs together"),
+    Column("asked for by"),
+    Column("line"),
+)
+ASKED, UNASKED = "asked for", "not asked for"
+
+
+def collectives_section(traffic: Sequence[TrafficReport]) -> Html:
+    """The table with its filters."""
+    if not traffic:
+        return tag("p", "Nothing is sent between devices.", class_="lead")
+    kinds = _distinct(t.collective.kind for t in traffic)
+    axes = _distinct(axis for t in traffic for axis in _axes(t.collective))
+    choices: dict[str, list[str]] = {"kind": kinds, "axis": axes, "reason": [ASKED, UNASKED]}
+    if len({t.network for t in traffic}) > 1:
+        choices["network"] = ["ICI", "DCN"]
+    sums = (
+        ("sent", "bytes", [t.collective.sent_bytes for t in traffic]),
+        ("takes", "seconds", [t.seconds for t in traffic]),
+    )
+    return join(
+        _lead(traffic),
+        tag(
+            "div",
+            filters("collectives", choices, "Filter by operation, line, type …"),
+            table("Collectives", _COLUMNS, [_row(t) for t in traffic], sums),
+            class_="finds collectives",
+        ),
+    )
+
+
+def _lead(traffic: Sequence[TrafficReport]) -> Html:
+    unasked = [t for t in traffic if not t.asked_for]
+    count = sum(t.collective.count for t in traffic)
+    sent = in_bytes(sum(t.collective.sent_bytes for t in traffic))
+    parts: list[Child] = [f"{count:,} collectives send {sent} from each device in a step. "]
+    if unasked:
+        seconds = in_seconds(sum(t.seconds for t in unasked))
+        number = sum(t.collective.count for t in unasked)
+        words = f"{number:,} of them, {seconds}, nobody asked for"
+        show = tag(
+            "button", "show only these", type="button", class_="shows needs-script", value=UNASKED
+        )
+        parts += [tag("b", words, class_="warns"), "; each says what would be rid of it. ", show]
+    else:
+        parts.append("All of them are asked for.")
+    return tag("p", parts, class_="lead")
+
+
+def _row(traffic: TrafficReport) -> Row:
+    collective = traffic.collective
+    kind, types = collective.kind, types_text(collective)
+    why = ORIGINS[traffic.origin]
+    operation, line = _cause(collective)
+    seconds = traffic.seconds
+    return Row(
+        (
+            Cell(join(tag("b", kind), _marks(traffic), _overlap(collective)), kind),
+            Cell(user(groups_text(collective)), collective.along),
+            Cell(join(user(types, "code"), _subject(collective)), types),
+            Cell(_times(collective), collective.times),
+            Cell(in_bytes(collective.sent_bytes), collective.sent_bytes),
+            Cell(in_seconds(seconds), seconds),
+            Cell(_why(traffic), why),
+            Cell(None if line is None else _source(line), "" if line is None else line_text(line)),
+        ),
+        search=" ".join(
+            (
+                f"{kind} {collective.along} {types} {operation} {collective.argument} {why}",
+                "" if line is None else f"{line.file}:{line.line} {line.function}",
+                traffic.remedy,
+            )
+        ),
+        keys={
+            "kind": kind,
+            "axis": "|".join(_axes(collective)),
+            "reason": ASKED if traffic.asked_for else UNASKED,
+            "network": traffic.network.upper(),
+        },
+        kind="" if traffic.asked_for else "unasked",
+    )
+
+
+def _marks(traffic: TrafficReport) -> list[Child]:
+    collective = traffic.collective
+    marks = {
+        "DCN": traffic.network == "dcn",
+        "in a branch": collective.conditional,
+    }
+    return [[" ", tag("span", word, class_="tag")] for word, holds in marks.items() if holds]
+
+
+def _overlap(collective: CollectiveReport) -> Html | None:
+    return tag("div", "beside other work", class_="note") if collective.asynchronous else None
+
+
+def _times(collective: CollectiveReport) -> str:
+    return f"{collective.times:,}{'' if collective.times_known else ' or more'}"
+
+
+def _subject(collective: CollectiveReport) -> Html | None:
+    """What it is done to: an argument, or the operation."""
+    name, _ = _cause(collective)
+    parts: list[Child] = []
+    if collective.argument:
+        parts.append(user(collective.argument, "code"))
+    if name:
+        parts.append(user(operation_text(name), "span", title=name))
+    return tag("div", [[part, " "] for part in parts], class_="note") if parts else None
+
+
+def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
+    """The operation behind it and its line: for a gather whoever wants it, if known."""
+    name, source = collective.op_name, collective.source
+    gathers = collective.kind == "all-gather" and not name.endswith("sharding_constraint")
+    if collective.needed_by and (gathers or source is None):
+        return collective.needed_by, collective.needed_by_source
+    return name, source
+
+
+def _why(traffic: TrafficReport) -> Html:
+    why = tag("span", ORIGINS[traffic.origin].removeprefix("nobody: "))
+    if traffic.asked_for:
+        return why
+    remedy = tag("div", tag("b", "Instead: "), user(traffic.remedy), class_="remedy")
+    return join(
+        tag("span", UNASKED, class_="tag warning"),
+        " ",
+        why,
+        remedy if traffic.remedy else None,
+    )
+
+
+def _source(line: SourceLine) -> Html:
+    where = f" in {line.function}" if line.function else ""
+    return user(
+        line_text(line), "code", whole=True, class_="line", title=f"{line.file}:{line.line}{where}"
+    )
+
+
+def _axes(collective: CollectiveReport) -> tuple[str, ...]:
+    return ("other groups",) if collective.axes is None else collective.axes
+
+
+def _distinct(words: Iterable[str]) -> list[str]:
+    return sorted(set(words))

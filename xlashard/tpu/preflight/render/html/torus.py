@@ -1,0 +1,301 @@
+"""The mesh, drawn on the torus: a square for each chip, coloured by its place on a mesh axis."""
+
+from collections.abc import Iterable, Iterator
+
+from xlashard.pictures.palette import COLOURS
+from xlashard.tpu.preflight.render.formatting import goes_around, many
+from xlashard.tpu.preflight.render.html.device_positions import (
+    DIMENSIONS,
+    Placing,
+    Plane,
+    read_placing,
+)
+from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user
+from xlashard.tpu.preflight.report.model import AxisReport, TimeEstimate, TopologyReport
+from xlashard.wording import in_bytes, in_seconds
+
+_LABELLED = 512
+"""Chips up to which each says its position."""
+
+_AROUND = 14
+_WIDE = 1140
+_ROUND = ("#99ddff", "#77aadd", "#cfb8e6", "#ffaabb", "#ee8866", "#eedd88", "#bbcc33", "#44bb99")
+"""The palette in the order of the hues: what lies between two of them is told from both."""
+
+
+def mesh_section(
+    topology: TopologyReport, mesh: tuple[AxisReport, ...], time: TimeEstimate, group: str
+) -> Html:
+    """The drawing, the switch between the axes, and a table of where each of them lies.
+
+    Args:
+        topology: The devices.
+        mesh: The mesh axes.
+        time: For what goes along each axis.
+        group: A word that no other drawing of the page has.
+    """
+    placing = read_placing(topology, mesh)
+    return join(
+        tag("p", _words(topology), class_="lead"),
+        tag(
+            "div",
+            _switch(placing, group),
+            tag(
+                "div",
+                tag("div", tag("div", _slices(placing), class_="slices"), _key(placing)),
+                _axes(mesh, time),
+                class_="beside",
+            ),
+            class_="torus",
+        ),
+    )
+
+
+def _words(topology: TopologyReport) -> str:
+    shape = " × ".join(map(str, topology.shape))
+    pairs = zip(DIMENSIONS, topology.wraps, strict=False)
+    rings = [name for name, wraps in pairs if wraps]
+    closed = f"; links close to rings along {', '.join(rings)}" if rings else "; no rings"
+    slices = f"{topology.slices} slices of " if topology.slices > 1 else ""
+    numbers = {"chip": topology.chips, "device": topology.devices, "host": topology.hosts}
+    counts = ", ".join(many(number, noun) for noun, number in numbers.items())
+    return f"{slices}{shape} chips{closed}. {counts}."
+
+
+def _switch(placing: Placing, group: str) -> Html | None:
+    if not placing.axes:
+        return None
+    choices = []
+    for number, axis in enumerate(placing.axes):
+        button = tag(
+            "input", type="radio", name=group, value=number, checked=number == 0, class_="unseen"
+        )
+        choices.append(tag("label", button, tag("span", user(axis.name), f" = {axis.size}")))
+    legend = tag("legend", "Coloured by the place along")
+    return tag("fieldset", legend, choices, class_="choices")
+
+
+def _key(placing: Placing) -> Html:
+    """What the lines mean, and where the chip that is pointed at says what it is."""
+    host = placing.host
+    words: list[Child] = ["x goes to the right, y down"]
+    if host is not None:
+        words += [tag("i", class_="key host"), f"a host, {host[0]} × {host[1]} chips"]
+    if any(placing.topology.wraps[:2]):
+        words += [tag("i", class_="key ring"), "goes round to the other side"]
+    if len(placing.axes) > 0:
+        words += [tag("i", class_="key along"), "links along the axis"]
+    told = tag("p", class_="told needs-script", role="status") if placing.axes else None
+    return join(tag("p", words, class_="keys note"), told)
+
+
+def _slices(placing: Placing) -> Iterator[Html]:
+    planes = placing.planes()
+    shown = sum(p is not None for row in planes for p in row)
+    x, y, z = placing.size
+    is_labelled = shown * x * y * placing.cores <= _LABELLED and len(placing.axes) > 0
+    cell = _cell(placing)
+    for row in planes:
+        if not row:
+            left_out = placing.topology.slices - sum(bool(r) for r in planes)
+            yield tag("p", f"… {left_out:,} more slices, laid out alike …", class_="note")
+            continue
+        drawn: list[Child] = []
+        for plane in row:
+            if plane is None:
+                left_out = z - sum(p is not None for p in row)
+                drawn.append(tag("p", f"… {left_out:,} more planes …", class_="note"))
+                continue
+            picture = _Picture(placing, plane, cell, is_labelled).svg()
+            name = f"z = {plane.z}" if z > 1 else None
+            caption = tag("figcaption", name, class_=_along(placing, "z")) if name else None
+            drawn.append(tag("figure", caption, picture))
+        number = next(p.slice for p in row if p is not None)
+        name = f"slice {number}"
+        is_one = placing.topology.slices == 1
+        label = None if is_one else tag("h4", name, class_=_along(placing, "slice"))
+        yield tag("div", label, tag("div", drawn, class_="planes"), class_="slice")
+
+
+def _cell(placing: Placing) -> int:
+    """Pixels of a chip, so that up to four planes stand side by side."""
+    x, y, z = placing.size
+    slices = placing.topology.slices
+    side_by_side = min(4, z * slices)
+    around = 2 * _AROUND + (14 if slices == 1 else 58)
+    room = _WIDE // side_by_side - around
+    return max(16, min(56, 560 // max(x, y), room // x))
+
+
+def _along(placing: Placing, dimension: str) -> str:
+    """The classes by which what shows a dimension stands out while an axis along it is chosen."""
+    axes = enumerate(placing.axes)
+    return " ".join(f"a{n}" for n, axis in axes if dimension in dict(axis.along))
+
+
+class _Picture:
+    """One plane of one slice."""
+
+    def __init__(self, placing: Placing, plane: Plane, cell: int, is_labelled: bool) -> None:
+        self.placing = placing
+        self.plane = plane
+        self.cell = cell
+        self.is_labelled = is_labelled
+
+    def svg(self) -> Html:
+        """The plane as an SVG element."""
+        x, y, z = self.placing.size
+        width, height = (2 * _AROUND + n * self.cell for n in (x, y))
+        where = f", z = {self.plane.z}" if z > 1 else ""
+        return tag(
+            "svg",
+            self._links(),
+            tag("g", self._chips(), class_="chips"),
+            self._hosts(),
+            viewBox=f"0 0 {width} {height}",
+            width=width,
+            height=height,
+            role="img",
+            class_="dense" if self.cell < 24 else None,
+            aria_label=f"{x} × {y} chips of slice {self.plane.slice}{where}",
+        )
+
+    def _links(self) -> Iterator[Html]:
+        """Lines between neighbours; those that close a ring stick out at both ends."""
+        x, y, _ = self.placing.size
+        wraps = (*self.placing.topology.wraps, False, False)[:2]
+        for dimension, (count, lines) in enumerate(((x, y), (y, x))):
+            ends = [self._middle(0), self._middle(count - 1)]
+            if wraps[dimension]:
+                ends = [2, 2 * _AROUND + count * self.cell - 2]
+            command = ("M{0} {2}H{1}", "M{2} {0}V{1}")[dimension]
+            d = "".join(command.format(*ends, self._middle(n)) for n in range(lines))
+            closes = " closes" if wraps[dimension] else ""
+            along = _along(self.placing, DIMENSIONS[dimension])
+            yield tag("path", d=d, class_=f"link{closes} {along}".rstrip())
+
+    def _middle(self, place: int) -> int:
+        return _AROUND + place * self.cell + self.cell // 2
+
+    def _chips(self) -> Iterator[Html]:
+        x, y, _ = self.placing.size
+        gap = 2 if self.cell < 24 else 4 if self.cell < 44 else 7
+        width = (self.cell - 2 * gap) / self.placing.cores
+        for row in range(y):
+            for column in range(x):
+                for core in range(self.placing.cores):
+                    left = _AROUND + column * self.cell + gap + core * width
+                    box = (left, _AROUND + row * self.cell + gap, width, self.cell - 2 * gap)
+                    yield self._chip((column, row, self.plane.z), core, box)
+
+    def _chip(
+        self, at: tuple[int, int, int], core: int, box: tuple[float, float, float, float]
+    ) -> Html:
+        left, top, width, height = box
+        axes = self.placing.axes
+        places = [self.placing.position(axis, at, core, self.plane.slice) for axis in axes]
+        colours = ";".join(
+            f"--c{n}:{colour(place, axis.size)}"
+            for n, (place, axis) in enumerate(zip(places, axes, strict=True))
+        )
+        square = tag("rect", x=left, y=top, width=width, height=height, rx=3)
+        # Below the middle by a third of a letter's height.
+        x, y = left + width / 2, top + height / 2 + 4
+        labels = [tag("text", p, x=x, y=y, class_=f"a{n}") for n, p in enumerate(places)]
+        return tag(
+            "g",
+            square,
+            labels if self.is_labelled and width >= 16 else None,
+            style=colours or None,
+            data_at=",".join(map(str, at)),
+            data_mesh=",".join(map(str, places)),
+            data_core=core if self.placing.cores > 1 else None,
+            data_slice=self.plane.slice,
+        )
+
+    def _hosts(self) -> Html | None:
+        host = self.placing.host
+        if host is None:
+            return None
+        x, y, _ = self.placing.size
+        width, height = (n * self.cell - 2 for n in host)
+        boxes = [
+            f"M{_AROUND + left * self.cell + 1} {_AROUND + top * self.cell + 1}"
+            f"h{width}v{height}h{-width}z"
+            for top in range(0, y, host[1])
+            for left in range(0, x, host[0])
+        ]
+        return tag("path", d="".join(boxes), class_="hosts")
+
+
+def colour(place: int, size: int) -> str:
+    """The colour of a position along an axis.
+
+    Up to eight positions have a colour of the palette each; of more, neighbours have colours that
+    lie side by side on a circle, which closes as a ring of chips does.
+    """
+    if size <= len(COLOURS):
+        return COLOURS[place]
+    at = place / size * len(_ROUND)
+    one, other = _ROUND[int(at)], _ROUND[(int(at) + 1) % len(_ROUND)]
+    share = at - int(at)
+    mixed = (
+        round(a + (b - a) * share) for a, b in zip(_channels(one), _channels(other), strict=True)
+    )
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _lies(axis: AxisReport, number: int) -> str:
+    """`y (4)`; `y (2, each 4 apart)` where another axis has the places between."""
+    name, count = axis.along[number]
+    stride = axis.strides[number] if axis.strides else 1
+    return f"{name} ({count}{f', each {stride} apart' if stride > 1 else ''})"
+
+
+def _strip(size: int) -> Html | None:
+    """The colours along an axis, from the first position to the last."""
+    if size < 2:
+        return None
+    shown = [colour(n * size // min(size, 64), size) for n in range(min(size, 64))]
+    each = 100 / len(shown)
+    stops = (f"{c} {n * each:.4g}% {(n + 1) * each:.4g}%" for n, c in enumerate(shown))
+    style = f"background:linear-gradient(90deg,{','.join(stops)})"
+    return tag("i", style=style, class_="strip", title=f"0 … {size - 1}")
+
+
+def _channels(text: str) -> Iterable[int]:
+    return (int(text[n : n + 2], 16) for n in (1, 3, 5))
+
+
+def _axes(mesh: tuple[AxisReport, ...], time: TimeEstimate) -> Html | None:
+    if not mesh:
+        return None
+    columns = ("mesh axis", "size", "lies along", "ring", "sent along it", "takes")
+    rows = []
+    for axis in mesh:
+        found = [t for t in time.traffic if axis.name in t.along.split(", ")]
+        sent, seconds = sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
+        places = " × ".join(_lies(axis, n) for n in range(len(axis.along)))
+        spread = places or ("" if axis.size == 1 else "no dimension: it is scattered")
+        cells = (spread, "closed" if goes_around(axis) else "open" if axis.size > 1 else "")
+        rows.append(
+            tag(
+                "tr",
+                tag("th", user(axis.name), _strip(axis.size), scope="row"),
+                tag("td", axis.size, class_="number"),
+                [tag("td", text) for text in cells],
+                tag("td", in_bytes(sent), class_="number", data_value=sent),
+                tag("td", in_seconds(seconds), class_="number", data_value=repr(seconds)),
+                data_axis=axis.name,
+            )
+        )
+    numbers = {"size", "sent along it", "takes"}
+    head = [tag("th", c, scope="col", class_="number" if c in numbers else None) for c in columns]
+    made = tag(
+        "table",
+        tag("caption", "Mesh axes", class_="unseen"),
+        tag("thead", tag("tr", head)),
+        tag("tbody", rows),
+        class_="plain",
+    )
+    return tag("div", made, class_="scrolls", tabindex=0, role="region", aria_label="Mesh axes")

@@ -1,0 +1,217 @@
+"""Whether it fits and what it takes, in one look."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from xlashard.tpu.preflight.render.formatting import counted_chips, in_money, in_thousands
+from xlashard.tpu.preflight.render.html.markup import (
+    Cell,
+    Column,
+    Html,
+    Row,
+    join,
+    table,
+    tag,
+    user,
+)
+from xlashard.tpu.preflight.render.html.memory_bar import memory_bar
+from xlashard.tpu.preflight.render.html.timing import BOUNDS, SHORT
+from xlashard.tpu.preflight.report.model import PreflightFields
+from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that stands large.
+
+    Attributes:
+        name: What it is.
+        text: The number.
+        value: The same for a program to read.
+        words: What it is of.
+    """
+
+    name: str
+    text: str
+    value: float | str
+    words: str
+
+
+def verdict_text(report: PreflightFields) -> str:
+    """The sentence that one came for."""
+    memory = report.memory
+    each, spare = in_bytes(memory.available_bytes), in_bytes(abs(memory.spare_bytes))
+    if is_fitting(report):
+        return f"{spare} to spare of {each} on each device"
+    if memory.fits:
+        return f"No room found for {in_bytes(memory.total_bytes)} in the {each} of each device"
+    return f"{spare} more than the {each} of each device"
+
+
+def is_fitting(report: PreflightFields) -> bool:
+    """Whether the compiler took the program."""
+    return report.outcome == "fits"
+
+
+def title_of(report: PreflightFields) -> str:
+    """What was asked, or the function's name."""
+    return report.title or report.name
+
+
+def outcome(report: PreflightFields) -> Html:
+    """Whether it fits, as a badge."""
+    kind, sign, words = (
+        ("fits", "✓", "Fits") if is_fitting(report) else ("not", "✕", "Out of memory")
+    )
+    return tag("span", tag("span", sign, aria_hidden="true"), f" {words}", class_=f"badge {kind}")
+
+
+def verdict_section(report: PreflightFields, *, with_bar: bool = False) -> Html:
+    """The verdict, what it is of, and the numbers that decide.
+
+    Args:
+        report: The report.
+        with_bar: Whether to draw the memory as well.
+    """
+    tiles = [
+        tag(
+            "div",
+            tag("dt", f.name),
+            tag(
+                "dd",
+                tag("b", f.text, data_value=repr(f.value) if f.value != "" else None),
+                tag("span", f.words, class_="note"),
+            ),
+            data_figure=f.name,
+        )
+        for f in figures(report)
+    ]
+    return tag(
+        "section",
+        tag("p", outcome(report)),
+        tag("h2", verdict_text(report)),
+        _subject(report),
+        memory_bar(report.memory) if with_bar else None,
+        tag("dl", tiles, class_="tiles"),
+        class_="verdict fits" if is_fitting(report) else "verdict not",
+        aria_label="Verdict",
+    )
+
+
+def figures(report: PreflightFields) -> Iterator[Figure]:
+    """The numbers that decide, the most important first."""
+    time, memory = report.time, report.memory
+    longer = "the compiler's estimate" if time.seconds > time.roofline_seconds else "the roofline"
+    yield Figure("step time", in_seconds(time.seconds), time.seconds, f"by {longer}")
+    yield Figure("bound", SHORT[time.bound], time.bound, f"waits for {BOUNDS[time.bound]}")
+    used = memory.total_bytes / memory.available_bytes
+    words = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
+    yield Figure("memory", in_percent(used), used, words)
+    if report.throughput is not None:
+        yield from _throughput(report)
+    else:
+        yield Figure("work", in_flop(time.flops), time.flops, "on each device")
+    if report.price is not None:
+        yield from _prices(report)
+
+
+def _throughput(report: PreflightFields) -> Iterator[Figure]:
+    throughput = report.throughput
+    assert throughput is not None
+    speed = throughput.tokens_per_second
+    words = f"{throughput.workload.tokens:,} in a step"
+    yield Figure("tokens/s", in_thousands(speed), speed, words)
+    words = "of what the chips could do (MFU)"
+    use = throughput.utilisation
+    yield Figure("utilisation", in_percent(use), use, words)
+
+
+def _prices(report: PreflightFields) -> Iterator[Figure]:
+    price = report.price
+    assert price is not None
+    money = price.currency
+    words = f"{in_money(price.hour, money)} an hour, {in_money(price.chip_hour, '')} a chip"
+    yield Figure("price of a step", in_money(price.step, money), price.step, words)
+    if price.billion_tokens is not None:
+        text = in_money(price.billion_tokens, money)
+        yield Figure("10⁹ tokens", text, price.billion_tokens, "at this speed")
+
+
+def _subject(report: PreflightFields) -> Html:
+    topology = report.topology
+    mesh = [
+        [" × " if n else "", user(axis.name), f"={axis.size}"] for n, axis in enumerate(report.mesh)
+    ]
+    return tag(
+        "p",
+        user(report.name, "code"),
+        [" of ", user(report.title)] if report.title else None,
+        " on ",
+        tag("b", counted_chips(topology)),
+        [" · ", mesh] if report.mesh else None,
+        f" · {report.partitioner}",
+        class_="subject",
+    )
+
+
+_OVERVIEW = (
+    Column("report"),
+    Column("devices"),
+    Column("outcome"),
+    Column("memory of a device", True),
+    Column("step time", True),
+    Column("bound"),
+    Column("tokens/s", True),
+    Column("MFU", True),
+    Column("a step", True),
+    Column("10⁹ tokens", True),
+)
+
+
+def overview_section(reports: Sequence[PreflightFields], names: Sequence[str]) -> Html:
+    """A row for each report.
+
+    Args:
+        reports: The reports.
+        names: What each goes by.
+    """
+    rows = [_overview_row(report, names[n], n) for n, report in enumerate(reports)]
+    return tag(
+        "section",
+        tag("h2", f"{len(reports)} reports side by side"),
+        table("reports", _OVERVIEW, rows),
+        class_="card overview",
+    )
+
+
+def _overview_row(report: PreflightFields, name: str, number: int) -> Row:
+    topology, time, memory = report.topology, report.time, report.memory
+    speed = report.throughput
+    price = report.price
+    mesh = " × ".join(f"{axis.name}={axis.size}" for axis in report.mesh)
+    slices = f"{topology.slices} × " if topology.slices > 1 else ""
+    share = in_percent(memory.total_bytes / memory.available_bytes)
+    billion = None if price is None else price.billion_tokens
+    money = "" if price is None else price.currency
+    return Row(
+        (
+            Cell(tag("a", user(name), href=f"#report-{number + 1}"), name),
+            Cell(
+                [f"{slices}{topology.name}", tag("span", user(mesh), class_="note")], topology.name
+            ),
+            Cell(outcome(report), memory.total_bytes / memory.available_bytes),
+            Cell(join(share, memory_bar(memory, f"Memory of {name}")), memory.total_bytes),
+            Cell(in_seconds(time.seconds), time.seconds),
+            Cell(SHORT[time.bound], time.bound),
+            _maybe(None if speed is None else speed.tokens_per_second, in_thousands),
+            _maybe(None if speed is None else speed.utilisation, in_percent),
+            _maybe(None if price is None else price.step, lambda n: in_money(n, money)),
+            _maybe(billion, lambda n: in_money(n, money)),
+        ),
+        search=f"{name} {topology.name} {mesh}",
+    )
+
+
+def _maybe(number: float | None, write: Callable[[float], str]) -> Cell:
+    """A number that not every report has."""
+    return Cell("–", "") if number is None else Cell(write(number), number)

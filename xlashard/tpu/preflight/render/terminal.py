@@ -1,0 +1,310 @@
+"""A preflight report as a person reads it: whether it fits, how long it takes, and why."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from xlashard.errors import counted
+from xlashard.pjit.report.merging import merged_values
+from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.report.sections import (
+    cause_text,
+    donations_section,
+    replications_section,
+    runs_text,
+    values_section,
+)
+from xlashard.pjit.report.tables import WIDE, Page, head, section, table
+from xlashard.pjit.report.words import (
+    groups_text,
+    line_text,
+    operation_text,
+    sharding_text,
+    short_type,
+    types_text,
+)
+from xlashard.tpu.preflight.render.formatting import (
+    BOUNDS,
+    NETWORKS,
+    ORIGINS,
+    SHORT_ORIGINS,
+    axes_words,
+    counted_chips,
+    memory_verdict,
+    price_words,
+    speed_words,
+    time_verdict,
+)
+from xlashard.tpu.preflight.report.model import (
+    HeldBytes,
+    PreflightFields,
+    TemporaryReport,
+    TrafficReport,
+)
+from xlashard.wording import in_bytes, in_flop, in_seconds
+
+_VERY_WIDE = 130
+"""From this width on the types that a collective takes and gives are shown, too."""
+
+
+class PreflightText:
+    """A report for rich to print.
+
+    Args:
+        report: The report.
+        full: Show every row and whole paths, where otherwise the first few stand for all.
+        more: What to write to see all of that.
+    """
+
+    def __init__(
+        self, report: PreflightFields, *, full: bool, more: str = "report.print(all=True)"
+    ) -> None:
+        self._report = report
+        self._full = full
+        self._more = more
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report = self._report
+        page = Page(options.max_width, self._full, self._more)
+        parts = [
+            _head(report),
+            _memory(report, page),
+            _temporaries(report, page),
+            _time(report, page),
+            _collectives(report.traffic, page),
+            _unasked(report.traffic, page),
+            replications_section(report.replications, page),
+            _replicated(report, page),
+            values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page),
+            _results(report, page),
+            donations_section(report.donations, page),
+            _versions(report),
+        ]
+        for part in parts:
+            if part is not None:
+                yield part
+
+
+def _head(report: PreflightFields) -> RenderableType:
+    where = [report.title] if report.title else []
+    where += [counted_chips(report.topology)]
+    where += [" × ".join(f"{axis.name}={axis.size}" for axis in report.mesh), report.partitioner]
+    return head(report.name, where, _facts(report))
+
+
+def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
+    fits = report.outcome == "fits"
+    verdict = Text(memory_verdict(report), "green" if fits else "red")
+    yield "fits" if fits else "too large", verdict
+    yield "takes", time_verdict(report.time)
+    if report.throughput is not None:
+        yield "trains", speed_words(report.throughput)
+    if report.price is not None:
+        yield "costs", price_words(report.price)
+    if report.mesh:
+        yield "mesh", axes_words(report.mesh)
+
+
+def _bar(part: float, page: Page, style: str = "cyan") -> Text:
+    """A part of a whole as a bar."""
+    width = 24 if page.width >= WIDE else 12
+    filled = min(width, round(part * width))
+    filled = max(filled, 1) if part > 0 else 0
+    return Text.assemble(("█" * filled, style), ("░" * (width - filled), "dim"))
+
+
+def _memory(report: PreflightFields, page: Page) -> RenderableType:
+    m = report.memory
+    fresh = in_bytes(m.alias_bytes)
+    parts = [
+        (m.argument_bytes, "arguments", f"results take over {fresh}" if m.alias_bytes else ""),
+        (m.temporary_bytes, "temporaries", "at their peak"),
+        (m.result_bytes, "other results" if m.alias_bytes else "results", ""),
+        (m.code_bytes, "the program", ""),
+        (m.constant_bytes, "constants", ""),
+    ]
+    rows: list[Sequence[RenderableType]] = [
+        (
+            in_bytes(size),
+            f"{size / m.available_bytes:.1%}",
+            _bar(size / m.available_bytes, page),
+            Text.assemble(word, (f"  {note}" if note else "", "dim")),
+        )
+        for size, word, note in sorted(parts, key=lambda part: -part[0])
+        if size
+    ]
+    over = m.total_bytes > m.available_bytes
+    total = f"{m.total_bytes / m.available_bytes:.1%}"
+    bar = _bar(m.total_bytes / m.available_bytes, page, "red" if over else "green")
+    rows.append((in_bytes(m.total_bytes), total, bar, Text("all together", "bold")))
+    host = f", and {in_bytes(m.host_bytes)} of its host's" if m.host_bytes else ""
+    note = f"of the {in_bytes(m.available_bytes)} of HBM that a program may use of one device{host}"
+    return section("Memory", note, table((">bytes", ">of HBM", "", ""), rows))
+
+
+def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:
+    found = report.memory.temporaries
+    if not found:
+        return None
+    rows = [(in_bytes(t.device_bytes), _type(t), _operation(t)) for t in page.rows(found)]
+    rest = page.rest(found, lambda t: t.device_bytes)
+    note = "what is alive when most is in use"
+    return section("Temporaries at the peak", note, table((">bytes", "type", "of"), rows), rest)
+
+
+def _type(t: TemporaryReport) -> str:
+    return f"{t.count} × {t.type}" if t.count > 1 else t.type
+
+
+def _operation(t: TemporaryReport) -> Text:
+    said = Text()
+    if t.source is not None:
+        said.append(line_text(t.source), "bold" if t.source.in_user_file else "")
+        said.append(" ")
+    return said.append(operation_text(t.op_name) if t.op_name else t.name, "dim")
+
+
+def _time(report: PreflightFields, page: Page) -> RenderableType:
+    time, topology = report.time, report.topology
+    peaks = dict(topology.peak_flops)
+    dtype = "bfloat16" if "bfloat16" in peaks else next(iter(peaks), "")
+    waits = [
+        ("compute", time.compute_seconds, in_flop(time.flops), in_flop(peaks.get(dtype, 0.0))),
+        ("hbm", time.hbm_seconds, in_bytes(time.hbm_bytes), in_bytes(topology.hbm_bandwidth)),
+    ]
+    links = {"ici": time.ici_seconds, "dcn": time.dcn_seconds}
+    rates = {"ici": topology.ici_bandwidth, "dcn": topology.dcn_bandwidth}
+    for network, seconds in links.items():
+        sent = sum(t.sent_bytes for t in time.traffic if t.network == network)
+        if sent:
+            waits.append((network, seconds, in_bytes(sent), in_bytes(rates[network])))
+    longest = max((time.seconds, *(seconds for _, seconds, _, _ in waits))) or 1.0
+    rows: list[Sequence[RenderableType]] = []
+    for bound, seconds, amount, rate in waits:
+        holds = bound == time.bound
+        share, style = _bar(seconds / longest, page, "yellow" if holds else "cyan"), "bold" * holds
+        at = f"at {rate}/s" + (" a link" if bound == "ici" else "")
+        rows.append((in_seconds(seconds), share, Text(BOUNDS[bound], style), amount, at))
+        rows += [
+            (
+                Text(in_seconds(t.seconds), "dim"),
+                "",
+                Text(f"  along {t.along}", "dim"),
+                Text(in_bytes(t.sent_bytes), "dim"),
+                "",
+            )
+            for t in time.traffic
+            if t.network == bound
+        ]
+    if time.compiler_seconds is not None:
+        share = _bar(time.compiler_seconds / longest, page)
+        rows.append((in_seconds(time.compiler_seconds), share, "the compiler's estimate", "", ""))
+    note = "of one execution on each device, from below"
+    if time.unknown_loops:
+        loops = counted(time.unknown_loops, "loop")
+        note += f"; {loops} of unknown length taken as run once"
+    return section("Time", note, table((">takes", "", "for", ">amount", ""), rows))
+
+
+def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+    if not found:
+        return None
+    narrow = page if page.is_full else Page(page.width * 2 // 3, full=False)
+    columns = {
+        ">takes": [in_seconds(t.seconds) for t in page.rows(found)],
+        ">sends": [in_bytes(t.collective.sent_bytes) for t in page.rows(found)],
+        "what": [
+            Text.assemble((t.collective.kind, "cyan"), runs_text(t.collective))
+            for t in page.rows(found)
+        ],
+        "along": [_along(t) for t in page.rows(found)],
+        "of": [types_text(t.collective) for t in page.rows(found)],
+        "for": [cause_text(t.collective, narrow) for t in page.rows(found)],
+        "asked for by": [_origin(t, page) for t in page.rows(found)],
+    }
+    if page.width < _VERY_WIDE and not page.is_full:
+        del columns["of"]
+    if page.width < WIDE:
+        del columns[">sends"]
+    return section(
+        "Collectives",
+        "of each device in one execution",
+        table(list(columns), list(zip(*columns.values(), strict=True))),
+        page.rest(found, lambda t: t.collective.sent_bytes),
+    )
+
+
+def _along(t: TrafficReport) -> str:
+    return groups_text(t.collective) + ("" if t.network == "ici" else f" ({NETWORKS[t.network]})")
+
+
+def _origin(t: TrafficReport, page: Page) -> Text:
+    said = ORIGINS[t.origin] if page.width >= WIDE else SHORT_ORIGINS[t.origin]
+    return Text(said, "" if t.asked_for else "yellow")
+
+
+def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
+    unasked = [t for t in found if not t.asked_for and t.remedy]
+    if not unasked:
+        return None
+    alike: dict[tuple[str, str, str], float] = {}
+    for t in unasked:
+        key = (t.collective.kind, t.collective.along, t.remedy)
+        alike[key] = alike.get(key, 0.0) + t.seconds
+    found_rows = sorted(alike.items(), key=lambda item: -item[1])
+    rows = [
+        (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), remedy)
+        for (kind, along, remedy), seconds in page.rows(found_rows)
+    ]
+    left = len(found_rows) - len(rows)
+    return section(
+        "Not asked for",
+        "what the partitioner put in, and what to write to be rid of it",
+        table((">takes", "what", "remedy"), rows),
+        page.left(left),
+    )
+
+
+def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
+    reused = set() if page.is_full else {h.path for h in report.memory.results if h.aliased}
+    found = [v for v in report.replicated if v.path not in reused]
+    if not found:
+        return None
+    shown = found if page.is_full else sorted(merged_values(found), key=lambda v: -v.device_bytes)
+    rows = [
+        (in_bytes(v.device_bytes), page.path(v.path), short_type(v), sharding_text(v))
+        for v in page.rows(shown)
+    ]
+    return section(
+        "Whole on every device",
+        f"arguments and results of {in_bytes(report.replicated_above)} or more",
+        table((">each device", "path", "type", "sharding × copies"), rows),
+        page.rest(shown, lambda v: v.device_bytes),
+    )
+
+
+def _as_held(values: Sequence[ValueReport], held: Sequence[HeldBytes]) -> tuple[ValueReport, ...]:
+    """Values with the bytes that they take in HBM, padding included."""
+    by_path = {h.path: h.device_bytes for h in held}
+    return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)
+
+
+def _results(report: PreflightFields, page: Page) -> RenderableType | None:
+    """The results; those that take over an argument's memory lie as that does."""
+    held = report.memory.results
+    values = _as_held(report.outputs, held)
+    reused = {h.path for h in held if h.aliased}
+    fresh = values if page.is_full else [v for v in values if v.path not in reused]
+    if fresh or not reused:
+        return values_section("Results", fresh, page)
+    return section("Results", "all of them take over the memory of arguments", None)
+
+
+def _versions(report: PreflightFields) -> RenderableType:
+    v = report.versions
+    said = f"compiled in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
+    said += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
+    flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
+    return Text(f"\n{said}{flags}", "dim")

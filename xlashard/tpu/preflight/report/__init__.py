@@ -1,0 +1,1 @@
+"""The preflight report: its data model, how it is built, compared and limited."""

@@ -1,0 +1,222 @@
+"""The arguments and results of a compilation, also of one that was refused for its memory.
+
+The devices of a report, and where its mesh lies on them.
+"""
+
+import os
+from dataclasses import dataclass
+
+import jax
+
+from xlashard._jax import analysis, compiling
+from xlashard._jax.topologies import libtpu_version
+from xlashard._version import __version__
+from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.replication import could_be_cut, describe_replications
+from xlashard.pjit.report.values import (
+    describe_donations,
+    describe_inputs,
+    describe_outputs,
+)
+from xlashard.program import read_collectives
+from xlashard.sharding import Mesh
+from xlashard.tpu.links import axis_links
+from xlashard.tpu.preflight.attribution.attribution import describe_traffic
+from xlashard.tpu.preflight.compilation import Compilation
+from xlashard.tpu.preflight.cost.time_estimate import estimate_time
+from xlashard.tpu.preflight.memory.breakdown import describe_memory
+from xlashard.tpu.preflight.report.model import (
+    AxisReport,
+    ThroughputReport,
+    TimeEstimate,
+    TopologyReport,
+    VersionsReport,
+    Workload,
+)
+from xlashard.tpu.preflight.report.pricing import Price, describe_price
+from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.topologies import Topology
+
+
+def describe_topology(topology: Topology) -> TopologyReport:
+    """What a report says of the devices, per device where it says so.
+
+    Args:
+        topology: That the program was compiled for.
+    """
+    generation = topology.generation
+    return TopologyReport(
+        name=topology.name,
+        generation=generation.name,
+        slices=topology.slices,
+        shape=topology.shape,
+        wraps=topology.wraps,
+        chips=topology.chips,
+        devices=topology.num_devices,
+        hosts=topology.hosts,
+        hbm_bytes=generation.device_hbm_bytes,
+        available_bytes=generation.available_bytes,
+        peak_flops=generation.device_peak_flops,
+        hbm_bandwidth=generation.device_hbm_bandwidth,
+        ici_bandwidth=generation.ici_bandwidth,
+        dcn_bandwidth=generation.device_dcn_bandwidth,
+    )
+
+
+def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
+    """What a report says of each mesh axis, in the order of the mesh.
+
+    Args:
+        topology: Whose devices the mesh has.
+        mesh: Laid in any way.
+
+    Raises:
+        TopologyError: If the mesh has devices that the topology lacks.
+    """
+    return tuple(_axis(topology, mesh, name) for name in mesh.axis_names)
+
+
+def _axis(topology: Topology, mesh: Mesh, name: str) -> AxisReport:
+    found = axis_links(topology, mesh, (name,))
+    along = tuple((part.dimension, part.size) for part in found.parts)
+    strides = tuple(part.stride for part in found.parts)
+    return AxisReport(name, found.size, along, found.ring, strides)
+
+
+REPLICATED_ABOVE = 2**20
+"""Bytes from which on a report names what every device holds whole: less is not worth a line."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a program takes and gives.
+
+    Attributes:
+        inputs: The arguments, and the arrays that the function closes over.
+        outputs: The results.
+        donations: Arguments that were donated, and those that could be.
+        replications: Values that are held more often than anyone said.
+        replicated: Arguments and results that every device holds whole though mesh axes could cut
+            them, the largest first.
+    """
+
+    inputs: tuple[ValueReport, ...]
+    outputs: tuple[ValueReport, ...]
+    donations: tuple[DonationReport, ...]
+    replications: tuple[ReplicationReport, ...]
+    replicated: tuple[ValueReport, ...]
+
+
+def describe_values(compilation: Compilation, replicated_above: int = REPLICATED_ABOVE) -> Values:
+    """Says how the arguments and results of a program lie.
+
+    Args:
+        compilation: The program, which need not have been finished.
+        replicated_above: From how many bytes on what every device holds whole is named.
+
+    Raises:
+        CompileError: If the compiler doesn't say how it dealt them out.
+    """
+    program = compilation.program
+    inputs, outputs = describe_inputs(program), describe_outputs(program)
+    values = (*program.arguments, *program.closed_over, *program.results)
+    whole = [
+        report
+        for value, report in zip(values, (*inputs, *outputs), strict=True)
+        if report.used and report.device_bytes >= replicated_above and could_be_cut(program, value)
+    ]
+    collectives = read_collectives(compilation.dump.hlo)
+    return Values(
+        inputs=inputs,
+        outputs=outputs,
+        donations=describe_donations(program),
+        replications=describe_replications(program, collectives, program.sources),
+        replicated=tuple(sorted(whole, key=lambda r: -r.device_bytes)),
+    )
+
+
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a report says besides what the compiler tells.
+
+    Attributes:
+        title: What was asked.
+        workload: What a step of training does.
+        price: Of a chip.
+        replicated_above: From how many bytes on what every device holds whole is named.
+    """
+
+    title: str = ""
+    workload: Workload | None = None
+    price: Price | None = None
+    replicated_above: int = REPLICATED_ABOVE
+
+
+def report_of(
+    compilation: Compilation, topology: Topology, mesh: Mesh, extras: Extras
+) -> PreflightReport:
+    """The report of what was compiled.
+
+    Args:
+        compilation: On the topology's devices.
+        topology: The devices.
+        mesh: Their mesh.
+        extras: What the compiler doesn't tell.
+    """
+    lowered = compilation.lowered
+    chips = describe_topology(topology)
+    memory = describe_memory(compilation, topology)
+    time = estimate_time(compilation, topology, mesh)
+    values = describe_values(compilation, extras.replicated_above)
+    workload, price = extras.workload, extras.price
+    return PreflightReport(
+        name=lowered.fun_name,
+        title=extras.title,
+        outcome="fits" if compilation.compiled is not None else "out of memory",
+        topology=chips,
+        mesh=describe_mesh(topology, mesh),
+        partitioner=lowered._program.plan.partitioner.value,
+        memory=memory,
+        time=time,
+        traffic=describe_traffic(compilation, topology, mesh),
+        inputs=values.inputs,
+        outputs=values.outputs,
+        donations=values.donations,
+        replications=values.replications,
+        replicated=values.replicated,
+        replicated_above=extras.replicated_above,
+        throughput=_throughput(workload, time, chips),
+        price=None if price is None else describe_price(price, time.seconds, chips.chips, workload),
+        compile_seconds=compilation.seconds,
+        versions=_versions(compilation, topology),
+    )
+
+
+def _throughput(
+    workload: Workload | None, time: TimeEstimate, topology: TopologyReport
+) -> ThroughputReport | None:
+    """How fast a step is; None where none was described, or the program does nothing."""
+    if workload is None or not time.seconds:
+        return None
+    peak = dict(topology.peak_flops)["bfloat16"] * topology.devices
+    return ThroughputReport(
+        workload=workload,
+        tokens_per_second=workload.tokens / time.seconds,
+        utilisation=workload.model_flops / (time.seconds * peak),
+    )
+
+
+def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
+    set_outside = [(name, os.environ[name]) for name in _FLAGS if os.environ.get(name)]
+    options = [("compiler_options", f"{name}={value}") for name, value in compilation.options]
+    return VersionsReport(
+        xlashard=__version__,
+        jax=jax.__version__,
+        jaxlib=analysis.jaxlib_version(),
+        libtpu=libtpu_version() or "",
+        runtime=compiling.client_of(topology.devices[0]).platform_version,
+        flags=(*set_outside, *options),
+    )

@@ -1,0 +1,273 @@
+"""What changed from one preflight report to another."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from xlashard.pjit.report.kept import PrintedReport
+from xlashard.pjit.report.parts import DonationReport, ValueReport
+from xlashard.pjit.report.words import line_text, operation_text, sharding_text, short_type
+from xlashard.tpu.preflight.render.formatting import BOUNDS, axes_words, counted_chips
+from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
+from xlashard.tpu.preflight.report.changes import (
+    AmountChange,
+    ComparisonFields,
+    FactChange,
+    Unit,
+    UseChange,
+)
+from xlashard.tpu.preflight.report.model import TrafficReport
+from xlashard.tpu.preflight.report.report import PreflightReport
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(PrintedReport, ComparisonFields):
+    """What changed from one report to another. Made by `compare`.
+
+    `print(comparison)` shows it; `to_json` keeps it.
+
+    Attributes:
+        old: What the first is of.
+        new: What the second is of.
+        facts: What is said in words and differs: outcome, topology, mesh, versions, flags, ...
+        amounts: Every number that both or one of them have, changed or not.
+        memory: Arguments, results and temporaries that take more or less of a device's memory, are
+            new or gone, the largest change first.
+        traffic: Collectives that send more or fewer bytes, are new or gone, likewise.
+        shardings: Arguments and results of which type or sharding differ.
+        donations: Arguments of which it differs whether a result takes over their memory.
+    """
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing changed but the time to compile."""
+        moved = any(a.old != a.new for a in self.amounts if a.name != "time to compile")
+        return not (
+            moved or self.facts or self.memory or self.traffic or self.shardings or self.donations
+        )
+
+    def _shown(self, *, full: bool) -> ComparisonText:
+        return ComparisonText(self, full=full)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.old} with {self.new}; print it>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as dicts, lists, strings and numbers."""
+        return json.loads(self.to_json())
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The comparison as JSON.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps({"format": 1, **asdict(self)}, indent=indent)
+
+
+def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
+    """What changed from one report to another.
+
+    Args:
+        old: Before the change, or the one of two choices.
+        new: After it, or the other.
+
+    Example:
+        >>> import jax
+        >>> from xlashard import P, pjit, preflight
+        >>> x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+        >>> gram = pjit(lambda x: x @ x.T, in_shardings=P("data"))
+        >>> small = preflight(gram, x, topology="v5e-8", mesh={"data": 8})
+        >>> large = preflight(gram, x, topology="v5e-16", mesh={"data": 16})
+        >>> [(c.old, c.new) for c in compare(small, large).facts if c.name == "topology"]
+        [('v5e:2x4 (8 chips)', 'v5e:4x4 (16 chips)')]
+    """
+    return Comparison(
+        old=_title(old),
+        new=_title(new),
+        facts=_facts(old, new),
+        amounts=_amounts(old, new),
+        memory=_uses(_held(old), _held(new)),
+        traffic=_uses(_sent(old), _sent(new)),
+        shardings=_values(old, new),
+        donations=_donations(old, new),
+    )
+
+
+def _title(report: PreflightReport) -> str:
+    return f"{report.title or report.name} on {counted_chips(report.topology)}"
+
+
+_FACTS: dict[str, Callable[[PreflightReport], str]] = {
+    "outcome": lambda r: r.outcome,
+    "bound by": lambda r: BOUNDS[r.time.bound],
+    "function": lambda r: r.name,
+    "topology": lambda r: counted_chips(r.topology),
+    "mesh": lambda r: " × ".join(f"{axis.name}={axis.size}" for axis in r.mesh),
+    "mesh on the torus": lambda r: axes_words(r.mesh),
+    "partitioner": lambda r: r.partitioner,
+    "xlashard": lambda r: r.versions.xlashard,
+    "jax": lambda r: r.versions.jax,
+    "jaxlib": lambda r: r.versions.jaxlib,
+    "libtpu": lambda r: r.versions.libtpu,
+    "flags": lambda r: " ".join(f"{where}: {flag}" for where, flag in r.versions.flags),
+}
+
+
+def _facts(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
+    said = ((name, fact(old), fact(new)) for name, fact in _FACTS.items())
+    return tuple(FactChange(name, before, after) for name, before, after in said if before != after)
+
+
+_AMOUNTS: dict[str, tuple[Unit, Callable[[PreflightReport], float | None]]] = {
+    "memory": ("bytes", lambda r: r.memory.total_bytes),
+    "memory: arguments": ("bytes", lambda r: r.memory.argument_bytes),
+    "memory: other results": ("bytes", lambda r: r.memory.result_bytes),
+    "memory: temporaries": ("bytes", lambda r: r.memory.temporary_bytes),
+    "memory to spare": ("bytes", lambda r: r.memory.spare_bytes),
+    "time": ("seconds", lambda r: r.time.seconds),
+    "time by the roofline": ("seconds", lambda r: r.time.roofline_seconds),
+    "time by the compiler": ("seconds", lambda r: r.time.compiler_seconds),
+    "time: arithmetic": ("seconds", lambda r: r.time.compute_seconds),
+    "time: HBM": ("seconds", lambda r: r.time.hbm_seconds),
+    "time: links within a slice": ("seconds", lambda r: r.time.ici_seconds),
+    "time: network between slices": ("seconds", lambda r: r.time.dcn_seconds),
+    "arithmetic": ("flop", lambda r: r.time.flops),
+    "HBM read and written": ("bytes", lambda r: r.time.hbm_bytes),
+    "sent within a slice": ("bytes", lambda r: _on(r, "ici")),
+    "sent between slices": ("bytes", lambda r: _on(r, "dcn")),
+    "tokens per second": (
+        "number",
+        lambda r: None if r.throughput is None else r.throughput.tokens_per_second,
+    ),
+    "model FLOP utilisation": (
+        "part",
+        lambda r: None if r.throughput is None else r.throughput.utilisation,
+    ),
+    "price of a step": ("number", lambda r: None if r.price is None else r.price.step),
+    "price of a billion tokens": (
+        "number",
+        lambda r: None if r.price is None else r.price.billion_tokens,
+    ),
+    "time to compile": ("seconds", lambda r: r.compile_seconds),
+}
+
+
+def _on(report: PreflightReport, network: str) -> int:
+    return sum(t.collective.sent_bytes for t in report.traffic if t.network == network)
+
+
+def _amounts(old: PreflightReport, new: PreflightReport) -> tuple[AmountChange, ...]:
+    found = [AmountChange(name, unit, of(old), of(new)) for name, (unit, of) in _AMOUNTS.items()]
+    return tuple(change for change in found if change.old or change.new)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Bytes of one report, under a key that those of the other are found by."""
+
+    key: tuple[str, ...]
+    what: str
+    where: str
+    nbytes: int
+    seconds: float = 0.0
+
+
+_NOTHING = _Use((), "", "", 0)
+
+
+def _held(report: PreflightReport) -> list[_Use]:
+    memory = report.memory
+    fresh = [h for h in memory.results if not h.aliased]
+    values = [_Use(("value", h.path), h.path, "", h.device_bytes) for h in memory.arguments]
+    values += [_Use(("value", h.path), h.path, "", h.device_bytes) for h in fresh]
+    for t in memory.temporaries:
+        operation = operation_text(t.op_name) if t.op_name else t.type
+        function = t.source.function if t.source is not None else ""
+        where = line_text(t.source) if t.source is not None else ""
+        key = ("temporary", operation, function)
+        values.append(_Use(key, f"temporary of {operation}", where, t.device_bytes))
+    return values
+
+
+def _sent(report: PreflightReport) -> list[_Use]:
+    return [_sent_by(t) for t in report.traffic]
+
+
+def _sent_by(t: TrafficReport) -> _Use:
+    """Collectives are the same where they do the same for the same operation or argument.
+
+    The line is not looked at: it changes with every line that is written above it.
+    """
+    c = t.collective
+    source = c.source or c.needed_by_source
+    operation = c.argument or operation_text(c.op_name or c.needed_by)
+    function = source.function if source is not None else ""
+    return _Use(
+        key=(c.kind, c.along, t.network, operation, function),
+        what=f"{c.kind} along {c.along}" + (f" for {operation}" if operation else ""),
+        where=line_text(source) if source is not None else "",
+        nbytes=c.sent_bytes,
+        seconds=t.seconds,
+    )
+
+
+def _uses(old: Sequence[_Use], new: Sequence[_Use]) -> tuple[UseChange, ...]:
+    before, after = _by_key(old), _by_key(new)
+    changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
+    found = [change for change in changes if change.old_bytes != change.new_bytes]
+    return tuple(sorted(found, key=lambda c: -abs(c.new_bytes - c.old_bytes)))
+
+
+def _by_key(uses: Sequence[_Use]) -> dict[tuple[str, ...], _Use]:
+    found: dict[tuple[str, ...], _Use] = {}
+    for use in uses:
+        known = found.get(use.key)
+        if known is not None:
+            nbytes, seconds = use.nbytes + known.nbytes, use.seconds + known.seconds
+            use = _Use(use.key, known.what, known.where, nbytes, seconds)
+        found[use.key] = use
+    return found
+
+
+def _use_change(old: _Use | None, new: _Use | None) -> UseChange:
+    last = _NOTHING if old is None else old
+    last = last if new is None else new
+    before, after = (0 if use is None else use.nbytes for use in (old, new))
+    change: Literal["added", "removed", "grown", "shrunk"]
+    if old is None:
+        change = "added"
+    elif new is None:
+        change = "removed"
+    else:
+        change = "grown" if after > before else "shrunk"
+    seconds = tuple(0.0 if use is None else use.seconds for use in (old, new))
+    return UseChange(change, last.what, last.where, before, after, *seconds)
+
+
+def _values(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
+    said = [{v.path: _value(v) for v in (*r.inputs, *r.outputs)} for r in (old, new)]
+    return _changes(*said)
+
+
+def _value(v: ValueReport) -> str:
+    return f"{short_type(v)} {sharding_text(v)}"
+
+
+def _donations(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
+    return _changes(*({d.path: _fate(d) for d in r.donations} for r in (old, new)))
+
+
+def _fate(d: DonationReport) -> str:
+    if d.donated:
+        return f"reused for {d.result}" if d.result else "donated for nothing"
+    return "not donated"
+
+
+def _changes(before: dict[str, str], after: dict[str, str]) -> tuple[FactChange, ...]:
+    return tuple(
+        FactChange(path, before.get(path, ""), after.get(path, ""))
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    )

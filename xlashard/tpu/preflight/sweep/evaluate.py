@@ -1,0 +1,145 @@
+"""What a process of a sweep does for one mesh: a preflight, and the facts of it."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from xlashard._jax.tracing import is_extended
+from xlashard.errors import XlashardError
+from xlashard.sharding import Mesh
+from xlashard.tpu.preflight.api import preflight
+from xlashard.tpu.preflight.argument_sharding import placer
+from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.sweep.results import Store, SweepFacts
+from xlashard.tpu.preflight.targets import Program, blamed, program_of
+from xlashard.tpu.topologies import Topology, topology
+from xlashard.wording import in_bytes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a process of a sweep is asked.
+
+    Attributes:
+        target: What the program is made of, as its maker reads it.
+        title: What the report calls it.
+        topology: As libtpu writes it.
+        slices: How many slices.
+        mesh: Names and sizes of the axes.
+        options: Options of the compiler.
+        workload: What one call does, if the caller said so.
+        folder: Where the report goes.
+        key: Its name there.
+    """
+
+    target: Any
+    title: str
+    topology: str
+    slices: int
+    mesh: tuple[tuple[str, int], ...]
+    options: Mapping[str, Any]
+    workload: Mapping[str, Any] | None
+    folder: str = ""
+    key: str = ""
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "Request":
+        """That of such JSON."""
+        axes = tuple((str(name), int(size)) for name, size in said["mesh"])
+        return cls(**{**said, "mesh": axes})
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh, as a topology lays it."""
+        return dict(self.mesh)
+
+    def to_json(self) -> dict[str, Any]:
+        """It as JSON says it."""
+        return asdict(self)
+
+
+def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Looks at a `module:function` on one mesh: the runner of Python's sweeps."""
+    return look_at(Request.from_json(said), lambda r, place: program_of(r.target, place, r.axes))
+
+
+def look_at(request: Request, make: Callable[[Request, Topology], Program]) -> dict[str, Any]:
+    """Makes a program for one mesh, and says what becomes of it there.
+
+    Args:
+        request: Which mesh.
+        make: Makes the program, whose arguments lie on that mesh of the topology.
+
+    Returns:
+        Outcome, reason, facts and the place of the report, as a `SweepResult` has them.
+    """
+    try:
+        place = topology(request.topology, request.slices)
+        program = make(request, place)
+        mesh = program.mesh or place.mesh(request.axes)
+        too_much = _too_much(program, place, mesh)
+        if too_much:
+            return {"outcome": "out of memory", "reason": too_much}
+        return _compiled(request, program, place, mesh)
+    except XlashardError as error:
+        return {"outcome": "impossible", "reason": str(error)}
+
+
+def _compiled(request: Request, program: Program, place: Topology, mesh: Mesh) -> dict[str, Any]:
+    workload = program.workload
+    if request.workload is not None:
+        workload = Workload(**request.workload)
+    with blamed(f"{request.title} can't be traced"):
+        report = preflight(
+            program.function,
+            *program.args,
+            topology=place,
+            mesh=mesh,
+            workload=workload,
+            compiler_options=dict(request.options) or None,
+            title=request.title,
+            **program.kwargs,
+        )
+    reason = ""
+    if not report.fits:
+        memory = report.memory
+        reason = f"{in_bytes(memory.total_bytes)} of {in_bytes(memory.available_bytes)}"
+    return {
+        "outcome": report.outcome,
+        "reason": reason,
+        "facts": asdict(SweepFacts.of(report)),
+        "report": Store(Path(request.folder)).keep_report(_report_name(request), report),
+    }
+
+
+def _report_name(request: Request) -> str:
+    """A name that a person finds, and that no other result has."""
+    slices = f"{request.slices}x" if request.slices > 1 else ""
+    sizes = "-".join(f"{name}{size}" for name, size in request.mesh)
+    return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
+
+
+def _too_much(program: Program, place: Topology, mesh: Mesh) -> str:
+    """Why a program can't fit, whatever the compiler does; empty if it may."""
+    leaves = jax.tree.leaves(jax.tree.map(placer(mesh), (program.args, dict(program.kwargs))))
+    taken = sum(map(_device_bytes, leaves))
+    available = place.generation.available_bytes
+    if taken <= available:
+        return ""
+    return (
+        f"its arguments alone take {in_bytes(taken)} of the {in_bytes(available)} of each device, "
+        "so it was not compiled"
+    )
+
+
+def _device_bytes(leaf: Any) -> int:
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
+        return 0
+    if is_extended(leaf):
+        return 0
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * leaf.dtype.itemsize
