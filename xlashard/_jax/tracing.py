@@ -1,13 +1,15 @@
 """From a Python function to its jaxpr, and what may be read off one."""
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, dtypes, sharding_impls, source_info_util
+from jax._src import api_util, core, dispatch, dtypes, sharding_impls, source_info_util
 from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
 from jax._src.interpreters import partial_eval as pe
@@ -49,6 +51,9 @@ class TracedFunction:
     is_new: bool
 
 
+# Options of jax.jit at their defaults; an instance serves as key of JAX's caches by its identity.
+_NO_OPTIONS = jax.jit(lambda: None)._jit_info  # pyright: ignore[reportFunctionMemberAccess]
+
 # Functions of several tracers share what was traced: JAX remembers it by the function alone.
 _traced: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 _traced_lock = threading.Lock()
@@ -59,29 +64,35 @@ class FunctionTracer:
 
     Args:
         fun: The function.
-        static_argnums: Positions of static arguments.
+        signature: Its signature; None for a function without one.
+        static_argnums: Positions of static arguments, none of them negative.
         static_argnames: Names of static arguments.
     """
 
     def __init__(
         self,
         fun: Callable[..., Any],
-        static_argnums: int | Sequence[int] | None,
-        static_argnames: str | Sequence[str] | None,
+        signature: inspect.Signature | None,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
     ) -> None:
-        self._jitted = jax.jit(fun, static_argnums=static_argnums, static_argnames=static_argnames)
         self._fun = fun
-        self._info = self._jitted._jit_info
+        self._info = _NO_OPTIONS._replace(
+            fun_sourceinfo=api_util.fun_sourceinfo(fun),
+            fun_signature=signature,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
         self._jaxprs: weakref.WeakSet[Jaxpr] = weakref.WeakSet()
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
-        """Positions of static arguments, names resolved by the function's signature."""
+        """Positions of static arguments."""
         return self._info.static_argnums
 
     @property
     def static_argnames(self) -> tuple[str, ...]:
-        """Names of static arguments, positions resolved by the function's signature."""
+        """Names of static arguments."""
         return self._info.static_argnames
 
     def __call__(
@@ -113,7 +124,8 @@ class FunctionTracer:
         with _traced_lock:
             jaxprs = list(self._jaxprs)
             self._jaxprs.clear()
-        self._jitted.clear_cache()
+        pe.trace_to_jaxpr.evict_weakref(self._fun)
+        jax_pjit._infer_params_cached.cache_clear()
         return jaxprs
 
 
@@ -317,10 +329,17 @@ def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
 def may_name_shardings(eqn: Any) -> bool:
     """Return whether a parameter of an equation is a sharding or a jaxpr, or a tuple of such."""
     for value in eqn.params.values():
-        for member in value if isinstance(value, tuple) else (value,):
-            if isinstance(member, core.Jaxpr | JaxSharding):
+        if isinstance(value, tuple):
+            if any(map(_may_name_shardings, map(type, value))):
                 return True
+        elif _may_name_shardings(type(value)):
+            return True
     return False
+
+
+@lru_cache(maxsize=256)
+def _may_name_shardings(kind: type) -> bool:
+    return issubclass(kind, core.Jaxpr | JaxSharding)
 
 
 def bodies(eqn: Any) -> Iterator[Jaxpr]:

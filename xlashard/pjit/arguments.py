@@ -41,6 +41,8 @@ class Argument:
 
     def unbound(self) -> "Argument":
         """The argument, where it goes wherever the program wants it."""
+        if self.sharding is None and not self.committed:
+            return self
         return Argument(self.path, self.aval, None, False)
 
 
@@ -116,6 +118,11 @@ def follow_layouts(arguments: Sequence[Argument], said: Sequence[Any]) -> tuple[
         argument.layout if layout is None and argument.committed else layout
         for argument, layout in zip(arguments, said, strict=True)
     )
+
+
+def are_arrays(values: Sequence[Any]) -> bool:
+    """Return True if all values are arrays or tracers, which `check_values` accepts."""
+    return all(isinstance(value, (Tracer, Array, jax.Array)) for value in values)
 
 
 def check_values(values: Sequence[Any], paths: Sequence[str], *, static: bool = True) -> None:

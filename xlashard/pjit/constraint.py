@@ -178,9 +178,13 @@ def constrain(value: Any, sharding: XLACompatibleSharding) -> Any:
 
 def constraint_params(sharding: XLACompatibleSharding) -> dict[str, Any]:
     """The parameters of an equation that constrains a value."""
+    return {"sharding": sharding, "witness": _witness(sharding)}
+
+
+@lru_cache(maxsize=1024)
+def _witness(sharding: XLACompatibleSharding) -> Any:
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    devices = sharding.devices if names_devices(sharding) else ()
-    return {"sharding": sharding, "witness": place_witness(devices, mesh)}
+    return place_witness(sharding.devices if names_devices(sharding) else (), mesh)
 
 
 def _impl(x: Any, *, sharding: XLACompatibleSharding, witness: Any) -> Any:

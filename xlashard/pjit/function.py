@@ -19,6 +19,7 @@ from xlashard.array.takers import Taker
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
     Argument,
+    are_arrays,
     check_concrete,
     check_values,
     describe_arguments,
@@ -78,7 +79,10 @@ class Function:
         # Programs that closed-over arrays are arguments of, where they could be donated too.
         self._closes_over: weakref.WeakSet[Prepared] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
-            fun, self.parameters.static_argnums, self.parameters.static_argnames
+            fun,
+            self.parameters.signature.python,
+            self.parameters.static_argnums,
+            self.parameters.static_argnames,
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -93,8 +97,9 @@ class Function:
         """Traces for a call's arguments and looks up what was said of each."""
         making, mesh = Making(), tracing.mesh_in_force()
         self.parameters.check_call(args, kwargs)
-        paths, values = self.parameters.paths(args, kwargs)
-        check_values(values, paths)
+        values = self.parameters.leaves(args, kwargs)
+        if not are_arrays(values):
+            check_values(values, self.parameters.paths(args, kwargs))
         try:
             traced = self.tracer(args, kwargs, mesh)
         except RuntimeError:
@@ -116,7 +121,7 @@ class Function:
             in_shardings=_shardings(ins, mesh, in_paths, said_in),
             out_shardings=_shardings(outs, mesh, out_paths, said_out),
             layouts=(tuple(r.layout for r in ins), tuple(r.layout for r in outs)),
-            donated=self.parameters.donated(args, kwargs),
+            donated=self.parameters.donated(args, kwargs, len(values)),
             statics=self.parameters.statics(args, kwargs),
             kind_of=self.options.kind_of,
             making=making,
@@ -147,14 +152,29 @@ class Function:
 
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
+        options = self.options
+        wanted = self._sharding_request(call, arguments)
+        call.making.arguments = arguments = wanted.arguments
+        in_layouts, out_layouts = call.layouts
+        return Order(
+            name=call.traced.name,
+            placement=resolve(wanted),
+            donated=call.donated,
+            layouts=(follow_layouts(arguments, in_layouts), out_layouts),
+            keep_unused=options.keep_unused,
+            options=options.compiler_options,
+            share_binary=options.share_binary,
+        )
+
+    def _sharding_request(self, call: Call, arguments: tuple[Argument, ...]) -> Wanted:
+        """Return what decides the devices and shardings of a call."""
         traced, options = call.traced, self.options
         check_closed_over(traced.jaxpr, traced.name, self.fun)
         device = self._device()
         if device is not None:
             # It was asked for by name: whatever is elsewhere comes there.
             arguments = tuple(a.unbound() for a in arguments)
-        call.making.arguments = arguments
-        wanted = Wanted(
+        return Wanted(
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
@@ -166,16 +186,6 @@ class Function:
             device=device,
             assign=call.assign,
             names=(options.in_resources.what, options.out_resources.what),
-        )
-        in_layouts, out_layouts = call.layouts
-        return Order(
-            name=traced.name,
-            placement=resolve(wanted),
-            donated=call.donated,
-            layouts=(follow_layouts(arguments, in_layouts), out_layouts),
-            keep_unused=options.keep_unused,
-            options=options.compiler_options,
-            share_binary=options.share_binary,
         )
 
     def _device(self) -> Device | None:
@@ -275,10 +285,8 @@ class Function:
         """A call under a transformation or a trace: one equation of our primitive."""
         self.ledger.tell(call.making)
         traced, options = call.traced, self.options
-        free = (None,) * len(traced.consts)
         key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
-        ins, outs = PROGRAMS.kept(traced.jaxpr, key, lambda: self._ends(call))
-        body, closed = constrained_body(traced.jaxpr, (*free, *ins), outs)
+        body, closed = PROGRAMS.kept(traced.jaxpr, key, lambda: self._constrained_body(call))
         values = [*closed, *traced.consts, *call.values]
         if options.inline and tracing.is_staging():
             results = list(map(tracing.staged, as_function(body)(*values)))
@@ -293,20 +301,23 @@ class Function:
             )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
-    def _ends(
-        self, call: Call
-    ) -> tuple[tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]]:
-        """What is said of arguments and of results, as programs can be told."""
+    def _constrained_body(self, call: Call) -> tuple[Any, tuple[Any, ...]]:
+        """Return the jaxpr of a call with its shardings, and the arrays that it closes over.
+
+        See `constrained_body`.
+        """
         # Inside a trace the whole is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
-        placement = self.order(replace(call, assign=unassigned_devices), arguments).placement
+        request = self._sharding_request(call, arguments)
+        placement = resolve(replace(request, assign=unassigned_devices))
         # Else the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
+        device = self._device()
 
         def pinned(
             aval: Any, requested: Sharding | None, sharding: XLACompatibleSharding | None
         ) -> XLACompatibleSharding | None:
-            if self._device() is not None:
+            if device is not None:
                 return SingleDeviceSharding(placement.devices[0])
             if requested is None or not has_reductions(aval, sharding):
                 return None
@@ -314,14 +325,16 @@ class Function:
                 sharding if named or not isinstance(requested, XLACompatibleSharding) else requested
             )
 
-        ins = tuple(
+        traced = call.traced
+        ins = (
             None if is_reference(aval) else pinned(aval, requested, sharding)
             for aval, requested, sharding in zip(
-                call.traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
+                traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
-        avals = call.traced.jaxpr.out_avals
-        return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
+        avals = traced.jaxpr.out_avals
+        outs = tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
+        return constrained_body(traced.jaxpr, (*(None,) * len(traced.consts), *ins), outs)
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and its programs."""

@@ -100,16 +100,19 @@ class Parameters:
         ]
         return positional, keyword
 
-    def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[str], list[Any]]:
-        """The path and the value of each dynamic leaf, in the order in which JAX flattens."""
-        positional, keyword = self._dynamic(args, kwargs)
-        paths: list[str] = []
-        values: list[Any] = []
-        for name, _, value in (*positional, *keyword):
-            for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-                paths.append(name + jax.tree_util.keystr(path))
-                values.append(leaf)
-        return paths, values
+    def leaves(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the dynamic leaves of a call, in the order in which JAX flattens."""
+        if not self.static_argnums and not self.static_argnames:
+            return _flatten((args, kwargs))[0]
+        return _flatten([value for _, _, value in chain(*self._dynamic(args, kwargs))])[0]
+
+    def paths(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+        """Return the path of each dynamic leaf."""
+        return [
+            name + jax.tree_util.keystr(path)
+            for name, _, value in chain(*self._dynamic(args, kwargs))
+            for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
 
     def statics(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -121,12 +124,15 @@ class Parameters:
             *((name, kwargs[name], True) for name in self.static_argnames if name in kwargs),
         )
 
-    def donated(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, ...]:
-        """For each dynamic leaf whether it is donated."""
-        positional, keyword = self._dynamic(args, kwargs)
+    def donated(
+        self, args: Sequence[Any], kwargs: dict[str, Any], num_leaves: int
+    ) -> tuple[bool, ...]:
+        """Return for each of the dynamic leaves of a call if it is donated."""
+        if not self.donates:
+            return (False,) * num_leaves
         flags: list[bool] = []
-        for _, donated, value in (*positional, *keyword):
-            flags += [donated] * len(jax.tree_util.tree_leaves(value))
+        for _, donated, value in chain(*self._dynamic(args, kwargs)):
+            flags += [donated] * len(_flatten(value)[0])
         return tuple(flags)
 
     def donated_leaves(
@@ -154,6 +160,8 @@ class Parameters:
         """
         args_tree, kwargs_tree = in_tree.children()
         given, keywords = args_tree.children(), _keywords(kwargs_tree)
+        if not keywords and args_tree == tree.treedef:
+            return list(tree.leaves)
         positions = self._dynamic_positions(len(given))
         entry_of = {
             name: len(self._dynamic_positions(before=self.signature.names.index(name)))

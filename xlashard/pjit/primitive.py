@@ -159,7 +159,7 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         elif eqn.primitive in (constraint_p, boundary_p):
             if names_devices(eqn.params["sharding"]):
                 found[eqn.params["sharding"]] = None
-        elif tracing.may_name_shardings(eqn):
+        elif eqn.params and tracing.may_name_shardings(eqn):
             others.append(eqn)
     if others:
         rest = tracing.with_equations(jaxpr, others)

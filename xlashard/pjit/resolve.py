@@ -7,7 +7,7 @@ it must agree on one device assignment.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from xlashard._jax.compile_only import UnassignedDevice
 from xlashard._jax.lowering import dtype_name
@@ -136,9 +136,11 @@ def resolve(wanted: Wanted) -> Placement:
         ResourceError: If a sharding does not fit its argument or result, or disagrees with where a
             committed argument is.
     """
-    voices = _voices(wanted)
+    devices = _agreed(wanted)
     abstract = _abstract_meshes(wanted)
-    devices = _agreed(voices) if voices or not abstract else _assigned(wanted, abstract[0])
+    named = devices is not None
+    if devices is None:
+        devices = _assigned(wanted, abstract[0]) if abstract else (default_device(),)
     if abstract:
         wanted = _on_devices(wanted, devices)
     mesh = _mesh_of(wanted, devices)
@@ -167,7 +169,7 @@ def resolve(wanted: Wanted) -> Placement:
             _check_fits(sharding, value)
             _check_reductions(sharding, value)
         outs.append(typed_sharding(aval, devices) if sharding is None else sharding)
-    committed = multi or bool(voices) or bool(abstract)
+    committed = multi or named or bool(abstract)
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
 
 
@@ -180,6 +182,9 @@ def _abstract_meshes(wanted: Wanted) -> list[_Abstract]:
     said_in, said_out = wanted.names
     arguments, paths = wanted.arguments, [a.path for a in wanted.arguments]
     placed = [a.sharding if a.committed else None for a in arguments]
+    requested = (*wanted.in_shardings, *placed, *wanted.out_shardings)
+    if all(s is None or names_devices(s) for s in requested):
+        return []
     every = (
         *zip((f"{said_in} of {path}" for path in paths), wanted.in_shardings, strict=True),
         *zip((f"the sharding of {path}" for path in paths), placed, strict=True),
@@ -227,8 +232,7 @@ def _on_devices(wanted: Wanted, devices: tuple[Device, ...]) -> Wanted:
     )
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(NamedTuple):
     """An argument or result, as errors speak of it."""
 
     what: str
@@ -279,15 +283,34 @@ def _described(what: str, argument: Argument) -> str:
     return f"{what} {argument.describe()}"
 
 
-def _agreed(voices: Sequence[_Voice]) -> tuple[Device, ...]:
-    if not voices:
-        return (default_device(),)
-    first = voices[0]
-    for other in voices[1:]:
-        if other.devices is first.devices or other.devices == first.devices:
-            continue
-        raise DeviceMismatchError(_mismatch_text(first, other))
-    return first.devices
+def _device_lists(wanted: Wanted) -> list[tuple[Device, ...]]:
+    """Return the devices that each member of `_voices` names; the texts for errors cost more."""
+    lists = [] if wanted.device is None else [(wanted.device,)]
+    if wanted.mesh is not None:
+        lists.append(wanted.mesh._flat_devices_tuple)
+    placed = [a.sharding for a in wanted.arguments if a.committed and a.sharding is not None]
+    for sharding in (*wanted.in_shardings, *placed, *wanted.out_shardings):
+        if sharding is not None and names_devices(sharding):
+            lists.append(tuple(sharding.devices))
+    lists += [tuple(sharding.devices) for sharding in wanted.inner]
+    lists += [tuple(sharding.devices) for _, sharding in wanted.closed]
+    return lists
+
+
+def _agreed(wanted: Wanted) -> tuple[Device, ...] | None:
+    """Return the devices of a call; None if no part of the request names devices.
+
+    Raises:
+        DeviceMismatchError: If two parts of it name different devices.
+    """
+    lists = _device_lists(wanted)
+    if not lists:
+        return None
+    if all(devices is lists[0] or devices == lists[0] for devices in lists):
+        return lists[0]
+    first, *others = _voices(wanted)
+    other = next(voice for voice in others if voice.devices != first.devices)
+    raise DeviceMismatchError(_mismatch_text(first, other))
 
 
 def _mismatch_text(first: _Voice, other: _Voice) -> str:

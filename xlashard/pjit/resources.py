@@ -196,9 +196,17 @@ def read_resources(tree: Any, what: str) -> ResourceTree:
     Raises:
         ResourceError: With the leaf's path, if it is nothing that says where a value goes.
     """
+    if _is_leaf(tree):
+        return ResourceTree(what, (_read_leaf(tree, what),), _LEAF)
+    flat, treedef = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
+    if all(isinstance(leaf, Sharding) for leaf in flat):
+        return ResourceTree(what, tuple(map(Resource, flat)), treedef)
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     leaves = [_read_leaf(leaf, what + jax.tree_util.keystr(path)) for path, leaf in flat]
     return ResourceTree(what, tuple(leaves), treedef)
+
+
+_LEAF = jax.tree_util.tree_structure(0)
 
 
 def _read_leaf(leaf: Any, path: str) -> Resource:
@@ -328,6 +336,8 @@ def expand(
     Raises:
         ResourceError: With the first place where the prefix does not fit, and why.
     """
+    if treedef == resources.treedef:
+        return list(resources.leaves)
     full = treedef.unflatten([_FullLeaf()] * treedef.num_leaves)
     prefix = resources.tree()
     if type(full) in (tuple, list) and type(prefix) in (tuple, list):

@@ -30,6 +30,7 @@ class Signature:
         by_keyword: The names that an argument may be passed under, `**more` not counted.
         rest: The name of `*rest`, or None; `"args"` for a function without a signature.
         more: The name of `**more`, or None; `"kwargs"` for a function without a signature.
+        python: The signature as `inspect` returns it, or None.
     """
 
     function: str
@@ -37,15 +38,17 @@ class Signature:
     by_keyword: frozenset[str]
     rest: str | None
     more: str | None
+    python: inspect.Signature | None
 
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> "Signature":
         """Reads it, where Python knows one."""
         name = function_name(fun)
         try:
-            parameters = inspect.signature(fun).parameters.values()
+            signature = inspect.signature(fun)
         except (TypeError, ValueError):
-            return cls(name, (), frozenset(), "args", "kwargs")
+            return cls(name, (), frozenset(), "args", "kwargs", None)
+        parameters = signature.parameters.values()
         kinds = {p.kind: p.name for p in parameters}
         return cls(
             function=name,
@@ -53,6 +56,7 @@ class Signature:
             by_keyword=frozenset(p.name for p in parameters if p.kind in _NAMED),
             rest=kinds.get(inspect.Parameter.VAR_POSITIONAL),
             more=kinds.get(inspect.Parameter.VAR_KEYWORD),
+            python=signature,
         )
 
     def name(self, position: int) -> str:

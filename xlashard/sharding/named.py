@@ -196,8 +196,8 @@ class NamedSharding(_NamedBase):
     @property
     def is_unreduced(self) -> bool:
         """True if the devices hold partial results that are still to be reduced to the array."""
-        sizes = grid_of(self.mesh).shape
-        return any(sizes[axis] > 1 for axis in self.normal_spec.unreduced)
+        unreduced = self.normal_spec.unreduced
+        return bool(unreduced) and any(self.mesh.shape[axis] > 1 for axis in unreduced)
 
     @property
     def reduced_sharding(self) -> Self:
@@ -224,9 +224,7 @@ class NamedSharding(_NamedBase):
             RankError: If the spec has more entries than the shape, were they None.
             DivisibilityError: If a dimension can't be cut evenly.
         """
-        shape = self._checked_shape(aval_shape, "is_compatible_aval")
-        self.check_compatible_aval(shape)
-        validate_spec(self.normal_spec, grid_of(self.mesh), shape)
+        _check_fits(self, self._checked_shape(aval_shape, "is_compatible_aval"))
 
     def check_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
         """Check the rank of a shape."""
@@ -250,6 +248,12 @@ class NamedSharding(_NamedBase):
         shape = self._checked_shape(global_shape, "shard_shape")
         validate_spec(self.normal_spec, grid_of(self.mesh), shape)
         return self.rank_tiling(len(shape)).shard_shape(shape)
+
+
+@lru_cache(maxsize=_TILINGS_KEPT)
+def _check_fits(sharding: NamedSharding, shape: tuple[int, ...]) -> None:
+    sharding.check_compatible_aval(shape)
+    validate_spec(sharding.normal_spec, grid_of(sharding.mesh), shape)
 
 
 def _unpickle_named(

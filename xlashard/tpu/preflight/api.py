@@ -110,7 +110,8 @@ def lower_for(
             )
         return _of_stage(fun, topology, mesh)
     function = _function(fun)
-    paths, values = function._function.parameters.paths(args, kwargs)
+    parameters = function._function.parameters
+    paths, values = parameters.paths(args, kwargs), parameters.leaves(args, kwargs)
     arguments = dict(zip(paths, values, strict=True))
     check_axes(arguments)
     on = mesh_on(topology, mesh, arguments)
