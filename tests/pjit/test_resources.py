@@ -79,6 +79,10 @@ def test_none_of_a_nested_pjit_is_replicated(partitioner):
     x = jax.device_put(f32(8), JaxNamedSharding(FOUR_LAST, P("x")))
     assert pjit(lambda x: g(x))(x).sharding.is_fully_replicated
     assert jax.vmap(g)(x).sharding.is_fully_replicated
+    # The buffers of keys have a dimension more than their type.
+    draw = pjit(lambda key: jax.random.bits(key, (8,)), in_shardings=None, out_shardings=None)
+    key = jax.device_put(jax.random.key(0), JaxNamedSharding(FOUR_LAST, P()))
+    assert pjit(lambda key: draw(key))(key).sharding.is_fully_replicated
 
 
 def test_none_of_jit_is_unspecified(mesh, partitioner):

@@ -6,7 +6,7 @@ from xlashard._jax.modules import Constraint, Parsed
 from xlashard.errors import GeometryError, PlanError, UnreducedError
 from xlashard.program import gspmd, shardy
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
-from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
+from xlashard.sharding import NamedSharding, XLACompatibleSharding
 
 type Attributes = dict[str, str | int | bool]
 
@@ -14,22 +14,18 @@ type Attributes = dict[str, str | int | bool]
 def sharding_text(
     sharding: XLACompatibleSharding, ndim: int, partitioner: Partitioner, trailing: int = 0
 ) -> str:
-    """The text of a sharding annotation for a value of rank `ndim + trailing`.
+    """Return the text of a sharding annotation for a value of rank `ndim + trailing`.
 
     Raises:
         GeometryError: If the sharding has no tiles, or not for this rank.
     """
-    if trailing and not isinstance(sharding, NamedSharding):
-        sharding = _padded(sharding, ndim, trailing)
-    write = shardy.sharding_text if partitioner is Partitioner.SHARDY else gspmd.sharding_text
-    return write(sharding, ndim + trailing)
-
-
-def _padded(sharding: XLACompatibleSharding, ndim: int, trailing: int) -> XLACompatibleSharding:
-    """The same tiles for a value with more dimensions, which are not cut."""
+    if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
+        return shardy.spec_text(sharding, ndim + trailing)
     tiling = sharding.rank_tiling(ndim)
-    padded = replace(tiling, counts=tiling.counts + (1,) * trailing)
-    return GSPMDSharding(sharding.devices, padded.to_tile_assignment())
+    # Counts of a tiling include those of the dimensions that a PRNG key's buffer has more.
+    tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
+    write = shardy if partitioner is Partitioner.SHARDY else gspmd
+    return write.tiling_text(tiling)
 
 
 def is_open(sharding: XLACompatibleSharding | None) -> bool:

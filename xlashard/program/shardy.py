@@ -5,27 +5,31 @@ Syntax: the Shardy dialect, https://openxla.org/shardy/sharding_representation.
 
 from collections.abc import Sequence
 
-from xlashard.geometry import MeshGrid, Spec
-from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding, grid_of
+from xlashard.geometry import MeshGrid, Spec, Tiling
+from xlashard.sharding import Mesh, NamedSharding, grid_of
 from xlashard.sharding.axes import axes_of, made_up_grid
 
 ATTRIBUTE = "sdy.sharding"
 
 
-def sharding_text(sharding: XLACompatibleSharding, ndim: int) -> str:
-    """The attribute that gives a value of a rank this sharding, its mesh written inside.
+def spec_text(sharding: NamedSharding, ndim: int) -> str:
+    """Return the attribute that gives a value of a rank this sharding, its mesh written inside.
 
     Args:
-        sharding: The sharding; dimensions past its spec are closed and uncut.
+        sharding: The sharding; dimensions past its spec are closed and replicated.
         ndim: The rank of the value's buffers.
+    """
+    return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
+
+
+def tiling_text(tiling: Tiling) -> str:
+    """Return the attribute of a tiling, on a mesh whose axes are made up from its tiles.
 
     Raises:
-        GeometryError: If it has no tiles, or not for this rank.
+        GeometryError: If no mesh has these tiles.
     """
-    if isinstance(sharding, NamedSharding):
-        return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
-    axes = axes_of(sharding.rank_tiling(ndim))
-    return _text(axes.grid, axes.spec, ndim, axes.device_ids)
+    axes = axes_of(tiling)
+    return _text(axes.grid, axes.spec, tiling.ndim, axes.device_ids)
 
 
 def open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:

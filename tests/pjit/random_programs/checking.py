@@ -101,7 +101,7 @@ def _check(text: str, mesh: Any, header: Module, wanted: list[Any]) -> None:
 
 def _with_jax(failure: Failure, text: str, mesh: Any, wanted: list[Any]) -> Failure:
     """The failure, with what JAX does."""
-    around = jax_sharded(mesh)
+    around = jax_sharded(mesh, as_pjit=True)
     bare = replace(around, whole=lambda fun: fun)
     # Types on explicit axes depend on the mesh in force, so it is the one of our run.
     outcome = _outcome_of_jax(text, bare, wanted, mesh if mesh.are_all_axes_explicit else None)

@@ -57,8 +57,14 @@ def plain() -> Library:
     )
 
 
-def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
-    """JAX over the mesh; `named` writes shardings instead of specs."""
+def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True, *, as_pjit: bool = False) -> Library:
+    """Return JAX over the mesh.
+
+    Args:
+        mesh: The mesh.
+        named: Whether to write shardings instead of specs.
+        as_pjit: Whether None in shardings means replicated, as in `pjit`.
+    """
 
     def named_sharding(spec: Any) -> Any:
         return jax.sharding.NamedSharding(mesh, P() if spec is None else spec)
@@ -68,7 +74,7 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
 
     return Library(
         "jax.jit with the same shardings",
-        jax.jit,
+        _with_none_as(named_sharding(None), jax.jit) if as_pjit else jax.jit,
         jax.reshard if mesh.are_all_axes_explicit else jax.lax.with_sharding_constraint,
         place,
         lambda x, spec: x if spec is None else jax.device_put(x, named_sharding(spec)),
@@ -77,6 +83,21 @@ def jax_sharded(mesh: jax.sharding.Mesh, named: bool = True) -> Library:
         jax.jit,
         _doubled(mesh, jax.jit),
     )
+
+
+def _with_none_as(none: Any, jit: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace None in shardings of what `jit` compiles."""
+
+    def compiled(fun: Callable[..., Any], **options: Any) -> Any:
+        for name in {"in_shardings", "out_shardings"} & options.keys():
+            options[name] = jax.tree.map(
+                lambda x: none if x is None else x,
+                options[name],
+                is_leaf=lambda x: x is None or isinstance(x, P),
+            )
+        return jit(fun, **options)
+
+    return compiled
 
 
 def xlashard_sharded(mesh: jax.sharding.Mesh, named: bool, *, as_jax: bool = False) -> Library:
