@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xlashard import tpu
 from xlashard.tpu.preflight.api import preflight
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.train.preflight import training_step
 from xlashard.train.settings import Settings, load_settings
 

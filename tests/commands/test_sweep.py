@@ -9,7 +9,7 @@ from xlashard.cli import main
 from xlashard.commands import sweep
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.sweep import SweepReport, SweepResult, api
-from xlashard.tpu.preflight.sweep.worker import named
+from xlashard.tpu.preflight.sweep.sweep_worker import named
 
 PRODUCT = "tests.commands.programs:product"
 AT = ("--topology", "v5e-4")
@@ -25,7 +25,7 @@ def run(capsys, monkeypatch, tmp_path):
         for job in jobs:
             yield job, named(job.runner)(json.loads(json.dumps(job.request)))
 
-    monkeypatch.setattr(api, "run_all", here)
+    monkeypatch.setattr(api, "run_jobs", here)
 
     def running(*words):
         code = main([*words])

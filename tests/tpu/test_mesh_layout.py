@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.mesh_layout import Dimension, Part, lay_out, links_of, part
+from xlashard.tpu.mesh_layout import AxisPart, Dimension, lay_out_axes, part, usable_links
 
 
 def torus(*sizes: int, wraps: bool = True) -> list[Dimension]:
     return [Dimension("xyz"[i], size, wraps) for i, size in enumerate(sizes)]
 
 
-def placed(parts: tuple[Part, ...]) -> list[tuple[str, int]]:
+def placed(parts: tuple[AxisPart, ...]) -> list[tuple[str, int]]:
     return [(p.dimension, p.size) for p in parts]
 
 
@@ -30,7 +30,7 @@ def test_the_parts_of_a_dimension_are_its_digits(sizes, wraps, data) -> None:
     while left > 1:
         axes.append(data.draw(st.sampled_from([n for n in range(2, left + 1) if left % n == 0])))
         left //= axes[-1]
-    laid = lay_out(dimensions, axes)
+    laid = lay_out_axes(dimensions, axes)
     assert [math.prod(p.size for p in parts) for parts in laid] == axes
     for dimension in dimensions:
         own = sorted(
@@ -56,31 +56,31 @@ def test_no_other_layout_is_better(sizes: tuple[int, ...], axes: tuple[int, ...]
         parts = [part(d, f, 1) for d, f in zip(dimensions, first, strict=True)]
         others = [part(d, r, f) for d, r, f in zip(dimensions, rest, first, strict=True)]
         own, later = (
-            (1 - 1 / n) / links_of(each) for n, each in zip(axes, (parts, others), strict=True)
+            (1 - 1 / n) / usable_links(each) for n, each in zip(axes, (parts, others), strict=True)
         )
         cuts = sum(1 for f, size in zip(first, sizes, strict=True) if 1 < f < size)
         return cuts, round(own + later / 4, 9)
 
     divisors = ([n for n in range(1, size + 1) if size % n == 0] for size in sizes)
     every = [f for f in itertools.product(*divisors) if math.prod(f) == axes[0]]
-    laid = {p.dimension: p.size for p in lay_out(dimensions, axes)[0]}
+    laid = {p.dimension: p.size for p in lay_out_axes(dimensions, axes)[0]}
     taken = tuple(laid.get(dimension.name, 1) for dimension in dimensions)
     assert measured(taken) == min(map(measured, every))
 
 
 def test_axes_take_whole_rings() -> None:
-    model, data = lay_out(torus(4, 4, 8), (16, 8))
+    model, data = lay_out_axes(torus(4, 4, 8), (16, 8))
     assert placed(model) == [("x", 4), ("y", 4)]
     assert placed(data) == [("z", 8)]
-    model, data = lay_out(torus(16, 16), (16, 16))
+    model, data = lay_out_axes(torus(16, 16), (16, 16))
     assert placed(model) == [("y", 16)]
     assert placed(data) == [("x", 16)]
-    laid = lay_out(torus(16, 20, 28), (20, 28, 16))
+    laid = lay_out_axes(torus(16, 20, 28), (20, 28, 16))
     assert [placed(parts) for parts in laid] == [[("y", 20)], [("z", 28)], [("x", 16)]]
 
 
 def test_an_axis_that_is_less_than_a_dimension_lies_close_together() -> None:
-    model, data = lay_out(torus(16, 16), (4, 64))
+    model, data = lay_out_axes(torus(16, 16), (4, 64))
     assert placed(model) == [("y", 4)]
     assert placed(data) == [("x", 16), ("y", 4)]
     assert [p.stride for p in model] == [1]
@@ -104,5 +104,5 @@ def test_links() -> None:
     ]
     assert part(line, 2, 1).ring, "two neighbours go to and fro"
     block = [part(Dimension(name, 8), 2, 1) for name in "xyz"]
-    assert [links_of(block[:1]), links_of(block[:2]), links_of(block)] == [1, 2, 2]
-    assert links_of([part(ring, 8, 1), part(Dimension("y", 4, True), 4, 1), *block]) == 6
+    assert [usable_links(block[:1]), usable_links(block[:2]), usable_links(block)] == [1, 2, 2]
+    assert usable_links([part(ring, 8, 1), part(Dimension("y", 4, True), 4, 1), *block]) == 6

@@ -12,7 +12,7 @@ from xlashard import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.cost_analysis import count_work
+from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
 from xlashard.train import formulas
 from xlashard.train.preflight import Target, training_step
 from xlashard.train.settings import (
@@ -90,9 +90,9 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
 
 @pytest.mark.slow
 def test_flops_and_parameter_bytes_are_those_of_the_formulas(compiled: Compiled) -> None:
-    work = count_work(compiled.compilation.module)
+    work = analyze_cost(compiled.compilation.module)
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
-    counted = sum(work.multiplied.values()) * PLACE.num_devices
+    counted = sum(work.matmul_flops.values()) * PLACE.num_devices
     assert counted == pytest.approx(formulas.step_flops(compiled.settings).total, rel=0.01)
     leaves = jax.tree.leaves(compiled.target.args[0]["parameters"])
     held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)

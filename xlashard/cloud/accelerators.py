@@ -4,7 +4,12 @@ import math
 from dataclasses import dataclass
 
 from xlashard.errors import CloudError, TopologyError
-from xlashard.tpu.names import accelerator_type, default_shape, read_name, shape_name
+from xlashard.tpu.topology_names import (
+    accelerator_type,
+    default_shape,
+    parse_topology_name,
+    shape_name,
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def read_accelerator(name: str) -> Accelerator:
     if not name:
         raise CloudError("which TPU? Write its type, such as --accelerator=v5litepod-16", code=2)
     try:
-        found = read_name(name)
+        found = parse_topology_name(name)
     except TopologyError as error:
         raise CloudError(f"--accelerator={name}: {error}", code=2) from None
     generation, shape = found.generation, found.shape

@@ -12,7 +12,7 @@ from rich.console import Console
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError, TopologyError, XlashardError
 from xlashard.tpu.preflight.report.budget import Limit, broken_limits
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 ALL = "--all"
 """The word by which a report shows every row."""

@@ -11,7 +11,7 @@ from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
 from xlashard.tpu.preflight.api import lower_for
-from xlashard.tpu.preflight.targets import blamed
+from xlashard.tpu.preflight.target_loading import user_code_errors
 from xlashard.wording import in_bytes, print_error
 
 
@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = read_options(arguments.option)
     with saying(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
-        with blamed(f"{target} can't be traced"):
+        with user_code_errors(f"{target} can't be traced"):
             mesh, lowered = lower_for(
                 program.function, program.args, dict(program.kwargs), place, program.mesh
             )

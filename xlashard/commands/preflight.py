@@ -26,13 +26,13 @@ from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.terminal import PreflightText
 from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText, SummaryText
+from xlashard.tpu.preflight.render.terminal_report import PreflightText
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
-from xlashard.tpu.preflight.report.pricing import read_price
-from xlashard.tpu.preflight.report.report import PreflightReport, make_schema
-from xlashard.tpu.preflight.targets import blamed, check_target
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
+from xlashard.tpu.preflight.report.pricing import parse_price
+from xlashard.tpu.preflight.target_loading import check_target, user_code_errors
 from xlashard.wording import Escaped, print_error
 
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     limits = read_budget(arguments.budget)
     if arguments.price is not None:
-        read_price(arguments.price)
+        parse_price(arguments.price)
     reports = list(_reports(arguments))
     if arguments.compare and len(reports) != 2:
         raise ArgumentError(
@@ -110,7 +110,7 @@ def look(
     """
     with saying(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
-        with blamed(f"{target} can't be traced"):
+        with user_code_errors(f"{target} can't be traced"):
             return preflight(
                 program.function,
                 *program.args,

@@ -23,12 +23,12 @@ from xlashard.tpu.preflight.sweep.api import (
     read_prices,
     run_sweep,
 )
-from xlashard.tpu.preflight.sweep.cache_key import sources_of
-from xlashard.tpu.preflight.sweep.evaluate import Request, look_at
+from xlashard.tpu.preflight.sweep.cache_key import source_files
+from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh
 from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
-from xlashard.tpu.preflight.sweep.sweep_report import Progress, SweepReport, SweepText
-from xlashard.tpu.preflight.sweep.worker_pool import usual_limits
-from xlashard.tpu.preflight.targets import Program, load_function
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport, SweepText
+from xlashard.tpu.preflight.sweep.worker_pool import default_limits
+from xlashard.tpu.preflight.target_loading import TargetProgram, load_function
 
 _RUNNER = "xlashard.commands.sweep:run_target"
 # How many of the best meshes a page shows.
@@ -58,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     sweep = _sweep(arguments)
     folder = Path(arguments.folder or _usual_folder(sweep.title))
     try:
-        with Progress() as bar:
+        with SweepProgress() as bar:
             report = run_sweep(
                 sweep,
                 folder,
-                usual_limits(arguments.workers, arguments.timeout),
+                default_limits(arguments.workers, arguments.timeout),
                 bar,
                 again=arguments.again,
                 prices=prices,
@@ -93,7 +93,7 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
         own_axes, target["settings"] = settings_of(title, arguments.set)
     else:
         load_function(title)
-        sources = tuple(sources_of(title.partition(":")[0]))
+        sources = tuple(source_files(title.partition(":")[0]))
     return Sweep(
         title=title,
         target=target,
@@ -157,10 +157,10 @@ def _best(report: SweepReport, count: int) -> list[Any]:
 
 def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
     """Looks at a program on one mesh, in a process of a sweep."""
-    return look_at(Request.from_json(said), _program)
+    return evaluate_mesh(SweepRequest.from_json(said), _program)
 
 
-def _program(request: Request, topology: Topology) -> Program:
+def _program(request: SweepRequest, topology: Topology) -> TargetProgram:
     target = request.target
     if "settings" in target and settings_of(target["name"], target["set"])[1] != target["settings"]:
         raise ArgumentError(f"{target['name']} has changed since the sweep began: start it again")

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology, topology
-from xlashard.tpu.preflight.targets import Program, program_of
+from xlashard.tpu.preflight.target_loading import TargetProgram, load_program
 
 
 def find_program(
     target: str, place: Topology, axes: Mapping[str, int] | None, settings: Sequence[str]
-) -> Program:
+) -> TargetProgram:
     """The program that a person named.
 
     Args:
@@ -27,12 +27,12 @@ def find_program(
         raise ArgumentError(
             f"--set changes the settings of a file such as configs/tiny.toml, and {target} is none"
         )
-    return program_of(target, place, axes)
+    return load_program(target, place, axes)
 
 
 def _of_settings(
     path: str, place: Topology, axes: Mapping[str, int] | None, words: Sequence[str]
-) -> Program:
+) -> TargetProgram:
     # Needs the packages of the extra `train`, which a function of one's own does without.
     from xlashard.train.preflight import training_step
     from xlashard.train.settings import load_settings
@@ -40,7 +40,7 @@ def _of_settings(
     settings = load_settings(path, words)
     mesh = place.mesh(settings.mesh if axes is None else axes)
     step = training_step(settings, mesh)
-    return Program(step.function, mesh, step.args, {}, step.workload)
+    return TargetProgram(step.function, mesh, step.args, {}, step.workload)
 
 
 def topologies_for(

@@ -13,7 +13,7 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.mesh_layout import Dimension, Part, links_of, part
+from xlashard.tpu.mesh_layout import AxisPart, Dimension, part, usable_links
 from xlashard.tpu.topologies import Topology
 
 
@@ -35,7 +35,7 @@ class AxisLinks:
 
     axes: tuple[str, ...]
     size: int
-    parts: tuple[Part, ...]
+    parts: tuple[AxisPart, ...]
     links: float
     ring: bool
     network: Literal["ici", "dcn"]
@@ -71,7 +71,7 @@ def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks
         return _links(topology, mesh, tuple(axes))
 
 
-def parts_of(topology: Topology, mesh: Mesh, axis: str) -> tuple[Part, ...]:
+def axis_parts(topology: Topology, mesh: Mesh, axis: str) -> tuple[AxisPart, ...]:
     """What a mesh axis has of each dimension; nothing where it follows none.
 
     Args:
@@ -96,7 +96,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
         network, speed = ("dcn", dcn) if spans > 1 else ("ici", shared)
         return AxisLinks(axes, size, (), 1.0, False, network, speed)
     on_torus = [p for p in parts if p.dimension not in ("slice", "core")]
-    links = links_of(on_torus)
+    links = usable_links(on_torus)
     speed = ici_speed(generation, parts, links)
     if spans > 1:
         # The devices of a slice bring in together what comes from the others.
@@ -105,7 +105,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     return AxisLinks(axes, size, parts, links, ring, "dcn" if spans > 1 else "ici", speed)
 
 
-def ici_speed(generation: Generation, parts: Sequence[Part], links: float) -> float:
+def ici_speed(generation: Generation, parts: Sequence[AxisPart], links: float) -> float:
     """How fast a device sends within its slice.
 
     The devices of a chip share its links. Where they are in one group, what comes in serves both.
@@ -129,7 +129,7 @@ def _merged(
     steps: dict[str, npt.NDArray[np.int64]],
     mesh: Mesh,
     axes: Sequence[str],
-) -> tuple[Part, ...] | None:
+) -> tuple[AxisPart, ...] | None:
     """The parts of some axes together; None if they don't fill a box of positions."""
     where = np.zeros((1, len(dimensions)), np.int64)
     for name in axes:

@@ -31,7 +31,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """What an axis has of a dimension.
 
     Attributes:
@@ -58,10 +58,10 @@ class Part:
         return (2.0 if self.ring and self.size > 2 else 1.0) / self.stride
 
 
-def part(dimension: Dimension, size: int, stride: int) -> Part:
+def part(dimension: Dimension, size: int, stride: int) -> AxisPart:
     """What an axis has that runs over so many positions of a dimension, so far apart."""
     closes = dimension.wraps and size * stride == dimension.size
-    return Part(dimension.name, size, stride, closes or (size == 2 and stride == 1))
+    return AxisPart(dimension.name, size, stride, closes or (size == 2 and stride == 1))
 
 
 class _Choice(NamedTuple):
@@ -78,7 +78,7 @@ class _Choice(NamedTuple):
     factors: tuple[tuple[int, ...], ...]
 
 
-def links_of(parts: Sequence[Part]) -> float:
+def usable_links(parts: Sequence[AxisPart]) -> float:
     """Links by which each of the positions sends that some parts reach together.
 
     Rings add up. What is open is gone through in one line or circle, whatever it is made of, and
@@ -88,7 +88,9 @@ def links_of(parts: Sequence[Part]) -> float:
     return rings + min(2.0, sum(p.links for p in parts if not p.ring or p.size == 2))
 
 
-def lay_out(torus: Sequence[Dimension], sizes: Sequence[int]) -> tuple[tuple[Part, ...], ...]:
+def lay_out_axes(
+    torus: Sequence[Dimension], sizes: Sequence[int]
+) -> tuple[tuple[AxisPart, ...], ...]:
     """Lays axes on a torus.
 
     Of all ways of dealing out factors those are looked at that cut the fewest dimensions, and of
@@ -112,7 +114,7 @@ def lay_out(torus: Sequence[Dimension], sizes: Sequence[int]) -> tuple[tuple[Par
         found = []
         for factors in _factorings(sizes[axis], left):
             later = best(axis + 1, tuple(a // b for a, b in zip(left, factors, strict=True)))
-            links = links_of(_parts(torus, factors, left))
+            links = usable_links(_parts(torus, factors, left))
             seconds = (1 - 1 / sizes[axis]) / links if links else 0.0
             cuts = sum(1 for f, size in zip(factors, left, strict=True) if 1 < f < size)
             found.append(
@@ -132,7 +134,9 @@ def lay_out(torus: Sequence[Dimension], sizes: Sequence[int]) -> tuple[tuple[Par
     return tuple(laid)
 
 
-def _parts(torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[int]) -> list[Part]:
+def _parts(
+    torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[int]
+) -> list[AxisPart]:
     """What an axis of these factors gets, where of each dimension so much is left."""
     return [
         part(d, factor, d.size // rest)
@@ -153,7 +157,7 @@ def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     )
 
 
-def resolved_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[str, int]:
+def resolve_axis_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[str, int]:
     """The sizes of mesh axes, with a number in place of -1.
 
     Raises:
@@ -183,7 +187,7 @@ def resolved_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[st
     return {name: devices // said if size == -1 else size for name, size in axes.items()}
 
 
-def mesh_grid(
+def arrange_devices(
     grid: npt.NDArray[np.object_],
     dimensions: Sequence[Dimension],
     sizes: Mapping[str, int],
@@ -213,20 +217,22 @@ def mesh_grid(
     return fine.transpose(places).reshape(tuple(sizes.values()))
 
 
-def _digits(dimensions: Sequence[Dimension], sizes: Mapping[str, int]) -> list[tuple[str, Part]]:
+def _digits(
+    dimensions: Sequence[Dimension], sizes: Mapping[str, int]
+) -> list[tuple[str, AxisPart]]:
     """What each axis has of each dimension; the axes come as they talk, the most first."""
     slices, *torus, cores = dimensions
     left = dict(sizes)
     outer = _shared(slices, left, reversed(left))
     inner = _shared(cores, left, left)
-    laid = lay_out(torus, tuple(left.values()))
+    laid = lay_out_axes(torus, tuple(left.values()))
     middle = [(name, p) for name, parts in zip(left, laid, strict=True) for p in parts]
     return [*outer, *middle, *inner]
 
 
 def _shared(
     dimension: Dimension, left: dict[str, int], names: Iterable[str]
-) -> list[tuple[str, Part]]:
+) -> list[tuple[str, AxisPart]]:
     """Deals one dimension out to the axes, each as much as it can take, and takes it from them."""
     parts, remaining = [], dimension.size
     for name in tuple(names):

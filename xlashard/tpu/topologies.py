@@ -14,8 +14,8 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError, counted
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation
-from xlashard.tpu.mesh_layout import Dimension, mesh_grid, resolved_sizes
-from xlashard.tpu.names import SliceName, accelerator_type, read_name
+from xlashard.tpu.mesh_layout import Dimension, arrange_devices, resolve_axis_sizes
+from xlashard.tpu.topology_names import SliceName, accelerator_type, parse_topology_name
 
 _DIMENSIONS = ("x", "y", "z")
 
@@ -143,8 +143,8 @@ class Topology:
             OrderedDict({'data': 16, 'model': 4})
         """
         with short_tracebacks:
-            sizes = resolved_sizes(axes, self.num_devices, str(self))
-            return Mesh(mesh_grid(self._grid, self.dimensions, sizes, order), tuple(sizes))
+            sizes = resolve_axis_sizes(axes, self.num_devices, str(self))
+            return Mesh(arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes))
 
     def __str__(self) -> str:
         """The name, with how many slices there are of it: `2 slices of v5e:4x4`."""
@@ -172,7 +172,7 @@ def topology(name: str, slices: int = 1) -> Topology:
         Topology('v6e:4x4': 32 chips on 8 hosts in 2 slices)
     """
     with short_tracebacks:
-        found = read_name(name)
+        found = parse_topology_name(name)
         _check_slices(name, found, slices)
         return _made(found, slices)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.report.preflight_model import Workload
 from xlashard.train.experts import places
 from xlashard.train.settings import ModelSettings, Settings
 

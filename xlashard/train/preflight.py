@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.report.preflight_model import Workload
 from xlashard.train.checks import check_settings
 from xlashard.train.data import token_type
 from xlashard.train.formulas import workload

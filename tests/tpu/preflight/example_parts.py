@@ -10,9 +10,9 @@ from xlashard.pjit.report.parts import (
     SourceLine,
     ValueReport,
 )
-from xlashard.tpu.preflight.report.model import (
+from xlashard.tpu.preflight.report.preflight_model import (
     AxisTraffic,
-    HeldBytes,
+    BufferReport,
     MemoryBreakdown,
     TemporaryReport,
     TrafficReport,
@@ -69,11 +69,11 @@ INPUTS = (*STATE, COUNT, TOKENS)
 OUTPUTS = (*(replace(v, path=v.path.replace("state", "result[0]")) for v in (*STATE, COUNT)), LOSS)
 
 
-def held(v: ValueReport, **fields: Any) -> HeldBytes:
-    return HeldBytes(v.path, v.type, v.spec, v.device_bytes, v.copies, **fields)
+def held(v: ValueReport, **fields: Any) -> BufferReport:
+    return BufferReport(v.path, v.type, v.spec, v.device_bytes, v.copies, **fields)
 
 
-def largest(found: list[HeldBytes]) -> tuple[HeldBytes, ...]:
+def largest(found: list[BufferReport]) -> tuple[BufferReport, ...]:
     return tuple(sorted(found, key=lambda h: -h.device_bytes))
 
 
@@ -180,7 +180,7 @@ TRAFFIC = (
         network="ici",
         seconds=0.0716,
         origin="reduction",
-        asked_for=True,
+        requested=True,
     ),
     TrafficReport(
         collective(
@@ -195,7 +195,7 @@ TRAFFIC = (
         network="ici",
         seconds=0.0548,
         origin="argument",
-        asked_for=True,
+        requested=True,
     ),
     TrafficReport(
         collective(
@@ -210,7 +210,7 @@ TRAFFIC = (
         network="ici",
         seconds=0.0548,
         origin="gradient",
-        asked_for=True,
+        requested=True,
     ),
     TrafficReport(
         collective(
@@ -226,7 +226,7 @@ TRAFFIC = (
         network="ici",
         seconds=0.0119,
         origin="gradient",
-        asked_for=True,
+        requested=True,
     ),
     TrafficReport(
         collective(
@@ -242,8 +242,8 @@ TRAFFIC = (
         network="ici",
         seconds=0.0089,
         origin="resharding",
-        asked_for=False,
-        remedy="with_sharding_constraint(x, P(('data', 'fsdp'), None, 'tensor', None)) at "
+        requested=False,
+        suggestion="with_sharding_constraint(x, P(('data', 'fsdp'), None, 'tensor', None)) at "
         "model.py:97 keeps the operand cut as the next operation reads it",
     ),
     TrafficReport(
@@ -260,8 +260,8 @@ TRAFFIC = (
         network="ici",
         seconds=0.00014,
         origin="resharding",
-        asked_for=False,
-        remedy="reduce over the vocabulary before the logits are gathered",
+        requested=False,
+        suggestion="reduce over the vocabulary before the logits are gathered",
     ),
 )
 

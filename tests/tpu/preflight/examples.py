@@ -27,7 +27,7 @@ from xlashard.pjit.report.parts import (
     DonationReport,
     ReplicationReport,
 )
-from xlashard.tpu.preflight.report.model import (
+from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     MemoryBreakdown,
     PriceReport,
@@ -37,7 +37,7 @@ from xlashard.tpu.preflight.report.model import (
     VersionsReport,
     Workload,
 )
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 FLOPS = 6.9 * PARAMETERS * 64 * 8192 / 32
 TIME = TimeEstimate(

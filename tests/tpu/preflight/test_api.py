@@ -77,7 +77,7 @@ def test_what_it_does(report: PreflightReport) -> None:
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
     gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
     assert [t.collective.along for t in gathers] == ["model"]
-    assert gathers[0].asked_for and gathers[0].origin == "constraint"
+    assert gathers[0].requested and gathers[0].origin == "constraint"
     assert gathers[0].collective.times == 3
     line = gathers[0].collective.needed_by_source
     assert line is not None and line.file == __file__ and line.in_user_file

@@ -17,15 +17,15 @@ from tests.tpu.preflight.programs import on
 from xlashard import P, pjit
 from xlashard.tpu import topology
 from xlashard.tpu.preflight import compilation, dump_folder
-from xlashard.tpu.preflight.dump_folder import passing_folder, remove_abandoned
+from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders, temporary_dump_folder
 from xlashard.tpu.preflight.sweep import AxisRange, api
-from xlashard.tpu.preflight.sweep.sweep_report import Progress
-from xlashard.tpu.preflight.sweep.worker_pool import Limits
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
+from xlashard.tpu.preflight.sweep.worker_pool import WorkerLimits
 
 # The module stands on Python alone, so that the process needs no JAX.
 _HOLD = """
 import runpy, sys
-with runpy.run_path(sys.argv[1])["passing_folder"]() as folder:
+with runpy.run_path(sys.argv[1])["temporary_dump_folder"]() as folder:
     (folder / "module.txt").write_text("half of it")
     print(folder, flush=True)
     sys.stdin.read()
@@ -55,7 +55,7 @@ def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def test_it_is_there_for_as_long_as_it_is_needed(temporary: Path) -> None:
-    with pytest.raises(ValueError, match="in the middle"), passing_folder() as folder:
+    with pytest.raises(ValueError, match="in the middle"), temporary_dump_folder() as folder:
         assert [*temporary.iterdir()] == [folder]
         (folder / "module.txt").touch()
         raise ValueError("in the middle")
@@ -69,8 +69,8 @@ def test_that_of_a_process_that_is_gone_goes_and_no_other(temporary: Path) -> No
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert (left / "module.txt").exists()
-        with passing_folder() as own:
-            remove_abandoned()
+        with temporary_dump_folder() as own:
+            remove_abandoned_folders()
             assert {*temporary.iterdir()} == {foreign, living, own}
             assert (living / "module.txt").exists()
 
@@ -80,16 +80,16 @@ def test_a_link_to_another_folder_is_left_alone(temporary: Path) -> None:
     kept.mkdir()
     (kept / "thesis.txt").touch()
     (temporary / f"{dump_folder._PREFIX}x").symlink_to(kept)
-    remove_abandoned()
+    remove_abandoned_folders()
     assert (kept / "thesis.txt").exists()
 
 
 def test_threads_do_not_take_each_others() -> None:
     def work(_: int) -> None:
         for number in range(50):
-            with passing_folder() as folder:
+            with temporary_dump_folder() as folder:
                 (folder / "module.txt").write_text(str(number))
-                remove_abandoned()
+                remove_abandoned_folders()
                 assert (folder / "module.txt").read_text() == str(number)
 
     with ThreadPoolExecutor(4) as pool:
@@ -111,8 +111,8 @@ def test_a_sweep_removes_those_of_its_processes(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-was-ended"
-    monkeypatch.setattr(api, "run_all", lambda *_: (answer for answer in ()))
+    monkeypatch.setattr(api, "run_jobs", lambda *_: (answer for answer in ()))
     sweep = api.Sweep("t", "t", (topology("v5e-4"),), {"data": AxisRange()})
     left.mkdir()
-    api.run_sweep(sweep, temporary / "sweep", Limits(workers=1), Progress(shown=False))
+    api.run_sweep(sweep, temporary / "sweep", WorkerLimits(workers=1), SweepProgress(shown=False))
     assert not left.exists()

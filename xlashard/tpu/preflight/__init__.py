@@ -19,8 +19,8 @@ if _typing.TYPE_CHECKING:
     from xlashard.tpu.preflight.api import preflight
     from xlashard.tpu.preflight.report.budget import Breach, Limit, broken_limits, read_budget
     from xlashard.tpu.preflight.report.comparison import Comparison, compare
-    from xlashard.tpu.preflight.report.model import Workload
-    from xlashard.tpu.preflight.report.report import PreflightReport, make_schema
+    from xlashard.tpu.preflight.report.preflight_model import Workload
+    from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
 else:
     _report = "xlashard.tpu.preflight.report"
     __getattr__, __dir__ = _on_demand(
@@ -30,8 +30,8 @@ else:
             "xlashard.tpu.preflight.api": ("preflight",),
             f"{_report}.budget": ("Breach", "Limit", "broken_limits", "read_budget"),
             f"{_report}.comparison": ("Comparison", "compare"),
-            f"{_report}.model": ("Workload",),
-            f"{_report}.report": ("PreflightReport", "make_schema"),
+            f"{_report}.preflight_model": ("Workload",),
+            f"{_report}.preflight_report": ("PreflightReport", "make_schema"),
         },
     )
 

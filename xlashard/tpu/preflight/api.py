@@ -13,14 +13,19 @@ from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function
 from xlashard.pjit.signature import function_name
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.argument_sharding import MeshLike, check_axes, mesh_on, placer
+from xlashard.tpu.preflight.argument_sharding import (
+    MeshLike,
+    argument_placer,
+    check_named_shardings,
+    resolve_mesh,
+)
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, Extras, report_of
-from xlashard.tpu.preflight.report.model import (
+from xlashard.tpu.preflight.report.build import REPLICATED_ABOVE, ReportOptions, build_report
+from xlashard.tpu.preflight.report.preflight_model import (
     Workload,
 )
-from xlashard.tpu.preflight.report.pricing import read_price
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
+from xlashard.tpu.preflight.report.pricing import parse_price
 from xlashard.tpu.topologies import Topology
 from xlashard.tpu.topologies import topology as find_topology
 
@@ -80,14 +85,16 @@ def preflight(
         >>> [(t.collective.kind, t.collective.along) for t in report.traffic]
         [('all-gather', 'data')]
     """
-    extras = Extras(title, workload, None if price is None else read_price(price), replicated_above)
+    extras = ReportOptions(
+        title, workload, None if price is None else parse_price(price), replicated_above
+    )
     with short_tracebacks, warnings.catch_warnings():
         # The report says it, with the reason, of each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
         compilation = compile_for_report(lowered, compiler_options)
-        return report_of(compilation, place, on, extras)
+        return build_report(compilation, place, on, extras)
 
 
 def lower_for(
@@ -113,9 +120,9 @@ def lower_for(
     parameters = function._function.parameters
     paths, values = parameters.paths(args, kwargs), parameters.leaves(args, kwargs)
     arguments = dict(zip(paths, values, strict=True))
-    check_axes(arguments)
-    on = mesh_on(topology, mesh, arguments)
-    args, kwargs = jax.tree.map(placer(on), (args, kwargs))
+    check_named_shardings(arguments)
+    on = resolve_mesh(topology, mesh, arguments)
+    args, kwargs = jax.tree.map(argument_placer(on), (args, kwargs))
     with jax.set_mesh(on):
         lowered = function.lower(*args, **kwargs)
     _check_devices(lowered, topology)
@@ -126,12 +133,12 @@ def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[M
     if isinstance(stage, Lowered):
         _check_devices(stage, topology)
         own = stage._program.plan.mesh
-        return (own if isinstance(own, Mesh) else mesh_on(topology, mesh, {})), stage
+        return (own if isinstance(own, Mesh) else resolve_mesh(topology, mesh, {})), stage
     call = stage._call
     arguments = dict(zip(stage._face.paths, call.values, strict=True))
-    check_axes(arguments)
-    on = mesh_on(topology, call.mesh if mesh is None else mesh, arguments)
-    here = replace(call.on([*map(placer(on), call.values)]), mesh=call.mesh or on)
+    check_named_shardings(arguments)
+    on = resolve_mesh(topology, call.mesh if mesh is None else mesh, arguments)
+    here = replace(call.on([*map(argument_placer(on), call.values)]), mesh=call.mesh or on)
     lowered = Traced(stage._function, here).lower()
     _check_devices(lowered, topology)
     return on, lowered

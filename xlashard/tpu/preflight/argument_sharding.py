@@ -14,7 +14,7 @@ type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
 """Axis names and sizes, on whichever devices."""
 
 
-def mesh_on(topology: Topology, mesh: MeshLike | None, arguments: Mapping[str, Any]) -> Mesh:
+def resolve_mesh(topology: Topology, mesh: MeshLike | None, arguments: Mapping[str, Any]) -> Mesh:
     """The mesh of a preflight: the one that was given, or that of the arguments.
 
     Args:
@@ -62,7 +62,7 @@ def _only_mesh(
     )
 
 
-def check_axes(arguments: Mapping[str, Any]) -> None:
+def check_named_shardings(arguments: Mapping[str, Any]) -> None:
     """Raises if an argument lies on several devices in a way that no mesh axes name.
 
     Raises:
@@ -84,7 +84,7 @@ def _sharding(value: Any) -> Any:
     return value.sharding if isinstance(value, jax.Array | jax.ShapeDtypeStruct) else None
 
 
-def placer(mesh: Mesh) -> Callable[[Any], Any]:
+def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
     """A function that gives for each leaf of the arguments what stands for it on a mesh.
 
     What lies on another mesh lies here along axes of the same names. What lies on one device, as

@@ -18,7 +18,7 @@ from xlashard.pjit.face import Face
 from xlashard.pjit.report.facts import ProgramText, facts_of, facts_of_text
 from xlashard.pjit.report.values import Program
 from xlashard.program.hlo import HloText, read_hlo
-from xlashard.tpu.preflight.dump_folder import passing_folder
+from xlashard.tpu.preflight.dump_folder import temporary_dump_folder
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Dump:
         hlo: The optimised, scheduled module.
         buffers: Where its values lie: the text of XLA's buffer assignment; empty if not written.
         live_ranges: When they are alive, and which are at the peak; empty if not written.
-        dealt_out: The module just before it is cut into the program of one device, with a sharding
-            for each argument and result; empty where the partitioner had no say in any.
+        before_partitioning: The module before SPMD partitioning, with a sharding for each
+            argument and result; empty if the partitioner chose none of them.
     """
 
     hlo: str
     buffers: str
     live_ranges: str
-    dealt_out: str = ""
+    before_partitioning: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Compilation:
         lowered, call = self.lowered, self.lowered._traced._call
         if self.compiled is not None:
             return Program(Face.of(call), facts_of(self.compiled._prepared), call)
-        text = ProgramText(self.dump.hlo, self.dump.dealt_out)
+        text = ProgramText(self.dump.hlo, self.dump.before_partitioning)
         placement = lowered._order.placement
         facts = facts_of_text(lowered._program, lowered._interface, placement, text)
         return Program(Face.of(call), facts, call)
@@ -91,7 +91,7 @@ def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = Non
         ProgramTooLargeError: If it is another memory of the chip than its HBM that is too small.
     """
     given = dict(options or {})
-    with passing_folder() as folder:
+    with temporary_dump_folder() as folder:
         started = time.perf_counter()
         try:
             compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
@@ -138,5 +138,5 @@ def _read(folder: Path) -> Dump:
         hlo=text("after_optimizations"),
         buffers=text("after_optimizations-buffer-assignment"),
         live_ranges=text("after_optimizations-live-range"),
-        dealt_out=text("before_*spmd-partitioning"),
+        before_partitioning=text("before_*spmd-partitioning"),
     )

@@ -17,9 +17,9 @@ _PREFIX = "xlashard-dump-"
 
 
 @contextmanager
-def passing_folder() -> Iterator[Path]:
+def temporary_dump_folder() -> Iterator[Path]:
     """A folder for as long as this takes; those of processes that are gone go first."""
-    remove_abandoned()
+    remove_abandoned_folders()
     folder, held = _made()
     try:
         yield folder
@@ -28,7 +28,7 @@ def passing_folder() -> Iterator[Path]:
         os.close(held)
 
 
-def remove_abandoned() -> None:
+def remove_abandoned_folders() -> None:
     """Removes this user's folders that no process works in any more."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), _opened(folder) as held:

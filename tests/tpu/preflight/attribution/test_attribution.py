@@ -53,7 +53,7 @@ def test_a_gradient_is_summed_over_the_devices_that_share_a_batch():
     x = struct((4096, 1024), "data", None)
     found = traffic(step, params, x, out_shardings=layout_of(params))
     assert told(found) == [("all-reduce", "data", "gradient"), ("all-reduce", "model", "reduction")]
-    assert all(r.asked_for and not r.remedy for r in found)
+    assert all(r.requested and not r.suggestion for r in found)
 
 
 def test_cut_parameters_are_gathered_and_their_gradients_scattered():
@@ -87,7 +87,7 @@ def test_gathers_and_scatters_that_go_round_in_steps_beside_a_product_are_what_t
         ("argument", "data"),
         ("gradient", "data"),
     }
-    assert all(r.asked_for and not r.remedy for r in found)
+    assert all(r.requested and not r.suggestion for r in found)
 
 
 def test_a_constraint_that_closes_a_dimension_asks_for_its_gather():
@@ -139,7 +139,7 @@ BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
 
 
 @pytest.mark.parametrize(
-    ("function", "before", "remedy", "after", "how"),
+    ("function", "before", "suggestion", "after", "how"),
     [
         (add, (ROWS, COLUMNS), "give in_shardings P('data', None) for y", (ROWS, ROWS), BY_ROWS),
         (
@@ -154,15 +154,15 @@ BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_remedy_removes_what_nobody_asked_for(function, before, remedy, after, how):
+def test_a_remedy_removes_what_nobody_asked_for(function, before, suggestion, after, how):
     def found(specs):
         arguments = [struct((1024, 1024), *spec) for spec in specs]
         return traffic(function, *arguments, **how)
 
     reports = found(before)
     assert {r.origin for r in reports} == {"resharding"}
-    assert not any(r.asked_for for r in reports)
-    assert {r.remedy for r in reports} == {remedy}
+    assert not any(r.requested for r in reports)
+    assert {r.suggestion for r in reports} == {suggestion}
     assert found(after) == ()
 
 
@@ -174,10 +174,10 @@ def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_
         x = struct((8192, 4096), *spec, mesh=mesh)
         w = struct((4096, 2048), "data", "model", mesh=mesh)
         compilation = scheduled(jnp.matmul, x, w, out_shardings=by_rows)
-        return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.asked_for]
+        return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.requested]
 
-    remedies = {r.remedy for r in unasked(None, "model")}
-    assert remedies == {"give in_shardings P(None, 'data') for a"}
+    suggestions = {r.suggestion for r in unasked(None, "model")}
+    assert suggestions == {"give in_shardings P(None, 'data') for a"}
     assert unasked(None, "data") == []
 
 
@@ -198,8 +198,8 @@ def test_constraints_that_disagree_are_told_by_their_lines():
     arguments = [struct((1024, 1024), "data", "model") for _ in range(2)]
     reports = traffic(disagree, *arguments)
     line = disagree.__code__.co_firstlineno + 2
-    remedies = {r.remedy for r in reports if r.origin == "resharding"}
-    assert f"constrain the value at test_attribution.py:{line} to P('data', 'model')" in remedies
+    suggestions = {r.suggestion for r in reports if r.origin == "resharding"}
+    assert f"constrain the value at test_attribution.py:{line} to P('data', 'model')" in suggestions
     assert traffic(agree, *arguments) == ()
 
 

@@ -18,8 +18,8 @@ from xlashard.program.hlo import read_hlo
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.compilation import compile_for_report
-from xlashard.tpu.preflight.cost.cost_analysis import count_work
-from xlashard.tpu.preflight.cost.flops import _places, _Window, arithmetic, placed_arrays
+from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
+from xlashard.tpu.preflight.cost.flops import _places, _Window, instruction_flops, tiled_arrays
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def structs(mesh, *shapes, dtype=jnp.bfloat16):
 
 def work_of(mesh, function, *shapes, dtype=jnp.bfloat16):
     """What a function does on one device."""
-    return count_work(scheduled(function, *structs(mesh, *shapes, dtype=dtype)).module)
+    return analyze_cost(scheduled(function, *structs(mesh, *shapes, dtype=dtype)).module)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def products(mesh):
     counted = defaultdict(float)
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
-            found = arithmetic(module, computation, instruction)
-            if found.multiplied:
+            found = instruction_flops(module, computation, instruction)
+            if found.matmul_flops:
                 assert found.dtype == "bfloat16"
-                counted[module.op_name(instruction).split("/")[1]] += found.multiplied
+                counted[module.op_name(instruction).split("/")[1]] += found.matmul_flops
     return counted
 
 
@@ -104,14 +104,14 @@ def loops(x, w):
 def test_loops_count_by_their_trips(mesh):
     lowered = pjit(loops).lower(*structs(mesh, (512, 1024), (1024, 1024)))
     compilation = compile_for_report(lowered)
-    work = count_work(compilation.module)
-    assert work.multiplied == {"bfloat16": 2 * 512 * 1024 * 1024 * (5 * 3 + 7)}
+    work = analyze_cost(compilation.module)
+    assert work.matmul_flops == {"bfloat16": 2 * 512 * 1024 * 1024 * (5 * 3 + 7)}
     assert work.transcendental == 512 * 1024 * 5 * 3
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
     # The compiler's own count knows nothing of trips.
     assert compilation.compiled.cost_analysis()["flops"] < work.flops / 5
     # What the compiler wrote before it made code says the same, in a shorter writing.
-    assert count_work(read_hlo(compilation.dump.hlo)[0]).multiplied == work.multiplied
+    assert analyze_cost(read_hlo(compilation.dump.hlo)[0]).matmul_flops == work.matmul_flops
 
 
 def test_a_loop_of_unknown_trips_counts_once_and_is_told(mesh):
@@ -120,7 +120,7 @@ def test_a_loop_of_unknown_trips_counts_once_and_is_told(mesh):
 
     work = work_of(mesh, until, (512, 512), (512, 512))
     assert work.unknown_loops == 1
-    assert work.multiplied == {"bfloat16": 2 * 512**3}
+    assert work.matmul_flops == {"bfloat16": 2 * 512**3}
 
 
 def test_of_branches_the_one_counts_that_calculates_most(mesh):
@@ -128,7 +128,7 @@ def test_of_branches_the_one_counts_that_calculates_most(mesh):
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
 
     work = work_of(mesh, choose, (512, 512), (512, 512))
-    assert work.multiplied == {"bfloat16": 2 * 2 * 512**3}
+    assert work.matmul_flops == {"bfloat16": 2 * 2 * 512**3}
 
 
 def test_precision_and_integers_tell_what_is_multiplied(mesh):
@@ -139,7 +139,7 @@ def test_precision_and_integers_tell_what_is_multiplied(mesh):
 
     work = work_of(mesh, three, (512, 512), (512, 512), dtype=jnp.float32)
     each = 2 * 512**3
-    assert work.multiplied == {"bfloat16": each, "bfloat16 x6": each, "int8": each}
+    assert work.matmul_flops == {"bfloat16": each, "bfloat16 x6": each, "int8": each}
 
 
 def test_a_kernel_counts_by_its_own_estimate_and_is_named_without_one(mesh):
@@ -154,10 +154,10 @@ def test_a_kernel_counts_by_its_own_estimate_and_is_named_without_one(mesh):
         return work_of(mesh, function, (512, 512), (512, 512))
 
     told = call(pallas.CostEstimate(flops=100, transcendentals=7, bytes_accessed=4096))
-    assert (told.multiplied, told.transcendental) == ({"bfloat16": 100}, 7)
+    assert (told.matmul_flops, told.transcendental) == ({"bfloat16": 100}, 7)
     assert told.unknown_calls == {}
     untold = call(None)
-    assert untold.multiplied == {}
+    assert untold.matmul_flops == {}
     assert [name.rpartition("/")[2] for name in untold.unknown_calls] == ["pallas_call"]
 
 
@@ -167,7 +167,7 @@ def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(me
 
     lowered = pjit(elementwise).lower(*structs(mesh, (16384, 8192), (16384, 8192)))
     compilation = compile_for_report(lowered)
-    work = count_work(compilation.module)
+    work = analyze_cost(compilation.module)
     # Both read x together.
     assert work.hbm_bytes == 4 * 16384 * 8192 * 2
     xla = compilation.compiled.cost_analysis()["bytes accessed"]
@@ -187,7 +187,7 @@ def test_slices_and_updates_count_by_what_they_touch(mesh):
 
     arguments = structs(mesh, (64, 1024, 1024), (1024, 1024))
     lowered = pjit(touch, donate_argnums=0).lower(*arguments)
-    work = count_work(compile_for_report(lowered).module)
+    work = analyze_cost(compile_for_report(lowered).module)
     row = 1024 * 1024 * 2
     # One row is read and written to another place, one is read for its sum.
     assert 3 * row <= work.hbm_bytes <= 5 * row
@@ -208,7 +208,7 @@ def test_slices_and_updates_count_by_what_they_touch(mesh):
     ],
 )
 def test_layouts_tell_padding_and_memory(text, nbytes, space):
-    (array,) = placed_arrays(text)
+    (array,) = tiled_arrays(text)
     assert (array.nbytes, array.space) == (nbytes, space)
 
 
@@ -232,4 +232,4 @@ def test_a_softmaxs_sum_that_is_a_window_counts_as_the_sum_that_it_is():
         }}
         """,
     )
-    assert count_work(read_hlo(text)[0]).elementwise == 8 * 1023
+    assert analyze_cost(read_hlo(text)[0]).elementwise == 8 * 1023

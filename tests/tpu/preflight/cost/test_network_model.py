@@ -12,7 +12,7 @@ from xlashard.program.collectives import Collective
 from xlashard.program.hlo import ArrayType
 from xlashard.sharding import Mesh
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.cost.network_model import Wires
+from xlashard.tpu.preflight.cost.network_model import NetworkModel
 
 MB = 10**6
 
@@ -33,8 +33,8 @@ def groups_along(mesh, axes):
 
 
 def seconds(pod, mesh, kind, axes, nbytes=8 * MB):
-    wire = Wires(pod, mesh).of(collective(kind, groups_along(mesh, axes), nbytes))
-    return wire.seconds
+    cost = NetworkModel(pod, mesh).of(collective(kind, groups_along(mesh, axes), nbytes))
+    return cost.seconds
 
 
 def test_a_ring_sends_both_ways_and_a_line_one():
@@ -61,8 +61,10 @@ def test_axes_over_more_dimensions_have_more_links():
     pod = topology("v5p:4x4x4")
     mesh = pod.mesh({"data": 16, "model": 4})
     link = pod.generation.ici_bandwidth
-    one = Wires(pod, mesh).of(collective("all-gather", groups_along(mesh, ["model"]), 8 * MB))
-    two = Wires(pod, mesh).of(collective("all-gather", groups_along(mesh, ["data"]), 8 * MB))
+    one = NetworkModel(pod, mesh).of(
+        collective("all-gather", groups_along(mesh, ["model"]), 8 * MB)
+    )
+    two = NetworkModel(pod, mesh).of(collective("all-gather", groups_along(mesh, ["data"]), 8 * MB))
     assert (len(one.dimensions), len(two.dimensions)) == (1, 2)
     assert not set(one.dimensions) & set(two.dimensions)
     assert two.seconds == pytest.approx(8 * MB * 15 / 16 / (4 * link))
@@ -86,7 +88,7 @@ def test_groups_that_lie_between_each_other_share_the_links():
     grid = devices[order].reshape(2, 4, 2)  # along the long side: 4 devices, 2 chips apart
     mesh = Mesh(grid, ("x", "far", "near"))
     near, far = (
-        Wires(pod, mesh).of(collective("all-gather", groups_along(mesh, [axis]), 8 * MB))
+        NetworkModel(pod, mesh).of(collective("all-gather", groups_along(mesh, [axis]), 8 * MB))
         for axis in ("near", "far")
     )
     link = pod.generation.ici_bandwidth
@@ -98,11 +100,11 @@ def test_devices_of_a_chip_share_its_links():
     pod = topology("tpu7x:2x2x2")
     mesh = pod.mesh({"data": 8, "core": 2})
     generation = pod.generation
-    wires = Wires(pod, mesh)
-    core = wires.of(collective("all-gather", groups_along(mesh, ["core"]), 8 * MB))
+    network = NetworkModel(pod, mesh)
+    core = network.of(collective("all-gather", groups_along(mesh, ["core"]), 8 * MB))
     assert core.dimensions == ("core",)
     assert core.seconds == pytest.approx(4 * MB / generation.core_bandwidth)
-    data = wires.of(collective("all-gather", groups_along(mesh, ["data"]), 8 * MB))
+    data = network.of(collective("all-gather", groups_along(mesh, ["data"]), 8 * MB))
     # Three links of a chip, of which each of its devices has a half.
     assert data.seconds == pytest.approx(8 * MB * 7 / 8 / (3 * generation.ici_bandwidth / 2))
 
@@ -110,17 +112,19 @@ def test_devices_of_a_chip_share_its_links():
 def test_between_slices_the_devices_of_a_slice_share_what_it_sends():
     pod = topology("v5e:2x2", slices=2)
     mesh = pod.mesh({"data": 8})
-    wire = Wires(pod, mesh).of(collective("all-reduce", groups_along(mesh, ["data"]), 8 * MB))
-    assert wire.dcn_bytes == pytest.approx(2 * 8 * MB / 2 / 4)
-    assert wire.dcn_seconds == pytest.approx(2 * MB / pod.generation.device_dcn_bandwidth)
-    assert wire.sent_bytes == pytest.approx(2 * 8 * MB * 3 / 4)
+    cost = NetworkModel(pod, mesh).of(
+        collective("all-reduce", groups_along(mesh, ["data"]), 8 * MB)
+    )
+    assert cost.dcn_bytes == pytest.approx(2 * 8 * MB / 2 / 4)
+    assert cost.dcn_seconds == pytest.approx(2 * MB / pod.generation.device_dcn_bandwidth)
+    assert cost.sent_bytes == pytest.approx(2 * 8 * MB * 3 / 4)
 
 
 def test_groups_of_one_device_take_no_time():
     pod = topology("v5e:2x2")
     mesh = pod.mesh({"data": 4, "one": 1})
-    wire = Wires(pod, mesh).of(collective("all-gather", groups_along(mesh, ["one"]), MB))
-    assert (wire.seconds, wire.sent_bytes, wire.dimensions) == (0, 0, ())
+    cost = NetworkModel(pod, mesh).of(collective("all-gather", groups_along(mesh, ["one"]), MB))
+    assert (cost.seconds, cost.sent_bytes, cost.dimensions) == (0, 0, ())
 
 
 def test_a_permutation_takes_its_busiest_link():
@@ -128,19 +132,24 @@ def test_a_permutation_takes_its_busiest_link():
     mesh = Mesh(np.array(sorted(pod.devices, key=lambda d: d.coords), dtype=object), ("all",))
     link = pod.generation.ici_bandwidth
     step = DevicePairs(tuple((4 * x + y, 4 * x + y + 1) for x in range(4) for y in range(3)))
-    assert Wires(pod, mesh).of(collective("collective-permute", step, MB)).seconds == MB / link
+    assert (
+        NetworkModel(pod, mesh).of(collective("collective-permute", step, MB)).seconds == MB / link
+    )
     # Round a line, the last goes all the way back, and nothing else goes that way.
     round_ = DevicePairs(
         tuple((4 * x + y, 4 * x + (y + 1) % 4) for x in range(4) for y in range(4))
     )
-    assert Wires(pod, mesh).of(collective("collective-permute", round_, MB)).seconds == MB / link
+    assert (
+        NetworkModel(pod, mesh).of(collective("collective-permute", round_, MB)).seconds
+        == MB / link
+    )
     # Everyone sends across: two transfers meet on the link in the middle.
     across = DevicePairs(
         tuple((4 * x + y, 4 * x + (y + 2) % 4) for x in range(4) for y in range(4))
     )
-    wire = Wires(pod, mesh).of(collective("collective-permute", across, MB))
-    assert wire.seconds == 2 * MB / link
-    assert wire.sent_bytes == MB
+    cost = NetworkModel(pod, mesh).of(collective("collective-permute", across, MB))
+    assert cost.seconds == 2 * MB / link
+    assert cost.sent_bytes == MB
 
 
 @settings(max_examples=30, deadline=None)
@@ -149,12 +158,12 @@ def test_no_permutation_takes_less_than_its_hops_allow(order):
     pod = topology("v5e:4x4")
     mesh = Mesh(np.array(pod.devices, dtype=object), ("all",))
     pairs = DevicePairs(tuple(enumerate(order)))
-    wire = Wires(pod, mesh).of(collective("collective-permute", pairs, MB))
+    cost = NetworkModel(pod, mesh).of(collective("collective-permute", pairs, MB))
     places = [device.coords for device in pod.devices]
     hops = sum(
         sum(abs(a - b) for a, b in zip(places[source], places[target], strict=True))
         for source, target in pairs.pairs
     )
     links = 2 * (3 * 4 + 3 * 4)
-    assert wire.seconds >= hops / links * MB / pod.generation.ici_bandwidth * 0.999
-    assert wire.sent_bytes == pytest.approx(MB * sum(a != b for a, b in pairs.pairs) / 16)
+    assert cost.seconds >= hops / links * MB / pod.generation.ici_bandwidth * 0.999
+    assert cost.sent_bytes == pytest.approx(MB * sum(a != b for a, b in pairs.pairs) / 16)

@@ -11,7 +11,7 @@ from xlashard.tpu import topology
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 from xlashard.tpu.preflight.memory.breakdown import describe_memory
 from xlashard.tpu.preflight.memory.buffer_assignment import read_buffers
-from xlashard.tpu.preflight.report.model import MemoryBreakdown
+from xlashard.tpu.preflight.report.preflight_model import MemoryBreakdown
 
 GIB = 1024 * MIB
 LARGE = 32768, 12, 65536

@@ -34,13 +34,13 @@ def test_what_allocations_are_for() -> None:
 def test_values_have_names_parts_and_places() -> None:
     heap = read_buffers(TEXT)[4]
     state, start = heap.values
-    assert (state.name, state.index, state.offset, state.joins) == (
+    assert (state.name, state.index, state.offset, state.is_phi) == (
         "wide.param.2",
         (2,),
         65536,
         True,
     )
-    assert (start.name, start.index, start.joins) == ("copy-start.1", (), False)
+    assert (start.name, start.index, start.is_phi) == ("copy-start.1", (), False)
     assert start.type == "(f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)})"
     assert read_buffers(TEXT)[0].values[0].name == "constant.1..sunk"
 

@@ -9,9 +9,9 @@ from xlashard.pjit.report.communication import Sources
 from xlashard.program.hlo import read_hlo
 from xlashard.tpu.preflight.memory.buffer_assignment import Allocation, BufferValue, read_buffers
 from xlashard.tpu.preflight.memory.live_ranges import (
-    LiveRanges,
+    LiveIntervals,
+    buffers_at_peak,
     describe_temporaries,
-    held_at_peak,
     read_live_ranges,
 )
 
@@ -24,12 +24,12 @@ def heap(*values: tuple[str, int, int]) -> Allocation:
     return Allocation(0, max((v.offset + v.size for v in made), default=0), values=made)
 
 
-def lives(**ranges: tuple[int, int]) -> LiveRanges:
+def lives(**ranges: tuple[int, int]) -> LiveIntervals:
     return {(name, ()): range_ for name, range_ in ranges.items()}
 
 
-def names(allocation: Allocation, ranges: LiveRanges) -> list[tuple[int, list[str]]]:
-    held = held_at_peak(allocation, ranges)
+def names(allocation: Allocation, ranges: LiveIntervals) -> list[tuple[int, list[str]]]:
+    held = buffers_at_peak(allocation, ranges)
     return [(h.nbytes, sorted(v.name for v in h.values)) for h in held]
 
 
@@ -77,7 +77,7 @@ def test_no_moment_takes_more(values: list[tuple[int, int, int, int]]) -> None:
     taken = np.zeros((20, 60), bool)
     for offset, size, start, length in values:
         taken[start : start + length + 1, offset : offset + size] = True
-    named = sum(held.nbytes for held in held_at_peak(allocation, ranges))
+    named = sum(held.nbytes for held in buffers_at_peak(allocation, ranges))
     assert named == taken.sum(axis=1).max()
     assert named <= allocation.size
 

@@ -18,7 +18,7 @@ from xlashard.tpu.preflight.report.budget import KEYS, broken_limits, read_budge
         ("all_gather_bytes=2GB", "bytes", 2e9),
         ("all-gather-bytes=2 GiB", "bytes", 2 * 2**30),
         ("dcn_bytes=1e6", "bytes", 1e6),
-        ("unasked_bytes=0", "bytes", 0),
+        ("unrequested_bytes=0", "bytes", 0),
         ("time=250ms", "seconds", 0.25),
         ("time=2min", "seconds", 120),
         ("time=7µs", "seconds", 7e-6),
@@ -62,9 +62,13 @@ def test_a_program_within_its_budget() -> None:
 
 
 def test_limits_that_are_broken_name_the_lines_that_broke_them() -> None:
-    words = ["hbm=90%", "all_gather_bytes=2GB", "unasked_bytes=0", "mfu=90%", "time=1min"]
+    words = ["hbm=90%", "all_gather_bytes=2GB", "unrequested_bytes=0", "mfu=90%", "time=1min"]
     broken = broken_limits(FITTING, read_budget(words))
-    assert [breach.limit.key for breach in broken] == ["all_gather_bytes", "unasked_bytes", "mfu"]
+    assert [breach.limit.key for breach in broken] == [
+        "all_gather_bytes",
+        "unrequested_bytes",
+        "mfu",
+    ]
     gathers, unasked, slow = map(str, broken)
     assert gathers.splitlines() == [
         "all_gather_bytes=2GB is not kept: what a device sends by all-gather is 9.2 GiB, more "
@@ -98,7 +102,7 @@ def test_every_key_measures_a_report_that_says_all() -> None:
     for name, key in KEYS.items():
         value = key.measure(TWO_SLICES)
         assert value is not None and value >= 0, name
-        assert all(key.culprits(TWO_SLICES)), name
+        assert all(key.contributors(TWO_SLICES)), name
     assert KEYS["dcn_bytes"].measure(TWO_SLICES) == 2 * 2**30
     assert KEYS["ici_bytes"].measure(TWO_SLICES) == sum(
         t.collective.sent_bytes for t in TWO_SLICES.traffic[1:]

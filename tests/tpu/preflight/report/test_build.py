@@ -10,7 +10,7 @@ from tests.tpu.preflight.programs import on, training_step
 from xlashard import UNSPECIFIED, NamedSharding, P, explain, pjit
 from xlashard.errors import ProgramTooLargeError
 from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
-from xlashard.tpu.preflight.report.build import Values, describe_values
+from xlashard.tpu.preflight.report.build import ValueReports, describe_values
 
 pytestmark = pytest.mark.partitioner
 
@@ -50,7 +50,7 @@ def both() -> tuple[Compilation, Compilation]:
     return fits, too_large
 
 
-def facts(values: Values) -> list[Any]:
+def facts(values: ValueReports) -> list[Any]:
     """What doesn't depend on sizes."""
     described = [
         (v.path, v.dtype, v.spec, v.decided_by, v.copies, v.memory_kind, v.used)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report.model import Workload
-from xlashard.tpu.preflight.report.pricing import Price, describe_price, read_price
+from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.report.pricing import Price, describe_price, parse_price
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from xlashard.tpu.preflight.report.pricing import Price, describe_price, read_pr
     ],
 )
 def test_a_price_is_read(said: float | str, read: Price) -> None:
-    assert read_price(said) == read
+    assert parse_price(said) == read
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_price_is_read(said: float | str, read: Price) -> None:
 )
 def test_a_price_that_is_none_is_told(said: object, fact: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(fact)):
-        read_price(said)  # pyright: ignore[reportArgumentType]
+        parse_price(said)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_a_step_costs() -> None:

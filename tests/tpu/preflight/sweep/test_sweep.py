@@ -12,7 +12,7 @@ from tests.tpu.preflight.sweep import programs
 from xlashard.errors import ArgumentError, TopologyError
 from xlashard.tpu import topology
 from xlashard.tpu.preflight.sweep import api, cache_key, preflight_sweep
-from xlashard.tpu.preflight.sweep.sweep_report import Progress
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress
 
 GRAM = "tests.tpu.preflight.sweep.programs:gram"
 
@@ -42,7 +42,7 @@ def test_every_mesh_is_found_out_once(swept):
         **{("v5e:2x4", data): "fits" for data in (2, 4)},
         ("v5e:2x4", 1): "impossible",
     }
-    assert swept.title == GRAM and swept.taken_over == 0
+    assert swept.title == GRAM and swept.reused_results == 0
     (impossible,) = [r for r in swept.results if r.outcome == "impossible"]
     assert "does not divide into 8 tiles ('model'=8)" in impossible.reason
     times = [r.facts.seconds for r in swept.results if r.outcome == "fits"]
@@ -67,7 +67,7 @@ def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
         asked.extend(jobs)
         yield from ()
 
-    monkeypatch.setattr(api, "run_all", ask_only)
+    monkeypatch.setattr(api, "run_jobs", ask_only)
 
     def again(target=GRAM, **other):
         asked.clear()
@@ -75,7 +75,7 @@ def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
         return preflight_sweep(target, folder=folder, workers=1, **(words | other))
 
     known = again()
-    assert asked == [] and known.taken_over == 6 and known.results == swept.results
+    assert asked == [] and known.reused_results == 6 and known.results == swept.results
     again(again=True)
     assert len(asked) == 6
     again(compiler_options={"xla_tpu_scoped_vmem_limit_kib": "1024"})
@@ -96,7 +96,7 @@ def test_what_was_lost_is_tried_again(folder, monkeypatch):
     answers = iter(
         [{"outcome": "failed", "reason": "lost"}, {"outcome": "impossible", "reason": ""}]
     )
-    monkeypatch.setattr(api, "run_all", lambda jobs, _: ((job, next(answers)) for job in jobs))
+    monkeypatch.setattr(api, "run_jobs", lambda jobs, _: ((job, next(answers)) for job in jobs))
 
     def sweep():
         return preflight_sweep(
@@ -105,7 +105,7 @@ def test_what_was_lost_is_tried_again(folder, monkeypatch):
 
     assert [r.outcome for r in sweep().results] == ["failed"]
     assert [r.outcome for r in sweep().results] == ["impossible"]
-    assert sweep().taken_over == 1
+    assert sweep().reused_results == 1
 
 
 @pytest.mark.slow
@@ -127,16 +127,16 @@ def test_a_result_is_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
     (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
     monkeypatch.syspath_prepend(tmp_path)
     __import__("swept_target")
-    sources = cache_key.sources_of("swept_target")
+    sources = cache_key.source_files("swept_target")
     assert [file.name for file in sources] == ["swept_helper.py", "swept_target.py"]
-    key = cache_key.key_of({"mesh": [["data", 4]]}, sources)
-    assert key == cache_key.key_of({"mesh": [["data", 4]]}, sources)
-    assert key != cache_key.key_of({"mesh": [["data", 2]]}, sources)
+    key = cache_key.cache_key({"mesh": [["data", 4]]}, sources)
+    assert key == cache_key.cache_key({"mesh": [["data", 4]]}, sources)
+    assert key != cache_key.cache_key({"mesh": [["data", 2]]}, sources)
     (tmp_path / "swept_helper.py").write_text("SIZE = 2\n")
-    assert key != cache_key.key_of({"mesh": [["data", 4]]}, sources)
+    assert key != cache_key.cache_key({"mesh": [["data", 4]]}, sources)
     for name in ("swept_target", "swept_helper"):
         del sys.modules[name]
-    assert programs.__file__ in map(str, cache_key.sources_of(programs.__name__))
+    assert programs.__file__ in map(str, cache_key.source_files(programs.__name__))
 
 
 WRONG = {
@@ -161,11 +161,11 @@ def test_what_can_not_be_swept_is_told_before_anything_is_compiled(words, error,
 
 def test_a_topology_on_which_no_mesh_is_possible_is_told(tmp_path, monkeypatch):
     answer = {"outcome": "impossible", "reason": "as nobody asks"}
-    monkeypatch.setattr(api, "run_all", lambda jobs, _: ((job, answer) for job in jobs))
+    monkeypatch.setattr(api, "run_jobs", lambda jobs, _: ((job, answer) for job in jobs))
     words = {"topologies": ["v5e-4", "v5e-8"], "mesh": {"data": "..4"}, "folder": tmp_path}
     report = preflight_sweep(GRAM, **words)
     assert {r.topology for r in report.results} == {"v5e:2x2"}
-    (left_out,) = report.without_mesh
+    (left_out,) = report.skipped_topologies
     assert left_out.where == "v5e:2x4"
     assert left_out.reason.startswith("no mesh of data=..4 has 8 devices: ")
 
@@ -174,9 +174,9 @@ def test_a_topology_on_which_no_mesh_is_possible_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize("terminal", [True, False], ids=["a bar", "lines"])
 def test_progress_is_shown(swept, terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    with Progress(console=console) as bar:
+    with SweepProgress(console=console) as bar:
         bar.start(3, swept.results[:2])
-        bar.tell(swept.results[-1])
+        bar.update(swept.results[-1])
     text = console.file.getvalue()
     assert "3/3" in text
     if terminal:
@@ -187,9 +187,9 @@ def test_progress_is_shown(swept, terminal):
 
 def test_nothing_is_shown_where_nobody_wants_it(swept):
     console = Console(file=io.StringIO(), force_terminal=True)
-    with Progress(shown=False, console=console) as bar:
+    with SweepProgress(shown=False, console=console) as bar:
         bar.start(1, ())
-        bar.tell(swept.results[0])
+        bar.update(swept.results[0])
     assert console.file.getvalue() == ""
 
 

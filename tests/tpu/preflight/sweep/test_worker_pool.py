@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
-from xlashard.tpu.preflight.sweep.worker_pool import Job, Limits, run_all, usual_limits
+from xlashard.tpu.preflight.sweep.worker_pool import (
+    SweepJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 RUNNERS = "tests.tpu.preflight.sweep.runners"
@@ -17,16 +22,17 @@ RUNNERS = "tests.tpu.preflight.sweep.runners"
 
 def behaving(*ways, **more):
     return [
-        Job(f"{i} {way}", f"{RUNNERS}:behave", {"how": way, **more}) for i, way in enumerate(ways)
+        SweepJob(f"{i} {way}", f"{RUNNERS}:behave", {"how": way, **more})
+        for i, way in enumerate(ways)
     ]
 
 
 def ran(jobs, **limits):
-    return {job.key: found for job, found in run_all(jobs, Limits(**limits))}
+    return {job.key: found for job, found in run_jobs(jobs, WorkerLimits(**limits))}
 
 
 def test_processes_take_job_after_job():
-    jobs = [Job(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
+    jobs = [SweepJob(str(n), f"{RUNNERS}:square", {"number": n}) for n in range(12)]
     found = ran(jobs, workers=2)
     assert {key: answer["number"] for key, answer in found.items()} == {
         str(n): n * n for n in range(12)
@@ -62,12 +68,14 @@ def test_a_process_that_takes_too_much_is_ended():
 
 
 def test_a_runner_that_is_not_there_is_told():
-    (found,) = ran([Job("a", f"{RUNNERS}:nothing", {})], workers=1).values()
+    (found,) = ran([SweepJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
     assert found["outcome"] == "failed" and "nothing" in found["reason"]
 
 
 def test_processes_go_when_nobody_asks_for_more(tmp_path):
-    answers = run_all(behaving("well", "wait", "wait", mark=str(tmp_path)), Limits(workers=2))
+    answers = run_jobs(
+        behaving("well", "wait", "wait", mark=str(tmp_path)), WorkerLimits(workers=2)
+    )
     _, first = next(answers)
     assert first["outcome"] == "fits"
     wait_for(lambda: any(tmp_path.iterdir()), "process that waits")
@@ -108,6 +116,6 @@ def test_the_usual_number_of_processes_fits_the_machine(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for free, workers in ((7 * 2**30, 2), (2**30, 1), (400 * 2**30, 16), (0, 16)):
         monkeypatch.setattr(worker_pool, "_free_bytes", lambda free=free: free)
-        limits = usual_limits()
+        limits = default_limits()
         assert limits.workers == workers and limits.bytes * workers <= free
-    assert usual_limits(3).workers == 3
+    assert default_limits(3).workers == 3

@@ -21,17 +21,26 @@ from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.preflight.attribution.collective_context import (
     PRODUCTS,
-    Case,
-    case_of,
+    CollectiveContext,
+    collective_context,
     lines_of,
     operation_of,
 )
-from xlashard.tpu.preflight.attribution.dataflow import Flow
-from xlashard.tpu.preflight.attribution.suggestions import Remedies
-from xlashard.tpu.preflight.attribution.value_shardings import Layouts, Source, axes_of, local_shape
+from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
+from xlashard.tpu.preflight.attribution.suggestions import SuggestionFinder
+from xlashard.tpu.preflight.attribution.value_shardings import (
+    ShardingSource,
+    ValueShardings,
+    axes_of,
+    local_shape,
+)
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.network_model import Wire, Wires, whole_collectives
-from xlashard.tpu.preflight.report.model import Origin, TrafficReport
+from xlashard.tpu.preflight.cost.network_model import (
+    NetworkCost,
+    NetworkModel,
+    multislice_collectives,
+)
+from xlashard.tpu.preflight.report.preflight_model import Origin, TrafficReport
 from xlashard.tpu.topologies import Topology
 
 
@@ -78,68 +87,72 @@ _EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Attribution:
     """What is known of a collective's reason.
 
     Attributes:
         origin: Why it is there.
-        asked_for: Whether the program or the caller's shardings ask for it.
-        remedy: What to write to be rid of it, where nobody did.
+        requested: Whether the program or the caller's shardings ask for it.
+        suggestion: What to write to be rid of it, where nobody did.
     """
 
     origin: Origin
-    asked_for: bool = True
-    remedy: str = ""
+    requested: bool = True
+    suggestion: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Attributor:
     """Finds the reasons of a program's collectives.
 
     Attributes:
-        flow: The ways of values through the compiled module.
-        layouts: What the program says of its values.
+        dataflow: The ways of values through the compiled module.
+        shardings: What the program says of its values.
         grid: Its mesh.
         sources: Which lines of a stack are the user's.
         results: For each result whether the caller said how it is to be dealt out.
         collectives: All of them.
     """
 
-    flow: Flow
-    layouts: Layouts
+    dataflow: HloDataflow
+    shardings: ValueShardings
     grid: MeshGrid
     sources: Sources
     results: tuple[bool, ...]
     collectives: tuple[Collective, ...]
 
-    def judge(self, collective: Collective) -> Judgement:
+    def attribute(self, collective: Collective) -> Attribution:
         """The reason of a collective."""
         if operation_of(collective.op_name) in _EXPLICIT:
-            return Judgement("explicit")
-        case = case_of(collective, self.flow, self.layouts, self.grid)
-        before = self._reduction_before(case)
+            return Attribution("explicit")
+        context = collective_context(collective, self.dataflow, self.shardings, self.grid)
+        before = self._reduction_before(context)
         if before is not None:
-            return self.judge(before)
-        if case.reduces:
-            return Judgement("gradient" if self._is_gradient(case) else "reduction")
-        if self._is_constrained(case):
-            return Judgement("constraint")
-        if case.argument and case.gathers:
-            return Judgement("argument")
-        result = self.flow.results.get(collective.name)
+            return self.attribute(before)
+        if context.reduces:
+            return Attribution("gradient" if self._is_gradient(context) else "reduction")
+        if self._is_constrained(context):
+            return Attribution("constraint")
+        if context.argument and context.gathers:
+            return Attribution("argument")
+        result = self.dataflow.results.get(collective.name)
         if result is not None and self.results[result : result + 1] == (True,):
-            return Judgement("result")
-        return Judgement("resharding", False, Remedies(case, self.grid, self.sources).text())
+            return Attribution("result")
+        return Attribution(
+            "resharding", False, SuggestionFinder(context, self.grid, self.sources).text()
+        )
 
-    def _reduction_before(self, case: Case) -> Collective | None:
+    def _reduction_before(self, context: CollectiveContext) -> Collective | None:
         """The sum of which a collective is a part: one over slices, or a sum that is put together.
 
         A sum over several slices is first scattered inside each, then added up between them, then
         gathered again.
         """
-        if case.collective.kind == "reduce-scatter" or not case.instruction.operand_names:
+        if context.collective.kind == "reduce-scatter" or not context.instruction.operand_names:
             return None
-        name = self.flow.collective_before(case.home, case.instruction.operand_names[0])
+        name = self.dataflow.producing_collective(
+            context.home, context.instruction.operand_names[0]
+        )
         before = self._by_name.get(name)
         is_scatter = before is not None and before.kind == "reduce-scatter"
         return before if is_scatter else None
@@ -148,12 +161,12 @@ class Judge:
     def _by_name(self) -> dict[str, Collective]:
         return {collective.name: collective for collective in self.collectives}
 
-    def _is_gradient(self, case: Case) -> bool:
+    def _is_gradient(self, context: CollectiveContext) -> bool:
         """Whether it adds up an argument's gradient over devices that have parts of a batch."""
-        collective = case.collective
+        collective = context.collective
         op_name = collective.op_name
         if not op_name:
-            op_name = "" if case.maker is None else self.flow.module.op_name(case.maker)
+            op_name = "" if context.maker is None else self.dataflow.module.op_name(context.maker)
         if "transpose(" not in op_name:
             return False
         arrays = collective.operands
@@ -161,7 +174,7 @@ class Judge:
             # What goes round is a part of the result.
             without: frozenset[str] = frozenset()
         else:
-            without = case.axes
+            without = context.axes
         shapes = {array.dims for array in arrays}
         return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
 
@@ -175,68 +188,68 @@ class Judge:
 
     @cached_property
     def _placed(self) -> frozenset[tuple[tuple[int, ...], NamedSharding]]:
-        avals = self.layouts.jaxpr.in_avals
+        avals = self.shardings.jaxpr.in_avals
         return frozenset(
             (tuple(aval.shape), sharding)
-            for aval, (_, sharding) in zip(avals, self.layouts.arguments, strict=False)
+            for aval, (_, sharding) in zip(avals, self.shardings.arguments, strict=False)
             if isinstance(sharding, NamedSharding) and aval.shape and aval.dtype.kind not in "biu"
         )
 
-    def _is_constrained(self, case: Case) -> bool:
+    def _is_constrained(self, context: CollectiveContext) -> bool:
         """Whether a constraint wants it."""
-        collective = case.collective
+        collective = context.collective
         lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
         own = set(lines_of(collective.frames))
-        for change in self.layouts.changes:
-            reach = change.closed if case.gathers else change.moved | change.used
-            if not case.axes <= reach or not case.axes & change.moved:
+        for change in self.shardings.changes:
+            reach = change.closed if context.gathers else change.moved | change.used
+            if not context.axes <= reach or not context.axes & change.moved:
                 continue
             if own & change.lines or (not own and lines & change.lines):
                 return True
-            if case.argument in change.arguments and case.argument:
+            if context.argument in change.arguments and context.argument:
                 return True
         # A constrained value that a product wants whole: what comes in is cut on purpose.
         return (
-            case.gathers
-            and not case.argument
+            context.gathers
+            and not context.argument
             and operation_of(collective.needed_by or collective.op_name) in PRODUCTS
-            and not self._could_add_up(case)
+            and not self._could_add_up(context)
             and any(
-                case.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
-                for eqn, said in self._constraints_of(case)
+                context.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
+                for eqn, said in self._constraints_of(context)
             )
         )
 
-    def _could_add_up(self, case: Case) -> bool:
+    def _could_add_up(self, context: CollectiveContext) -> bool:
         """Whether a product sums over a dimension that both operands have cut alike.
 
         Then nothing but the sums has to be sent, and no constraint asks for more.
         """
-        for scope, eqn in case.equations:
+        for scope, eqn in context.equations:
             if eqn.primitive.name != "dot_general":
                 continue
             contracted = eqn.params["dimension_numbers"][0]
             cut = [
-                {a for dim in dims for s in self.layouts.sources(scope, v)[dim] for a in s.axes}
+                {a for dim in dims for s in self.shardings.sources(scope, v)[dim] for a in s.axes}
                 for v, dims in zip(eqn.invars, contracted, strict=True)
             ]
-            if all(case.axes <= axes for axes in cut):
+            if all(context.axes <= axes for axes in cut):
                 return True
         return False
 
-    def _constraints_of(self, case: Case) -> Iterator[tuple[Any, NamedSharding]]:
+    def _constraints_of(self, context: CollectiveContext) -> Iterator[tuple[Any, NamedSharding]]:
         """The constraints from which the value of a collective comes."""
-        lines = {s.line for each in self._values(case) for dim in each for s in dim if s.line}
-        for _, eqn, said in self.layouts.constraints:
+        lines = {s.line for each in self._values(context) for dim in each for s in dim if s.line}
+        for _, eqn, said in self.shardings.constraints:
             if source_line(eqn) in lines:
                 yield eqn, said
 
-    def _values(self, case: Case) -> Iterator[list[list[Source]]]:
+    def _values(self, context: CollectiveContext) -> Iterator[list[list[ShardingSource]]]:
         """What says how the value is dealt out that a collective deals with."""
-        for scope, eqn in case.equations:
+        for scope, eqn in context.equations:
             for value in (*eqn.invars, *eqn.outvars):
                 if is_variable(value):
-                    yield self.layouts.sources(scope, value)
+                    yield self.shardings.sources(scope, value)
 
 
 @dataclass
@@ -248,11 +261,11 @@ class _Alike:
     dcn_bytes: float = 0.0
     ici_bytes: float = 0.0
 
-    def add(self, collective: Collective, wire: Wire) -> None:
+    def add(self, collective: Collective, cost: NetworkCost) -> None:
         self.collectives.append(collective)
-        self.seconds += collective.times * wire.total_seconds
-        self.dcn_bytes += collective.times * wire.dcn_bytes
-        self.ici_bytes += collective.times * wire.sent_bytes
+        self.seconds += collective.times * cost.total_seconds
+        self.dcn_bytes += collective.times * cost.dcn_bytes
+        self.ici_bytes += collective.times * cost.sent_bytes
 
 
 def describe_traffic(
@@ -272,26 +285,26 @@ def describe_traffic(
     jaxpr = call.traced.jaxpr
     sources = Sources.of(jaxpr.debug_info.func_src_info)
     placed = lowered._order.placement.in_shardings
-    layouts = Layouts(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
+    shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
     said = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
-    collectives = tuple(whole_collectives(module, mesh))
-    judge = Judge(Flow(module), layouts, grid, sources, said, collectives)
-    wires = Wires(topology, mesh)
-    alike: dict[tuple[CollectiveReport, Judgement], _Alike] = {}
-    for collective in judge.collectives:
-        judgement = judge.judge(collective)
+    collectives = tuple(multislice_collectives(module, mesh))
+    attributor = Attributor(HloDataflow(module), shardings, grid, sources, said, collectives)
+    network = NetworkModel(topology, mesh)
+    alike: dict[tuple[CollectiveReport, Attribution], _Alike] = {}
+    for collective in attributor.collectives:
+        judgement = attributor.attribute(collective)
         described = describe_kind(collective, grid, frozenset(paths), sources)
-        alike.setdefault((described, judgement), _Alike()).add(collective, wires.of(collective))
+        alike.setdefault((described, judgement), _Alike()).add(collective, network.of(collective))
     reports = [_report(described, why, found) for (described, why), found in alike.items()]
     return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
 
 
-def _report(described: CollectiveReport, why: Judgement, found: _Alike) -> TrafficReport:
+def _report(described: CollectiveReport, why: Attribution, found: _Alike) -> TrafficReport:
     return TrafficReport(
         collective=added_up(described, found.collectives),
         network="dcn" if found.dcn_bytes > found.ici_bytes else "ici",
         seconds=found.seconds,
         origin=why.origin,
-        asked_for=why.asked_for,
-        remedy=why.remedy,
+        requested=why.requested,
+        suggestion=why.suggestion,
     )

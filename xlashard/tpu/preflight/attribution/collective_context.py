@@ -11,20 +11,20 @@ from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import DevicePairs
 from xlashard.program.collectives import Collective
 from xlashard.program.hlo import Computation, Frame, Instruction
-from xlashard.tpu.preflight.attribution.dataflow import Flow
-from xlashard.tpu.preflight.attribution.value_shardings import Layouts
+from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
+from xlashard.tpu.preflight.attribution.value_shardings import ValueShardings
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 """The primitives that multiply and add up."""
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class CollectiveContext:
     """A collective, and what is found out about it.
 
     Attributes:
-        flow: The ways of values through the compiled module.
-        layouts: What the program says of its values.
+        dataflow: The ways of values through the compiled module.
+        shardings: What the program says of its values.
         collective: The collective.
         home: The computation that it stands in.
         instruction: Its instruction.
@@ -34,8 +34,8 @@ class Case:
         gathers: Whether every device gets what all have.
     """
 
-    flow: Flow
-    layouts: Layouts
+    dataflow: HloDataflow
+    shardings: ValueShardings
     collective: Collective
     home: Computation
     instruction: Instruction
@@ -60,7 +60,7 @@ class Case:
             for line in lines_of(frames):
                 found = [
                     (scope, eqn)
-                    for scope, eqn in self.layouts.equations.get(line, ())
+                    for scope, eqn in self.shardings.equations.get(line, ())
                     if eqn.primitive.name == operation
                 ]
                 if found:
@@ -70,46 +70,48 @@ class Case:
     @cached_property
     def maker(self) -> Instruction | None:
         """The nearest instruction of known lines from which its value is made."""
-        return self.flow.told_maker(self.home, self.instruction)
+        return self.dataflow.nearest_named_producer(self.home, self.instruction)
 
     @cached_property
     def maker_frames(self) -> tuple[Frame, ...]:
         """The lines of that instruction, the innermost first; none where there is none."""
-        return () if self.maker is None else tuple(self.flow.module.frames(self.maker))
+        return () if self.maker is None else tuple(self.dataflow.module.frames(self.maker))
 
     @cached_property
     def made_from(self) -> frozenset[str]:
         """The paths of all arguments that its value is made from."""
-        return self.flow.arguments(self.home, self.instruction)
+        return self.dataflow.arguments(self.home, self.instruction)
 
 
-def case_of(collective: Collective, flow: Flow, layouts: Layouts, grid: MeshGrid) -> Case:
+def collective_context(
+    collective: Collective, dataflow: HloDataflow, shardings: ValueShardings, grid: MeshGrid
+) -> CollectiveContext:
     """Finds out about a collective.
 
     Args:
         collective: One of a program's.
-        flow: The ways of values through its compiled module.
-        layouts: What the program says of its values.
+        dataflow: The ways of values through its compiled module.
+        shardings: What the program says of its values.
         grid: Its mesh.
     """
-    home = flow.module.computations[collective.computation]
+    home = dataflow.module.computations[collective.computation]
     instruction = home.instructions[collective.name]
     axes = frozenset(part.name for part in collective.axes(grid) or ())
-    named = {path for path, _ in layouts.arguments}
+    named = {path for path, _ in shardings.arguments}
     argument = collective.op_name if collective.op_name in named else ""
     if not argument:
         names = instruction.operand_names
         # What a send takes besides is a token.
         names = names[:1] if instruction.opcode == "send" else names
-        found = {flow.argument(home, name) for name in names}
+        found = {dataflow.argument(home, name) for name in names}
         argument = found.pop() if len(found) == 1 else ""
-    windowed = next(filter(None, map(flow.windowed, flow.sites(home))), "")
+    windowed = next(filter(None, map(dataflow.windowed, dataflow.sites(home))), "")
     moves = collective.kind == "collective-permute"
     if moves and not windowed and _is_of_ring(collective, grid):
-        windowed = flow.unrolled(home, instruction)
-    return Case(
-        flow,
-        layouts,
+        windowed = dataflow.unrolled(home, instruction)
+    return CollectiveContext(
+        dataflow,
+        shardings,
         collective,
         home,
         instruction,

@@ -14,7 +14,7 @@ type Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ShardingSource:
     """An argument or a constraint that says how a dimension of another value is dealt out.
 
     Attributes:
@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class ConstraintChange:
     """A constraint that wants a value dealt out otherwise than where it comes from.
 
     Attributes:
@@ -59,7 +59,7 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Layouts:
+class ValueShardings:
     """What is said of the values of a jaxpr.
 
     Attributes:
@@ -108,7 +108,7 @@ class Layouts:
         return frozenset(line for line in lines if line is not None)
 
     @cached_property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[ConstraintChange, ...]:
         """What constraints want otherwise than arguments and other constraints do."""
         found = []
         for scope, eqn, sharding in self.constraints:
@@ -124,10 +124,12 @@ class Layouts:
                 if line is not None:
                     lines |= {line}
                 used = frozenset(axis for axes in own for axis in axes)
-                found.append(Change(lines, paths, frozenset(moved), frozenset(moved - used), used))
+                found.append(
+                    ConstraintChange(lines, paths, frozenset(moved), frozenset(moved - used), used)
+                )
         return tuple(found)
 
-    def sources(self, scope: Scope, value: Any) -> list[list[Source]]:
+    def sources(self, scope: Scope, value: Any) -> list[list[ShardingSource]]:
         """For each dimension of a value what says how it is dealt out.
 
         Args:
@@ -139,7 +141,7 @@ class Layouts:
             for dim in range(len(getattr(value.aval, "shape", ())))
         ]
 
-    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[Source]:
+    def _sources(self, scope: Scope, value: Any, dim: int) -> Iterator[ShardingSource]:
         for origin in origins(scope, value, dim, CONSTRAINT):
             path, sharding = self._taken.get(origin.variable, ("", None))
             line = None
@@ -150,7 +152,7 @@ class Layouts:
                 if origin.dim >= len(shape):
                     # A slice of what a loop stacks up is not always followed to its dimension.
                     continue
-                yield Source(path, line, sharding, shape, origin.dim, origin.lines)
+                yield ShardingSource(path, line, sharding, shape, origin.dim, origin.lines)
 
     def _said(self, eqn: Any) -> NamedSharding | None:
         sharding = constraint_of(eqn)

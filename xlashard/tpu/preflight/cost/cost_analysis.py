@@ -13,11 +13,11 @@ from xlashard.program.loops import trip_count
 from xlashard.tpu.preflight.cost.flops import (
     HBM,
     REDUCERS,
-    PlacedArray,
-    arithmetic,
+    TiledArray,
+    instruction_flops,
     kernel_estimate,
     operand_arrays,
-    placed_arrays,
+    tiled_arrays,
 )
 
 _FREE_NAMES = """
@@ -50,19 +50,17 @@ def hbm_bytes(module: HloText, computation: Computation, instruction: Instructio
     if opcode == "fusion":
         inner = _fused(module, instruction)
         return 0 if inner is None else _of_fusion(module, instruction, inner)
-    results = placed_arrays(instruction.type)
+    results = tiled_arrays(instruction.type)
     operands = operand_arrays(computation, instruction)
     if opcode in ("send", "recv"):
         # Its own type has what is sent or received, and a context.
-        return sum(array.hbm_bytes for array in placed_arrays(element_types(instruction.type)[0]))
+        return sum(array.hbm_bytes for array in tiled_arrays(element_types(instruction.type)[0]))
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
     return _of_operation(opcode.removesuffix("-start"), operands, results)
 
 
-def _of_operation(
-    opcode: str, operands: list[PlacedArray], results: tuple[PlacedArray, ...]
-) -> int:
+def _of_operation(opcode: str, operands: list[TiledArray], results: tuple[TiledArray, ...]) -> int:
     written = sum(array.hbm_bytes for array in results)
     match opcode:
         case "slice" | "dynamic-slice" | "gather":
@@ -79,16 +77,16 @@ def _of_operation(
     return sum(array.hbm_bytes for array in operands) + written
 
 
-def _like(arrays: list[PlacedArray], nbytes: int) -> int:
+def _like(arrays: list[TiledArray], nbytes: int) -> int:
     """A part of arrays, if they lie in HBM; not more than they are."""
     return min(nbytes, sum(array.hbm_bytes for array in arrays))
 
 
-def _started(instruction: Instruction, operands: int) -> tuple[PlacedArray, ...]:
+def _started(instruction: Instruction, operands: int) -> tuple[TiledArray, ...]:
     """The results of what starts and is done later; its type has the operands before or after."""
     if instruction.opcode == "copy-start":
-        return placed_arrays(element_types(instruction.type)[0])
-    arrays = placed_arrays(instruction.type)
+        return tiled_arrays(element_types(instruction.type)[0])
+    arrays = tiled_arrays(instruction.type)
     if instruction.opcode == "all-reduce-start" and len(arrays) == operands:
         return arrays
     return arrays[operands : 2 * operands]
@@ -97,7 +95,7 @@ def _started(instruction: Instruction, operands: int) -> tuple[PlacedArray, ...]
 def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
     if instruction.call_target == "AllocateBuffer":
         return 0
-    arrays = (*operand_arrays(computation, instruction), *placed_arrays(instruction.type))
+    arrays = (*operand_arrays(computation, instruction), *tiled_arrays(instruction.type))
     told = kernel_estimate(instruction).get("bytes_accessed")
     return round(told) if told else sum(array.hbm_bytes for array in arrays)
 
@@ -110,19 +108,19 @@ def _fused(module: HloText, fusion: Instruction) -> Computation | None:
 def _of_fusion(module: HloText, fusion: Instruction, inner: Computation) -> int:
     if _STARTS in inner.targets:
         # Its own type has the operand and the result of the collective first.
-        return sum(a.hbm_bytes for a in placed_arrays(fusion.type)[:2])
+        return sum(a.hbm_bytes for a in tiled_arrays(fusion.type)[:2])
     read = sum(
         min(_touched(module, inner, parameter), array.nbytes)
         for parameter in inner.instructions.values()
         if parameter.opcode == "parameter"
-        for array in placed_arrays(parameter.type)
+        for array in tiled_arrays(parameter.type)
         if array.space == HBM
     )
     root = inner.root
     if root is None:
         return read
     outputs = _outputs(inner, root)
-    types = placed_arrays(fusion.type)
+    types = tiled_arrays(fusion.type)
     if len(outputs) != len(types):
         return read + sum(array.hbm_bytes for array in types)
     written = sum(
@@ -141,7 +139,7 @@ def _outputs(inner: Computation, root: Instruction) -> list[Instruction | None]:
 def _touched(module: HloText, inner: Computation, value: Instruction) -> int:
     """Bytes of a fusion's parameter, or of what only passes it on, that the fusion reads."""
     total = 0
-    whole = sum(array.nbytes for array in placed_arrays(value.type))
+    whole = sum(array.nbytes for array in tiled_arrays(value.type))
     for user in inner.users.get(value.name, ()):
         total += _read_by(module, inner, value, user)
         if total >= whole:
@@ -158,12 +156,12 @@ def _read_by(module: HloText, inner: Computation, value: Instruction, user: Inst
     if opcode in _PASSED_ON:
         return _touched(module, inner, user)
     if is_first and opcode in ("slice", "dynamic-slice", "gather"):
-        return sum(array.nbytes for array in placed_arrays(user.type))
+        return sum(array.nbytes for array in tiled_arrays(user.type))
     if is_first and opcode == "dynamic-update-slice":
         return 0
     if is_first and opcode == "scatter":
         update = inner.instructions.get(names[-1])
-        return sum(a.nbytes for a in placed_arrays(update.type)) if update is not None else 0
+        return sum(a.nbytes for a in tiled_arrays(update.type)) if update is not None else 0
     if opcode == "fusion" and (nested := _fused(module, user)) is not None:
         if _only_passes_on(nested):
             return _touched(module, inner, user)
@@ -172,7 +170,7 @@ def _read_by(module: HloText, inner: Computation, value: Instruction, user: Inst
             for name, parameter in zip(names, _parameters(nested), strict=False)
             if name == value.name
         )
-    return sum(array.nbytes for array in placed_arrays(value.type))
+    return sum(array.nbytes for array in tiled_arrays(value.type))
 
 
 def _only_passes_on(fusion: Computation) -> bool:
@@ -199,7 +197,7 @@ def _parameters(computation: Computation) -> Iterator[Instruction]:
 
 
 def _written(
-    module: HloText, inner: Computation, output: Instruction | None, array: PlacedArray
+    module: HloText, inner: Computation, output: Instruction | None, array: TiledArray
 ) -> int:
     """Bytes that a fusion writes for one of its results."""
     while output is not None and output.opcode in _PASSED_ON and output.operand_names:
@@ -212,7 +210,7 @@ def _written(
     if output.opcode in ("dynamic-update-slice", "scatter"):
         place = 1 if output.opcode == "dynamic-update-slice" else len(names) - 1
         update = inner.instructions.get(names[place])
-        return sum(a.nbytes for a in placed_arrays(update.type)) if update else array.nbytes
+        return sum(a.nbytes for a in tiled_arrays(update.type)) if update else array.nbytes
     if output.opcode == "fusion" and (nested := _fused(module, output)) is not None:
         roots = _outputs(nested, nested.root) if nested.root is not None else []
         return _written(module, nested, roots[0], array) if len(roots) == 1 else array.nbytes
@@ -229,11 +227,11 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 
 @dataclass(frozen=True)
-class Work:
+class CostAnalysis:
     """Arithmetic and memory traffic.
 
     Attributes:
-        multiplied: FLOP of matrix products, by the dtype that is multiplied.
+        matmul_flops: FLOP of matrix products, by the dtype that is multiplied.
         elementwise: Other floating-point operations.
         transcendental: Values of functions such as exp and tanh.
         hbm_bytes: Bytes read and written in HBM.
@@ -242,7 +240,7 @@ class Work:
         unknown_loops: Loops of unknown trip count, which count as one run.
     """
 
-    multiplied: Mapping[str, float] = field(default_factory=dict)
+    matmul_flops: Mapping[str, float] = field(default_factory=dict)
     elementwise: float = 0.0
     transcendental: float = 0.0
     hbm_bytes: float = 0.0
@@ -252,14 +250,14 @@ class Work:
     @property
     def flops(self) -> float:
         """Floating-point operations of all kinds, those of exp and the like as one each."""
-        return sum(self.multiplied.values()) + self.elementwise + self.transcendental
+        return sum(self.matmul_flops.values()) + self.elementwise + self.transcendental
 
 
 @dataclass
-class _Sum:
+class _CostSum:
     """Work that is being added up."""
 
-    multiplied: dict[str, float] = field(default_factory=dict)
+    matmul_flops: dict[str, float] = field(default_factory=dict)
     elementwise: float = 0.0
     transcendental: float = 0.0
     hbm_bytes: float = 0.0
@@ -267,10 +265,10 @@ class _Sum:
     unknown_loops: int = 0
 
     def multiply(self, dtype: str, flops: float) -> None:
-        self.multiplied[dtype] = self.multiplied.get(dtype, 0.0) + flops
+        self.matmul_flops[dtype] = self.matmul_flops.get(dtype, 0.0) + flops
 
-    def add(self, other: "_Sum", times: int) -> None:
-        for dtype, flops in other.multiplied.items():
+    def add(self, other: "_CostSum", times: int) -> None:
+        for dtype, flops in other.matmul_flops.items():
             self.multiply(dtype, flops * times)
         for name, count in other.unknown_calls.items():
             self.unknown_calls[name] += count * times
@@ -280,7 +278,7 @@ class _Sum:
         self.unknown_loops += other.unknown_loops
 
 
-def count_work(module: HloText) -> Work:
+def analyze_cost(module: HloText) -> CostAnalysis:
     """What one execution of a program does on one device.
 
     Of a conditional the branch counts that calculates most.
@@ -289,10 +287,10 @@ def count_work(module: HloText) -> Work:
         module: A compiled program.
     """
     if module.entry not in module.computations:
-        return Work()
-    total = _Counting(module).of(module.entry, fused=False)
-    return Work(
-        dict(total.multiplied),
+        return CostAnalysis()
+    total = _CostCounter(module).of(module.entry, fused=False)
+    return CostAnalysis(
+        dict(total.matmul_flops),
         total.elementwise,
         total.transcendental,
         total.hbm_bytes,
@@ -301,25 +299,25 @@ def count_work(module: HloText) -> Work:
     )
 
 
-class _Counting:
+class _CostCounter:
     """Counts each computation once, however often it runs."""
 
     def __init__(self, module: HloText) -> None:
         self._module = module
-        self._done: dict[tuple[str, bool], _Sum] = {}
+        self._done: dict[tuple[str, bool], _CostSum] = {}
 
-    def of(self, name: str, *, fused: bool) -> _Sum:
+    def of(self, name: str, *, fused: bool) -> _CostSum:
         """The work of one run of a computation; of one inside a fusion without its memory."""
         if (name, fused) not in self._done:
             self._done[name, fused] = self._count(self._module.computations[name], fused)
         return self._done[name, fused]
 
-    def _count(self, computation: Computation, fused: bool) -> _Sum:
-        total = _Sum()
+    def _count(self, computation: Computation, fused: bool) -> _CostSum:
+        total = _CostSum()
         for instruction in computation.instructions.values():
-            found = arithmetic(self._module, computation, instruction)
-            if found.multiplied:
-                total.multiply(found.dtype, found.multiplied)
+            found = instruction_flops(self._module, computation, instruction)
+            if found.matmul_flops:
+                total.multiply(found.dtype, found.matmul_flops)
             total.elementwise += found.elementwise
             total.transcendental += found.transcendental
             if instruction.opcode == "custom-call":
@@ -330,7 +328,7 @@ class _Counting:
         return total
 
     def _add_called(
-        self, total: _Sum, computation: Computation, instruction: Instruction, fused: bool
+        self, total: _CostSum, computation: Computation, instruction: Instruction, fused: bool
     ) -> None:
         opcode = instruction.opcode
         if opcode in REDUCERS or opcode.startswith(("all-reduce", "reduce-scatter")):
@@ -346,7 +344,7 @@ class _Counting:
         if opcode == "conditional":
             branches = [self.of(name, fused=fused) for _, name in called]
             if branches:
-                most = max(branches, key=lambda w: (sum(w.multiplied.values()), w.hbm_bytes))
+                most = max(branches, key=lambda w: (sum(w.matmul_flops.values()), w.hbm_bytes))
                 total.add(most, 1)
             return
         trips = 1
@@ -358,7 +356,7 @@ class _Counting:
             if attribute != "condition":
                 total.add(self.of(name, fused=fused or opcode == "fusion"), trips)
 
-    def _add_custom_call(self, total: _Sum, call: Instruction) -> None:
+    def _add_custom_call(self, total: _CostSum, call: Instruction) -> None:
         target = call.call_target
         numbers = kernel_estimate(call)
         if numbers:

@@ -21,7 +21,7 @@ host's."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedArray:
+class TiledArray:
     """The type of one array, with its place.
 
     Attributes:
@@ -52,7 +52,7 @@ _TILE = re.compile(r"\((\d+(?:,\d+)*)\)")
 
 
 @lru_cache(maxsize=4096)
-def placed_arrays(text: str) -> tuple[PlacedArray, ...]:
+def tiled_arrays(text: str) -> tuple[TiledArray, ...]:
     """The arrays of an HLO type, those of tuples in order; tokens are none.
 
     Example:
@@ -63,7 +63,7 @@ def placed_arrays(text: str) -> tuple[PlacedArray, ...]:
     return tuple(_placed(*parts) for parts in found if parts[0] not in ("token", "opaque"))
 
 
-def _placed(dtype: str, dims: str, layout: str) -> PlacedArray:
+def _placed(dtype: str, dims: str, layout: str) -> TiledArray:
     shape = tuple(int(number) for number in re.findall(r"\d+", dims))
     order, _, rest = layout.partition(":")
     tiles = re.search(r"T((?:\([\d,*]+\))+)", rest)
@@ -76,7 +76,7 @@ def _placed(dtype: str, dims: str, layout: str) -> PlacedArray:
     if first is not None:
         physical = _padded(physical, tuple(int(n) for n in first[1].split(",")))
     bits = int(packed[1]) if packed else bits_of(dtype)
-    return PlacedArray(
+    return TiledArray(
         dtype, shape, -(-math.prod(physical) * bits // 8), int(space[1]) if space else HBM
     )
 
@@ -118,27 +118,29 @@ _NAMES = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class InstructionFlops:
     """What an instruction calculates.
 
     Attributes:
-        multiplied: FLOP of a matrix multiplication or convolution.
+        matmul_flops: FLOP of a matrix multiplication or convolution.
         dtype: What it multiplies: `bfloat16`; `bfloat16 x6` for float32 numbers that are
             multiplied in six passes of their parts.
         elementwise: Floating-point operations that aren't part of one, one for each element.
         transcendental: Values of functions such as exp and tanh, one for each element.
     """
 
-    multiplied: float = 0.0
+    matmul_flops: float = 0.0
     dtype: str = ""
     elementwise: float = 0.0
     transcendental: float = 0.0
 
 
-NOTHING = Arithmetic()
+NOTHING = InstructionFlops()
 
 
-def arithmetic(module: HloText, computation: Computation, instruction: Instruction) -> Arithmetic:
+def instruction_flops(
+    module: HloText, computation: Computation, instruction: Instruction
+) -> InstructionFlops:
     """What one run of an instruction calculates, without the computations that it calls.
 
     Comparisons and selections among floating-point numbers count as operations on them; integers,
@@ -155,22 +157,22 @@ def arithmetic(module: HloText, computation: Computation, instruction: Instructi
     if opcode in _ELEMENTWISE:
         operands = operand_arrays(computation, instruction)
         floating = bool(operands) and _is_floating(operands[-1].dtype)
-        return Arithmetic(elementwise=float(_size(instruction)) if floating else 0.0)
+        return InstructionFlops(elementwise=float(_size(instruction)) if floating else 0.0)
     if opcode in _TRANSCENDENTAL:
-        return Arithmetic(transcendental=float(_size(instruction)))
+        return InstructionFlops(transcendental=float(_size(instruction)))
     if opcode in REDUCERS:
         return _reduction(module, computation, instruction)
     if opcode == "fft":
         length = _numbers(instruction.attribute("fft_length"))
         steps = math.log2(max(math.prod(length), 2))
-        return Arithmetic(elementwise=5.0 * _size(instruction) * steps)
+        return InstructionFlops(elementwise=5.0 * _size(instruction) * steps)
     return NOTHING
 
 
-def operand_arrays(computation: Computation, instruction: Instruction) -> list[PlacedArray]:
+def operand_arrays(computation: Computation, instruction: Instruction) -> list[TiledArray]:
     """The arrays that an instruction takes, as they lie."""
     named = (computation.instructions.get(name) for name in instruction.operand_names)
-    return [array for i in named if i is not None for array in placed_arrays(i.type)]
+    return [array for i in named if i is not None for array in tiled_arrays(i.type)]
 
 
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
@@ -203,16 +205,16 @@ def dtype_name(dtype: str) -> str:
 
 
 def _size(instruction: Instruction) -> int:
-    return sum(array.size for array in placed_arrays(instruction.type))
+    return sum(array.size for array in tiled_arrays(instruction.type))
 
 
 def _is_floating(dtype: str) -> bool:
     return dtype[0] in "fc" or dtype.startswith("bf")
 
 
-def _product(computation: Computation, instruction: Instruction) -> Arithmetic:
+def _product(computation: Computation, instruction: Instruction) -> InstructionFlops:
     operands = operand_arrays(computation, instruction)
-    result = placed_arrays(instruction.type)[0]
+    result = tiled_arrays(instruction.type)[0]
     if len(operands) < 2:
         return NOTHING
     left, right = operands[:2]
@@ -224,14 +226,14 @@ def _product(computation: Computation, instruction: Instruction) -> Arithmetic:
     # A product of complex numbers is four of real ones.
     parts = 4 if left.dtype[0] == "c" else 1
     flops = 2.0 * parts * multiplications
-    return Arithmetic(multiplied=flops, dtype=_multiplied_dtype(instruction, left, right))
+    return InstructionFlops(matmul_flops=flops, dtype=_multiplied_dtype(instruction, left, right))
 
 
 _PRECISION = re.compile(r"operand_precision=\{([^}]*)\}")
 _PASSES = {"high": "bfloat16 x3", "highest": "bfloat16 x6"}
 
 
-def _multiplied_dtype(instruction: Instruction, left: PlacedArray, right: PlacedArray) -> str:
+def _multiplied_dtype(instruction: Instruction, left: TiledArray, right: TiledArray) -> str:
     wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
     if wider.dtype not in ("f32", "c64"):
         return dtype_name(wider.dtype)
@@ -253,7 +255,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def _convolution(
-    instruction: Instruction, left: PlacedArray, right: PlacedArray, result: PlacedArray
+    instruction: Instruction, left: TiledArray, right: TiledArray, result: TiledArray
 ) -> int:
     """Its true multiplications: those with padding and with the holes of dilation are none.
 
@@ -338,12 +340,14 @@ def _places(window: _Window, size: int, result: int) -> int:
     return int(counts.sum())
 
 
-def _reduction(module: HloText, computation: Computation, instruction: Instruction) -> Arithmetic:
+def _reduction(
+    module: HloText, computation: Computation, instruction: Instruction
+) -> InstructionFlops:
     """A computation that runs for each element, or for each pair of them."""
     if instruction.opcode == "sort":
         return NOTHING
     operands = operand_arrays(computation, instruction)
-    result = placed_arrays(instruction.type)[0]
+    result = tiled_arrays(instruction.type)[0]
     if not operands:
         return NOTHING
     match instruction.opcode:
@@ -361,13 +365,13 @@ def _reduction(module: HloText, computation: Computation, instruction: Instructi
         return NOTHING
     elementwise = transcendental = 0.0
     for each in inner.instructions.values():
-        counted = arithmetic(module, inner, each)
+        counted = instruction_flops(module, inner, each)
         elementwise += counted.elementwise
         transcendental += counted.transcendental
-    return Arithmetic(elementwise=runs * elementwise, transcendental=runs * transcendental)
+    return InstructionFlops(elementwise=runs * elementwise, transcendental=runs * transcendental)
 
 
-def _window_runs(instruction: Instruction, taken: PlacedArray, result: PlacedArray) -> int:
+def _window_runs(instruction: Instruction, taken: TiledArray, result: TiledArray) -> int:
     """How often a sum over windows adds.
 
     TPU's compiler writes a sum that is spread over its dimension again, as in a softmax, as a

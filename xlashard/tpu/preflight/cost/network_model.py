@@ -47,7 +47,7 @@ from xlashard.program.collectives import (
 from xlashard.program.hlo import Computation, HloText, Instruction, array_types
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed
-from xlashard.tpu.mesh_layout import Part, part
+from xlashard.tpu.mesh_layout import AxisPart, part
 from xlashard.tpu.topologies import Topology
 
 _KINDS: dict[str, CollectiveKind] = {
@@ -61,7 +61,7 @@ _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 
-def whole_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
+def multislice_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
     """The collectives of a program, in all of its slices and between them.
 
     Args:
@@ -76,7 +76,7 @@ def whole_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
     return [*spread, *_transfers(module, slices)]
 
 
-def meeting(instruction: Instruction) -> str:
+def rendezvous_name(instruction: Instruction) -> str:
     """The name under which a send and its receive meet; empty for other instructions."""
     if instruction.opcode not in ("send", "recv"):
         return ""
@@ -129,7 +129,7 @@ def _transfer(
         (
             i
             for i in computation.instructions.values()
-            if i.opcode == "recv" and meeting(i) == meeting(send)
+            if i.opcode == "recv" and rendezvous_name(i) == rendezvous_name(send)
         ),
         None,
     )
@@ -161,7 +161,7 @@ _NOT_LINKS = ("slice", "core")
 
 
 @dataclass(frozen=True)
-class Wire:
+class NetworkCost:
     """What one run of a collective takes of the links.
 
     Attributes:
@@ -185,7 +185,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _GroupLinks:
     """What the groups of a collective have of the links.
 
     Attributes:
@@ -195,13 +195,13 @@ class _Lines:
         speed: Bytes per second that a device sends to the others of its slice.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[AxisPart, ...]
     slices: int
     members: int
     speed: float
 
 
-class Wires:
+class NetworkModel:
     """The links between the devices of a mesh."""
 
     def __init__(self, topology: Topology, mesh: Mesh) -> None:
@@ -213,17 +213,17 @@ class Wires:
         """
         self._topology = topology
         self._mesh = mesh
-        self._lines: dict[DeviceGroups, _Lines] = {}
-        self._loads: dict[DevicePairs, _Load] = {}
+        self._group_links: dict[DeviceGroups, _GroupLinks] = {}
+        self._loads: dict[DevicePairs, _LinkLoad] = {}
 
-    def of(self, collective: Collective) -> Wire:
+    def of(self, collective: Collective) -> NetworkCost:
         """What one run of a collective takes of the links."""
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, DevicePairs):
             return self._permutation(groups, payload)
-        if groups not in self._lines:
-            self._lines[groups] = self._find_lines(groups)
-        lines = self._lines[groups]
+        if groups not in self._group_links:
+            self._group_links[groups] = self._find_group_links(groups)
+        lines = self._group_links[groups]
         slices, members = lines.slices, lines.members
         if collective.kind in ("all-to-all", "ragged-all-to-all"):
             within = payload / slices
@@ -243,8 +243,12 @@ class Wires:
         sent = sent if lines.parts else 0.0
         return self._wire(sent, sent / lines.speed, lines.parts, between)
 
-    def _wire(self, sent: float, seconds: float, parts: Sequence[Part], dcn: float) -> Wire:
-        return Wire(sent, seconds, tuple(p.dimension for p in parts), dcn, self._dcn_seconds(dcn))
+    def _wire(
+        self, sent: float, seconds: float, parts: Sequence[AxisPart], dcn: float
+    ) -> NetworkCost:
+        return NetworkCost(
+            sent, seconds, tuple(p.dimension for p in parts), dcn, self._dcn_seconds(dcn)
+        )
 
     def _dcn_seconds(self, nbytes: float) -> float:
         bandwidth = self._topology.generation.device_dcn_bandwidth
@@ -257,7 +261,7 @@ class Wires:
         found = [positions[device.id] for device in self._mesh.devices.flat]
         return self._topology.coordinates[np.array(found)]
 
-    def _find_lines(self, groups: DeviceGroups) -> _Lines:
+    def _find_group_links(self, groups: DeviceGroups) -> _GroupLinks:
         """The dimensions along which the devices of a group differ; all groups as the first."""
         members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
         places = self._places[members[members < len(self._places)]]
@@ -276,14 +280,14 @@ class Wires:
             # Not a box: nobody knows the ways, and each device counts with its part of one link.
             generation = self._topology.generation
             speed = generation.ici_bandwidth / generation.devices_per_chip
-        return _Lines(tuple(parts), slices, inside, speed)
+        return _GroupLinks(tuple(parts), slices, inside, speed)
 
-    def _speed(self, parts: Sequence[Part]) -> float:
+    def _speed(self, parts: Sequence[AxisPart]) -> float:
         """Bytes per second that a device sends along some dimensions."""
         links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
         return ici_speed(self._topology.generation, parts, links)
 
-    def _permutation(self, pairs: DevicePairs, payload: float) -> Wire:
+    def _permutation(self, pairs: DevicePairs, payload: float) -> NetworkCost:
         if pairs not in self._loads:
             self._loads[pairs] = _load(pairs, self._topology, self._places)
         load = self._loads[pairs]
@@ -294,7 +298,7 @@ class Wires:
             for name, count in load.busiest
         ]
         dcn = payload * load.between_slices
-        return Wire(
+        return NetworkCost(
             payload * load.within_slices,
             max(times, default=0.0),
             tuple(name for name, _ in load.busiest),
@@ -304,7 +308,7 @@ class Wires:
 
 
 @dataclass(frozen=True)
-class _Load:
+class _LinkLoad:
     """What a permutation asks of the links.
 
     Attributes:
@@ -318,7 +322,7 @@ class _Load:
     between_slices: float
 
 
-def _load(pairs: DevicePairs, topology: Topology, places: np.ndarray) -> _Load:
+def _load(pairs: DevicePairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
     links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
     within = between = 0
     for source, target in pairs.pairs:
@@ -335,7 +339,7 @@ def _load(pairs: DevicePairs, topology: Topology, places: np.ndarray) -> _Load:
     for (number, _, _), count in links.items():
         name = topology.dimensions[number].name
         busiest[name] = max(busiest[name], count)
-    return _Load(tuple(busiest.items()), within / named, between / named)
+    return _LinkLoad(tuple(busiest.items()), within / named, between / named)
 
 
 def _route(

@@ -21,9 +21,14 @@ from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.generations import Generation
 from xlashard.tpu.preflight.compilation import Compilation
-from xlashard.tpu.preflight.cost.cost_analysis import count_work, hbm_bytes
-from xlashard.tpu.preflight.cost.network_model import Wire, Wires, meeting, whole_collectives
-from xlashard.tpu.preflight.report.model import AxisTraffic, Bound, TimeEstimate
+from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost, hbm_bytes
+from xlashard.tpu.preflight.cost.network_model import (
+    NetworkCost,
+    NetworkModel,
+    multislice_collectives,
+    rendezvous_name,
+)
+from xlashard.tpu.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
 from xlashard.tpu.topologies import Topology
 
 
@@ -61,7 +66,7 @@ _UNITS = {
 
 
 @dataclass(frozen=True)
-class Clock:
+class CoreClock:
     """The clock of a generation's cores.
 
     Attributes:
@@ -73,7 +78,7 @@ class Clock:
     source: str
 
 
-def clock_of(generation: Generation) -> Clock | None:
+def core_clock(generation: Generation) -> CoreClock | None:
     """The clock at which a generation reaches its peak; None where that isn't known.
 
     It is the peak of its bfloat16 arithmetic by what its matrix units do in a cycle: 0.70 GHz for
@@ -85,7 +90,7 @@ def clock_of(generation: Generation) -> Clock | None:
     if units is None or peak is None:
         return None
     hertz = peak / generation.cores_per_chip / units.flops_per_cycle
-    return Clock(hertz, f"its bfloat16 peak by its matrix units; {units.source}")
+    return CoreClock(hertz, f"its bfloat16 peak by its matrix units; {units.source}")
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -95,7 +100,7 @@ _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-s
 
 def scheduled_seconds(
     module: HloText,
-    collectives: Sequence[tuple[Collective, Wire]],
+    collectives: Sequence[tuple[Collective, NetworkCost]],
     hertz: float,
     hbm_bandwidth: float,
 ) -> float | None:
@@ -126,22 +131,22 @@ class _Timeline:
     def __init__(
         self,
         module: HloText,
-        collectives: Sequence[tuple[Collective, Wire]],
+        collectives: Sequence[tuple[Collective, NetworkCost]],
         hertz: float,
         hbm_bandwidth: float,
     ) -> None:
         self._module = module
         self._hertz = hertz
         self._hbm_bandwidth = hbm_bandwidth
-        self._wires: dict[str, dict[str, Wire]] = defaultdict(dict)
-        for collective, wire in collectives:
-            self._wires[collective.computation][collective.name] = wire
+        self._network_costs: dict[str, dict[str, NetworkCost]] = defaultdict(dict)
+        for collective, cost in collectives:
+            self._network_costs[collective.computation][collective.name] = cost
         self._seconds: dict[str, float] = {}
 
     def of(self, name: str) -> float:
         """How long one run of a computation takes."""
         if name not in self._seconds:
-            run = _Run(self, self._module.computations[name])
+            run = _ComputationRun(self, self._module.computations[name])
             self._seconds[name] = run.seconds()
         return self._seconds[name]
 
@@ -154,16 +159,18 @@ class _Timeline:
         """How long a copy between memories takes."""
         return hbm_bytes(self._module, computation, instruction) / self._hbm_bandwidth
 
-    def wire(self, computation: Computation, instruction: Instruction) -> Wire | None:
+    def cost(self, computation: Computation, instruction: Instruction) -> NetworkCost | None:
         """What an instruction takes of the links."""
-        return self._wires.get(computation.name, {}).get(instruction.name)
+        return self._network_costs.get(computation.name, {}).get(instruction.name)
 
-    def fused(self, instruction: Instruction) -> tuple[Computation | None, Mapping[str, Wire]]:
+    def fused(
+        self, instruction: Instruction
+    ) -> tuple[Computation | None, Mapping[str, NetworkCost]]:
         """The computation of a fusion, and the collectives in it."""
         inner = self.callees(instruction)
         if not inner:
             return None, {}
-        return inner[0], self._wires.get(inner[0].name, {})
+        return inner[0], self._network_costs.get(inner[0].name, {})
 
     def callees(self, instruction: Instruction) -> list[Computation]:
         """The computations that an instruction calls, but for the condition of a loop."""
@@ -180,7 +187,7 @@ class _Timeline:
         return 1 if found is None else found
 
 
-class _Run:
+class _ComputationRun:
     """One run of a computation, from 0 on."""
 
     def __init__(self, timeline: _Timeline, computation: Computation) -> None:
@@ -199,14 +206,14 @@ class _Run:
 
     def _step(self, instruction: Instruction) -> None:
         timeline, opcode = self._timeline, instruction.opcode
-        wire = timeline.wire(self._computation, instruction)
-        if wire is not None:
+        cost = timeline.cost(self._computation, instruction)
+        if cost is not None:
             apart = opcode.endswith("-start")
-            starts = instruction.name if apart else meeting(instruction)
-            self._collective(wire, starts)
+            starts = instruction.name if apart else rendezvous_name(instruction)
+            self._collective(cost, starts)
         elif opcode == "recv":
             # It is done when what was sent has come.
-            self._received[instruction.name] = meeting(instruction)
+            self._received[instruction.name] = rendezvous_name(instruction)
         elif opcode == "recv-done":
             self._done([self._received.get(name, "") for name in instruction.operand_names])
         elif opcode == "fusion":
@@ -232,10 +239,10 @@ class _Run:
         else:
             self._now += timeline.cycles(instruction)
 
-    def _collective(self, wire: Wire, starts: str) -> None:
-        links = (*wire.dimensions, "dcn") if wire.dcn_bytes else wire.dimensions
+    def _collective(self, cost: NetworkCost, starts: str) -> None:
+        links = (*cost.dimensions, "dcn") if cost.dcn_bytes else cost.dimensions
         begin = max([self._now, *(self._busy[link] for link in links)])
-        end = begin + wire.total_seconds
+        end = begin + cost.total_seconds
         for link in links:
             self._busy[link] = end
         if starts:
@@ -244,14 +251,14 @@ class _Run:
             self._now = end
 
     def _fusion(self, fusion: Instruction) -> None:
-        inner, wires = self._timeline.fused(fusion)
+        inner, costs = self._timeline.fused(fusion)
         self._now += self._timeline.cycles(fusion)
         if inner is None:
             return
-        for name, wire in wires.items():
+        for name, cost in costs.items():
             instruction = inner.instructions[name]
             spread = "AsyncCollectiveStart" in inner.targets
-            self._collective(wire, _channel(instruction) if spread else "")
+            self._collective(cost, _channel(instruction) if spread else "")
         if _ENDS in inner.targets:
             self._done([_channel(i) for i in inner.instructions.values()])
 
@@ -293,22 +300,22 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
         mesh: Its mesh.
     """
     module = compilation.module
-    work = count_work(module)
-    wires = Wires(topology, mesh)
-    collectives = [(c, wires.of(c)) for c in whole_collectives(module, mesh)]
+    work = analyze_cost(module)
+    network = NetworkModel(topology, mesh)
+    collectives = [(c, network.of(c)) for c in multislice_collectives(module, mesh)]
     generation = topology.generation
     bandwidth = generation.device_hbm_bandwidth
-    clock = clock_of(generation)
+    clock = core_clock(generation)
     rooms: dict[Bound, float] = {
-        "compute": compute_seconds(work.multiplied, generation),
+        "compute": compute_seconds(work.matmul_flops, generation),
         "hbm": work.hbm_bytes / bandwidth,
         "ici": _busiest(collectives),
-        "dcn": sum(c.times * wire.dcn_seconds for c, wire in collectives),
+        "dcn": sum(c.times * cost.dcn_seconds for c, cost in collectives),
     }
     bound = max(rooms, key=lambda name: rooms[name])
     return TimeEstimate(
         flops=work.flops,
-        flops_by_dtype=tuple(sorted(work.multiplied.items(), key=lambda item: -item[1])),
+        flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
         hbm_bytes=work.hbm_bytes,
         traffic=_traffic(collectives, mesh),
         compute_seconds=rooms["compute"],
@@ -327,16 +334,16 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
     )
 
 
-def compute_seconds(multiplied: Mapping[str, float], generation: Generation) -> float:
+def compute_seconds(matmul_flops: Mapping[str, float], generation: Generation) -> float:
     """How long the matrix units take at their peak.
 
     Args:
-        multiplied: FLOP by dtype; `bfloat16 x6` are six passes.
+        matmul_flops: FLOP by dtype; `bfloat16 x6` are six passes.
         generation: Of the chips.
     """
     peaks = dict(generation.device_peak_flops)
     seconds = 0.0
-    for dtype, flops in multiplied.items():
+    for dtype, flops in matmul_flops.items():
         name, _, passes = dtype.partition(" x")
         seconds += flops * int(passes or 1) / _peak(name, peaks)
     return seconds
@@ -350,23 +357,25 @@ def _peak(dtype: str, peaks: Mapping[str, float]) -> float:
     return next(peaks[name] for name in names if name in peaks)
 
 
-def _busiest(collectives: Iterable[tuple[Collective, Wire]]) -> float:
+def _busiest(collectives: Iterable[tuple[Collective, NetworkCost]]) -> float:
     """The time of the dimension whose links have most to do."""
     busy: dict[str, float] = defaultdict(float)
-    for collective, wire in collectives:
-        for dimension in wire.dimensions:
-            busy[dimension] += collective.times * wire.seconds
+    for collective, cost in collectives:
+        for dimension in cost.dimensions:
+            busy[dimension] += collective.times * cost.seconds
     return max(busy.values(), default=0.0)
 
 
-def _traffic(collectives: Iterable[tuple[Collective, Wire]], mesh: Mesh) -> tuple[AxisTraffic, ...]:
+def _traffic(
+    collectives: Iterable[tuple[Collective, NetworkCost]], mesh: Mesh
+) -> tuple[AxisTraffic, ...]:
     grid = grid_of(mesh)
     sums: dict[tuple[str, str], list[float]] = {}
-    for collective, wire in collectives:
+    for collective, cost in collectives:
         along = along_text(collective, grid)
         for network, sent, seconds in (
-            ("ici", wire.sent_bytes, wire.seconds),
-            ("dcn", wire.dcn_bytes, wire.dcn_seconds),
+            ("ici", cost.sent_bytes, cost.seconds),
+            ("dcn", cost.dcn_bytes, cost.dcn_seconds),
         ):
             if sent:
                 total = sums.setdefault((along, network), [0.0, 0.0])

@@ -25,12 +25,12 @@ from xlashard.tpu.preflight.memory.buffer_assignment import (
     read_buffers,
 )
 from xlashard.tpu.preflight.memory.live_ranges import describe_temporaries, read_live_ranges
-from xlashard.tpu.preflight.report.model import HeldBytes, MemoryBreakdown
+from xlashard.tpu.preflight.report.preflight_model import BufferReport, MemoryBreakdown
 from xlashard.tpu.topologies import Topology
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
+class IoBuffers:
     """The arguments and results of a program in the memory of a device.
 
     Attributes:
@@ -44,7 +44,7 @@ class Holdings:
     allocations: Sequence[Allocation]
 
     @cached_property
-    def arguments(self) -> tuple[HeldBytes, ...]:
+    def arguments(self) -> tuple[BufferReport, ...]:
         """The arguments that the program takes, the largest first."""
         donated = self.program.face.donated
         paths = [report.path for report in describe_outputs(self.program)]
@@ -62,7 +62,7 @@ class Holdings:
         return _largest_first(held)
 
     @cached_property
-    def results(self) -> tuple[HeldBytes, ...]:
+    def results(self) -> tuple[BufferReport, ...]:
         """The results, the largest first."""
         paths = {position: report.path for report, position in self._inputs}
         places = self._result_allocations
@@ -144,10 +144,10 @@ def _find(
 
 def _held(
     report: ValueReport, allocation: Allocation | None, *, aliased: str, donated: bool = False
-) -> HeldBytes:
+) -> BufferReport:
     here = allocation is None or allocation.memory == HBM
     padded = report.device_bytes if allocation is None else allocation.size
-    return HeldBytes(
+    return BufferReport(
         path=report.path,
         type=report.type,
         spec=report.spec,
@@ -158,7 +158,7 @@ def _held(
     )
 
 
-def _largest_first(held: Sequence[HeldBytes]) -> tuple[HeldBytes, ...]:
+def _largest_first(held: Sequence[BufferReport]) -> tuple[BufferReport, ...]:
     return tuple(sorted(held, key=lambda h: -h.device_bytes))
 
 
@@ -173,7 +173,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
     module = next(iter(read_hlo(dump.hlo)))
     allocations = read_buffers(dump.buffers)
     ranges = read_live_ranges(dump.live_ranges)
-    held = Holdings(program, module, allocations)
+    held = IoBuffers(program, module, allocations)
     sums = _sums(allocations)
     available = topology.generation.available_bytes
     planned = sums.arguments + sums.results + sums.temporaries + sums.constants

@@ -25,7 +25,7 @@ class BufferValue:
         size: Bytes, with the padding of its layout.
         offset: Where in the allocation it begins.
         type: Its type on one device, with its layout.
-        joins: Whether it is one of several values, by the way the program went: a loop's state.
+        is_phi: Whether it is one of several values, by the way the program went: a loop's state.
     """
 
     name: str
@@ -33,7 +33,7 @@ class BufferValue:
     size: int
     offset: int
     type: str
-    joins: bool = False
+    is_phi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _value(found: re.Match[str]) -> BufferValue:
         size=int(found["size"]),
         offset=int(found["offset"]),
         type=found["type"].strip(),
-        joins=found["joins"] is not None,
+        is_phi=found["joins"] is not None,
     )
 
 

@@ -24,7 +24,7 @@ from xlashard.pjit.report.communication import Sources
 from xlashard.program.calls import BRANCHES, Run, runs_of
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.tpu.preflight.memory.buffer_assignment import HBM, Allocation, BufferValue, ShapeIndex
-from xlashard.tpu.preflight.report.model import TemporaryReport
+from xlashard.tpu.preflight.report.preflight_model import TemporaryReport
 
 _FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
 """Operations that make no value of their own: the names that JAX gave them say too little."""
@@ -35,7 +35,7 @@ type _Position = tuple[str, ShapeIndex]
 
 
 @dataclass(frozen=True, eq=False)
-class Operations:
+class ValueOwners:
     """The operations of a module, for whoever asks whose a value is.
 
     Attributes:
@@ -139,12 +139,12 @@ class Operations:
             yield operand, index
 
 
-type LiveRanges = Mapping[tuple[str, ShapeIndex], tuple[int, int]]
+type LiveIntervals = Mapping[tuple[str, ShapeIndex], tuple[int, int]]
 """By instruction and part of its value, the first and the last instruction that it is alive at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LiveRange:
     """A place in a heap while something is in it.
 
     Attributes:
@@ -163,7 +163,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Held:
+class PeakBuffer:
     """A place that is taken when the heap is fullest.
 
     Attributes:
@@ -180,7 +180,7 @@ class Held:
         return all(value.type.startswith("(") for value in self.values)
 
 
-def read_live_ranges(text: str) -> LiveRanges:
+def read_live_ranges(text: str) -> LiveIntervals:
     """Reads when values are alive, from the text that the compiler writes.
 
     Example:
@@ -203,7 +203,7 @@ _RANGE = re.compile(r"^\s*([^\s{}:]+)\{([\d,\s]*)\}:\s*(\d+)-(\d+)\s*$", re.MULT
 
 
 def describe_temporaries(
-    allocations: Sequence[Allocation], ranges: LiveRanges, module: HloText, sources: Sources
+    allocations: Sequence[Allocation], ranges: LiveIntervals, module: HloText, sources: Sources
 ) -> tuple[TemporaryReport, ...]:
     """The temporaries that are alive when the heap is fullest, alike ones as one, largest first.
 
@@ -217,10 +217,10 @@ def describe_temporaries(
         Together they never take more than the heap. What is missing are gaps between them, and a
         few hundred bytes for each tuple.
     """
-    operations = Operations(module)
+    operations = ValueOwners(module)
     heaps = (a for a in allocations if a.is_temporary and a.memory == HBM)
     alike: dict[TemporaryReport, list[TemporaryReport]] = {}
-    for held in (held for heap in heaps for held in held_at_peak(heap, ranges)):
+    for held in (held for heap in heaps for held in buffers_at_peak(heap, ranges)):
         if held.is_table:
             continue
         report = _describe(held, operations, sources)
@@ -232,12 +232,12 @@ def describe_temporaries(
     return tuple(sorted(together, key=lambda r: -r.device_bytes))
 
 
-def _describe(held: Held, operations: Operations, sources: Sources) -> TemporaryReport:
+def _describe(held: PeakBuffer, operations: ValueOwners, sources: Sources) -> TemporaryReport:
     module = operations.module
     value = min(held.values, key=lambda v: _strangeness(v, operations))
     owner = operations.owner(value.name, value.index)
     return TemporaryReport(
-        name=owner.name if value.joins and owner is not None else value.name,
+        name=owner.name if value.is_phi and owner is not None else value.name,
         type=_LAYOUT.sub("", value.type),
         device_bytes=held.nbytes,
         op_name="" if owner is None else module.op_name(owner),
@@ -248,23 +248,23 @@ def _describe(held: Held, operations: Operations, sources: Sources) -> Temporary
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 
 
-def _strangeness(value: BufferValue, operations: Operations) -> tuple[bool, bool]:
+def _strangeness(value: BufferValue, operations: ValueOwners) -> tuple[bool, bool]:
     """Sorts the names of one place: first an operation that JAX has named."""
     made = operations.instruction(value.name)
-    return value.joins, made is None or not operations.module.op_name(made)
+    return value.is_phi, made is None or not operations.module.op_name(made)
 
 
-def held_at_peak(allocation: Allocation, ranges: LiveRanges) -> list[Held]:
+def buffers_at_peak(allocation: Allocation, ranges: LiveIntervals) -> list[PeakBuffer]:
     """What is in a heap when most of it is taken, by place."""
-    spans = list(spans_of(allocation.values, ranges))
-    if not spans:
+    live_ranges = list(live_ranges_of(allocation.values, ranges))
+    if not live_ranges:
         return []
-    peak = _peak(spans)
-    alive = [span for span in spans if span.start <= peak <= span.end]
+    peak = _peak(live_ranges)
+    alive = [live_range for live_range in live_ranges if live_range.start <= peak <= live_range.end]
     return list(_without_overlaps(alive, peak, ranges))
 
 
-def spans_of(values: Iterable[BufferValue], ranges: LiveRanges) -> Iterator[Span]:
+def live_ranges_of(values: Iterable[BufferValue], ranges: LiveIntervals) -> Iterator[LiveRange]:
     """Places with what is in them one after the other and without a gap."""
     places: dict[tuple[int, int], list[tuple[int, int, BufferValue]]] = {}
     for value in values:
@@ -277,21 +277,21 @@ def spans_of(values: Iterable[BufferValue], ranges: LiveRanges) -> Iterator[Span
         together = [first]
         for other, last, value in found[1:]:
             if other > end:
-                yield Span(offset, size, start, end, tuple(together))
+                yield LiveRange(offset, size, start, end, tuple(together))
                 start, end, together = other, last, []
             together.append(value)
             end = max(end, last)
-        yield Span(offset, size, start, end, tuple(together))
+        yield LiveRange(offset, size, start, end, tuple(together))
 
 
-def _peak(spans: Sequence[Span]) -> int:
+def _peak(live_ranges: Sequence[LiveRange]) -> int:
     """When most of the heap is taken.
 
     The sum of what is alive is no less than what is taken, so only times at which it is larger
     than the most that was found need a closer look.
     """
     start, end, offset, size = (
-        np.array([get(span) for span in spans], np.int64)
+        np.array([get(live_range) for live_range in live_ranges], np.int64)
         for get in map(attrgetter, ("start", "end", "offset", "size"))
     )
     times = np.unique(start)
@@ -320,19 +320,23 @@ def _taken(offset: np.ndarray, size: np.ndarray) -> int:
     return int(np.maximum(end - np.maximum(begin, reached), 0).sum())
 
 
-def _without_overlaps(alive: Sequence[Span], peak: int, ranges: LiveRanges) -> Iterator[Held]:
+def _without_overlaps(
+    alive: Sequence[LiveRange], peak: int, ranges: LiveIntervals
+) -> Iterator[PeakBuffer]:
     """Places by size, each without what the ones before it have of it."""
     taken: list[tuple[int, int]] = []
-    for span in sorted(alive, key=lambda s: (-s.size, s.offset)):
-        free = _free(taken, span.offset, span.offset + span.size)
+    for live_range in sorted(alive, key=lambda s: (-s.size, s.offset)):
+        free = _free(taken, live_range.offset, live_range.offset + live_range.size)
         for piece in free:
             insort(taken, piece)
         nbytes = sum(end - begin for begin, end in free)
         if nbytes:
-            yield Held(nbytes, tuple(v for v in span.values if _is_alive(v, peak, ranges)))
+            yield PeakBuffer(
+                nbytes, tuple(v for v in live_range.values if _is_alive(v, peak, ranges))
+            )
 
 
-def _is_alive(value: BufferValue, time: int, ranges: LiveRanges) -> bool:
+def _is_alive(value: BufferValue, time: int, ranges: LiveIntervals) -> bool:
     start, end = ranges[value.name, value.index]
     return start <= time <= end
 

@@ -5,8 +5,8 @@ Rates, shares and money as people read them.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from xlashard.tpu.preflight.report.changes import Unit
-from xlashard.tpu.preflight.report.model import (
+from xlashard.tpu.preflight.report.change_model import Unit
+from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     PreflightFields,
     PriceReport,
@@ -44,7 +44,7 @@ SHORT_ORIGINS: Mapping[str, str] = {
 }
 """The same where there is less room."""
 
-AMOUNTS: Mapping[Unit, Callable[[float], str]] = {
+FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
     "bytes": in_bytes,
     "seconds": in_seconds,
     "flop": in_flop,
@@ -54,7 +54,7 @@ AMOUNTS: Mapping[Unit, Callable[[float], str]] = {
 """How an amount of a unit is written."""
 
 
-def counted_chips(topology: TopologyReport) -> str:
+def topology_text(topology: TopologyReport) -> str:
     """`2 × v5p:4x4x2 (64 chips)`."""
     name = topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
     devices = ""
@@ -63,7 +63,7 @@ def counted_chips(topology: TopologyReport) -> str:
     return f"{name} ({topology.chips:,} chip{'s' * (topology.chips != 1)}{devices})"
 
 
-def memory_verdict(report: PreflightFields) -> str:
+def memory_summary(report: PreflightFields) -> str:
     """By how much it fits, or doesn't."""
     m = report.memory
     have = in_bytes(m.available_bytes)
@@ -76,7 +76,7 @@ def memory_verdict(report: PreflightFields) -> str:
     return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} that a program may use"
 
 
-def time_verdict(time: TimeEstimate) -> str:
+def time_summary(time: TimeEstimate) -> str:
     """How long, what for, and who says so."""
     said = f"{in_seconds(time.seconds)}, bound by {BOUNDS[time.bound]}: "
     said += f"{in_seconds(time.roofline_seconds)} by the roofline"
@@ -85,7 +85,7 @@ def time_verdict(time: TimeEstimate) -> str:
     return said
 
 
-def speed_words(found: ThroughputReport) -> str:
+def throughput_text(found: ThroughputReport) -> str:
     """Tokens, parameters and utilisation."""
     workload = found.workload
     parameters = f"{in_amount(workload.parameters)} parameters"
@@ -97,28 +97,28 @@ def speed_words(found: ThroughputReport) -> str:
     )
 
 
-def price_words(found: PriceReport) -> str:
+def price_summary(found: PriceReport) -> str:
     """What a step, an hour and 10⁹ tokens cost."""
     unit = f" {found.currency}" if found.currency else ""
-    said = f"{money_text(found.step)}{unit} a step, {money_text(found.hour)}{unit} an hour"
+    said = f"{price_text(found.step)}{unit} a step, {price_text(found.hour)}{unit} an hour"
     if found.billion_tokens is not None:
-        said += f", {money_text(found.billion_tokens)}{unit} for a billion tokens"
-    return f"{said} (at {money_text(found.chip_hour)}{unit} a chip and hour)"
+        said += f", {price_text(found.billion_tokens)}{unit} for a billion tokens"
+    return f"{said} (at {price_text(found.chip_hour)}{unit} a chip and hour)"
 
 
-def money_text(amount: float) -> str:
+def price_text(amount: float) -> str:
     """An amount of money, the small ones with as many places as they need."""
     if amount >= 0.1 or amount == 0:
         return f"{amount:,.2f}"
     return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
 
 
-def axes_words(mesh: Sequence[AxisReport]) -> str:
+def mesh_text(mesh: Sequence[AxisReport]) -> str:
     """Where each mesh axis lies on the torus."""
     return ", ".join(_axis(axis) for axis in mesh)
 
 
-def goes_around(axis: AxisReport) -> bool:
+def is_visible_ring(axis: AxisReport) -> bool:
     """Whether a mesh axis is a ring to look at; from one neighbour to the other and back is none.
 
     Two chips along one dimension, or the two devices of a chip, have one way to each other.
@@ -133,7 +133,7 @@ def _axis(axis: AxisReport) -> str:
     along = " and ".join(
         {"core": "the cores of a chip", "slice": "the slices"}.get(d, d) for d, _ in axis.along
     )
-    if goes_around(axis):
+    if is_visible_ring(axis):
         return f"{axis.name} around {along}"
     return f"{axis.name} along {along}"
 
@@ -153,9 +153,9 @@ def in_thousands(number: float) -> str:
     return three_digits(number)
 
 
-def in_money(amount: float, currency: str) -> str:
+def price_with_currency(amount: float, currency: str) -> str:
     """A price with its currency: `0.089 USD`, `1,234.50 USD`."""
-    return f"{money_text(amount)} {currency}".rstrip()
+    return f"{price_text(amount)} {currency}".rstrip()
 
 
 def many(number: int, noun: str, plural: str = "") -> str:

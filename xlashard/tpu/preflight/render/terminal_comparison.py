@@ -9,14 +9,14 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from xlashard.pjit.report.tables import WIDE, Page, section, table
-from xlashard.tpu.preflight.render.formatting import AMOUNTS, BOUNDS, counted_chips, money_text
-from xlashard.tpu.preflight.report.changes import (
+from xlashard.tpu.preflight.render.formatting import BOUNDS, FORMATTERS, price_text, topology_text
+from xlashard.tpu.preflight.report.change_model import (
     AmountChange,
     ComparisonFields,
     FactChange,
-    UseChange,
+    UsageChange,
 )
-from xlashard.tpu.preflight.report.model import PreflightFields
+from xlashard.tpu.preflight.report.preflight_model import PreflightFields
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisation")
@@ -83,7 +83,7 @@ def _differs(a: AmountChange) -> bool:
 def _amount(a: AmountChange, value: float | None) -> str:
     if value is None:
         return "–"
-    text = AMOUNTS[a.unit]
+    text = FORMATTERS[a.unit]
     return f"-{text(-value)}" if value < 0 else text(value)
 
 
@@ -98,7 +98,7 @@ def _by(a: AmountChange) -> Text:
     return Text(said, "" if ratio == 1 else "red" if is_worse else "green")
 
 
-def _uses(title: str, note: str, found: Sequence[UseChange], page: Page) -> RenderableType | None:
+def _uses(title: str, note: str, found: Sequence[UsageChange], page: Page) -> RenderableType | None:
     if not found:
         return None
     rows: list[Sequence[RenderableType]] = []
@@ -122,7 +122,7 @@ def _uses(title: str, note: str, found: Sequence[UseChange], page: Page) -> Rend
     return section(title, note, table(columns, rows), rest)
 
 
-def _times(u: UseChange) -> str:
+def _times(u: UsageChange) -> str:
     if not (u.old_seconds or u.new_seconds):
         return ""
     return f"{in_seconds(u.old_seconds)} → {in_seconds(u.new_seconds)}"
@@ -142,7 +142,7 @@ class SummaryText:
         reports = self._reports
         columns = {
             "program": [r.title or r.name for r in reports],
-            "topology": [counted_chips(r.topology) for r in reports],
+            "topology": [topology_text(r.topology) for r in reports],
             "mesh": ["×".join(f"{axis.name}={axis.size}" for axis in r.mesh) for r in reports],
             "fits": [_fits(r) for r in reports],
             ">takes": [in_seconds(r.time.seconds) for r in reports],
@@ -177,4 +177,4 @@ def _utilisation(report: PreflightFields) -> str:
 def _step(report: PreflightFields) -> str:
     if report.price is None:
         return ""
-    return f"{money_text(report.price.step)} {report.price.currency}".strip()
+    return f"{price_text(report.price.step)} {report.price.currency}".strip()

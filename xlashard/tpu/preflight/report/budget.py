@@ -11,8 +11,8 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.words import line_text, operation_text
 from xlashard.program.collectives import KINDS
-from xlashard.tpu.preflight.report.model import TrafficReport
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_model import TrafficReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
 
 type Quantity = Literal["bytes", "seconds", "part", "flop", "number"]
@@ -43,21 +43,21 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 
 
 @dataclass(frozen=True)
-class Key:
+class BudgetKey:
     """Something that can be limited.
 
     Attributes:
         quantity: What it is a number of.
-        about: What it is, in words.
+        description: What it is, in words.
         measure: Its value in a report; None where the report doesn't say.
-        culprits: Those that have the largest parts of it, as lines; empty where it has no parts.
+        contributors: The largest contributions, as text lines.
         at_least: Whether the limit is one from below.
     """
 
     quantity: Quantity
-    about: str
+    description: str
     measure: Callable[[PreflightReport], float | None]
-    culprits: Callable[[PreflightReport], list[str]] = lambda report: []
+    contributors: Callable[[PreflightReport], list[str]] = lambda report: []
     at_least: bool = False
 
 
@@ -95,11 +95,11 @@ class Breach:
     def __str__(self) -> str:
         key = KEYS[self.limit.key]
         if self.value is None:
-            return f"{self.limit.text} is not kept: the report has no {key.about}"
+            return f"{self.limit.text} is not kept: the report has no {key.description}"
         text = _TEXTS[self.limit.quantity]
         found, wanted = text(self.value), text(self.limit.value)
         side = "less than" if key.at_least else "more than"
-        head = f"{self.limit.text} is not kept: {key.about} is {found}, {side} {wanted}"
+        head = f"{self.limit.text} is not kept: {key.description} is {found}, {side} {wanted}"
         return "\n".join([head, *(f"  {line}" for line in self.lines)])
 
 
@@ -122,8 +122,10 @@ def _traffic_line(t: TrafficReport) -> str:
     return f"{said} for {what}" if what else said
 
 
-def _traffic(about: str, keep: Callable[[TrafficReport], bool]) -> Key:
-    return Key("bytes", about, lambda r: _sent(r, keep), lambda r: _traffic_lines(r, keep))
+def _traffic(description: str, keep: Callable[[TrafficReport], bool]) -> BudgetKey:
+    return BudgetKey(
+        "bytes", description, lambda r: _sent(r, keep), lambda r: _traffic_lines(r, keep)
+    )
 
 
 def _kind(kind: str) -> Callable[[TrafficReport], bool]:
@@ -166,18 +168,22 @@ def _waits(report: PreflightReport) -> list[str]:
     return [f"{in_seconds(s)} {what}" for s, what in sorted(found, reverse=True) if s]
 
 
-KEYS: dict[str, Key] = {
-    "hbm": Key("part", "the part of the HBM in use", lambda r: r.memory.total_bytes, _held),
-    "argument_bytes": Key("bytes", "what arguments take", lambda r: r.memory.argument_bytes, _held),
-    "temporary_bytes": Key(
+KEYS: dict[str, BudgetKey] = {
+    "hbm": BudgetKey("part", "the part of the HBM in use", lambda r: r.memory.total_bytes, _held),
+    "argument_bytes": BudgetKey(
+        "bytes", "what arguments take", lambda r: r.memory.argument_bytes, _held
+    ),
+    "temporary_bytes": BudgetKey(
         "bytes",
         "what temporaries take",
         lambda r: r.memory.temporary_bytes,
         lambda r: [f"{in_bytes(size)} {what}" for size, what in sorted(_temporaries(r))[::-1]],
     ),
-    "time": Key("seconds", "the time of one execution", lambda r: r.time.seconds, _waits),
-    "flops": Key("flop", "the arithmetic of a device", lambda r: r.time.flops),
-    "hbm_traffic_bytes": Key("bytes", "what goes to and from HBM", lambda r: r.time.hbm_bytes),
+    "time": BudgetKey("seconds", "the time of one execution", lambda r: r.time.seconds, _waits),
+    "flops": BudgetKey("flop", "the arithmetic of a device", lambda r: r.time.flops),
+    "hbm_traffic_bytes": BudgetKey(
+        "bytes", "what goes to and from HBM", lambda r: r.time.hbm_bytes
+    ),
     **{
         f"{kind.replace('-', '_')}_bytes": _traffic(f"what a device sends by {kind}", _kind(kind))
         for kind in KINDS
@@ -185,21 +191,21 @@ KEYS: dict[str, Key] = {
     "collective_bytes": _traffic("what a device sends", lambda t: True),
     "ici_bytes": _traffic("what a device sends within its slice", _network("ici")),
     "dcn_bytes": _traffic("what a device sends to other slices", _network("dcn")),
-    "unasked_bytes": _traffic(
-        "what a device sends that nobody asked for", lambda t: not t.asked_for
+    "unrequested_bytes": _traffic(
+        "what a device sends that nobody asked for", lambda t: not t.requested
     ),
-    "compile_time": Key("seconds", "the time to compile", lambda r: r.compile_seconds),
-    "step_price": Key(
+    "compile_time": BudgetKey("seconds", "the time to compile", lambda r: r.compile_seconds),
+    "step_price": BudgetKey(
         "number", "price of an execution", lambda r: None if r.price is None else r.price.step
     ),
-    "mfu": Key(
+    "mfu": BudgetKey(
         "part",
         "model FLOP utilisation",
         lambda r: None if r.throughput is None else r.throughput.utilisation,
         _waits,
         at_least=True,
     ),
-    "tokens_per_second": Key(
+    "tokens_per_second": BudgetKey(
         "number",
         "number of tokens per second",
         lambda r: None if r.throughput is None else r.throughput.tokens_per_second,
@@ -208,6 +214,10 @@ KEYS: dict[str, Key] = {
     ),
 }
 """All that can be limited. Those of bytes, FLOP and seconds are of one device and execution."""
+
+
+_EARLIER_NAMES = {"unasked_bytes": "unrequested_bytes"}
+"""Keys of earlier releases, which still work."""
 
 
 def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
@@ -236,6 +246,7 @@ def _limit(word: str) -> Limit:
             f"budget {word!r} has no value: write KEY=VALUE, such as hbm=90% or "
             "all_gather_bytes=2GB"
         )
+    name = _EARLIER_NAMES.get(name, name)
     key = KEYS.get(name)
     if key is None:
         near = difflib.get_close_matches(name, KEYS, n=2, cutoff=0.5)
@@ -306,4 +317,4 @@ def _breach(report: PreflightReport, limit: Limit) -> Breach | None:
     is_kept = value >= limit.value if key.at_least else value <= limit.value
     if is_kept:
         return None
-    return Breach(limit, value, tuple(key.culprits(report)[:_SHOWN]))
+    return Breach(limit, value, tuple(key.contributors(report)[:_SHOWN]))

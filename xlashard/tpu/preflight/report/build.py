@@ -25,7 +25,7 @@ from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.cost.time_estimate import estimate_time
 from xlashard.tpu.preflight.memory.breakdown import describe_memory
-from xlashard.tpu.preflight.report.model import (
+from xlashard.tpu.preflight.report.preflight_model import (
     AxisReport,
     ThroughputReport,
     TimeEstimate,
@@ -33,8 +33,8 @@ from xlashard.tpu.preflight.report.model import (
     VersionsReport,
     Workload,
 )
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, describe_price
-from xlashard.tpu.preflight.report.report import PreflightReport
 from xlashard.tpu.topologies import Topology
 
 
@@ -88,7 +88,7 @@ REPLICATED_ABOVE = 2**20
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueReports:
     """What a program takes and gives.
 
     Attributes:
@@ -107,7 +107,9 @@ class Values:
     replicated: tuple[ValueReport, ...]
 
 
-def describe_values(compilation: Compilation, replicated_above: int = REPLICATED_ABOVE) -> Values:
+def describe_values(
+    compilation: Compilation, replicated_above: int = REPLICATED_ABOVE
+) -> ValueReports:
     """Says how the arguments and results of a program lie.
 
     Args:
@@ -126,7 +128,7 @@ def describe_values(compilation: Compilation, replicated_above: int = REPLICATED
         if report.used and report.device_bytes >= replicated_above and could_be_cut(program, value)
     ]
     collectives = read_collectives(compilation.dump.hlo)
-    return Values(
+    return ValueReports(
         inputs=inputs,
         outputs=outputs,
         donations=describe_donations(program),
@@ -139,7 +141,7 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclass(frozen=True)
-class Extras:
+class ReportOptions:
     """What a report says besides what the compiler tells.
 
     Attributes:
@@ -155,8 +157,8 @@ class Extras:
     replicated_above: int = REPLICATED_ABOVE
 
 
-def report_of(
-    compilation: Compilation, topology: Topology, mesh: Mesh, extras: Extras
+def build_report(
+    compilation: Compilation, topology: Topology, mesh: Mesh, extras: ReportOptions
 ) -> PreflightReport:
     """The report of what was compiled.
 

@@ -8,17 +8,17 @@ from typing import Any, Literal
 from xlashard.pjit.report.kept import PrintedReport
 from xlashard.pjit.report.parts import DonationReport, ValueReport
 from xlashard.pjit.report.words import line_text, operation_text, sharding_text, short_type
-from xlashard.tpu.preflight.render.formatting import BOUNDS, axes_words, counted_chips
+from xlashard.tpu.preflight.render.formatting import BOUNDS, mesh_text, topology_text
 from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
-from xlashard.tpu.preflight.report.changes import (
+from xlashard.tpu.preflight.report.change_model import (
     AmountChange,
     ComparisonFields,
     FactChange,
     Unit,
-    UseChange,
+    UsageChange,
 )
-from xlashard.tpu.preflight.report.model import TrafficReport
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_model import TrafficReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,16 +96,16 @@ def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
 
 
 def _title(report: PreflightReport) -> str:
-    return f"{report.title or report.name} on {counted_chips(report.topology)}"
+    return f"{report.title or report.name} on {topology_text(report.topology)}"
 
 
 _FACTS: dict[str, Callable[[PreflightReport], str]] = {
     "outcome": lambda r: r.outcome,
     "bound by": lambda r: BOUNDS[r.time.bound],
     "function": lambda r: r.name,
-    "topology": lambda r: counted_chips(r.topology),
+    "topology": lambda r: topology_text(r.topology),
     "mesh": lambda r: " × ".join(f"{axis.name}={axis.size}" for axis in r.mesh),
-    "mesh on the torus": lambda r: axes_words(r.mesh),
+    "mesh on the torus": lambda r: mesh_text(r.mesh),
     "partitioner": lambda r: r.partitioner,
     "xlashard": lambda r: r.versions.xlashard,
     "jax": lambda r: r.versions.jax,
@@ -213,7 +213,7 @@ def _sent_by(t: TrafficReport) -> _Use:
     )
 
 
-def _uses(old: Sequence[_Use], new: Sequence[_Use]) -> tuple[UseChange, ...]:
+def _uses(old: Sequence[_Use], new: Sequence[_Use]) -> tuple[UsageChange, ...]:
     before, after = _by_key(old), _by_key(new)
     changes = [_use_change(before.get(key), after.get(key)) for key in {**before, **after}]
     found = [change for change in changes if change.old_bytes != change.new_bytes]
@@ -231,7 +231,7 @@ def _by_key(uses: Sequence[_Use]) -> dict[tuple[str, ...], _Use]:
     return found
 
 
-def _use_change(old: _Use | None, new: _Use | None) -> UseChange:
+def _use_change(old: _Use | None, new: _Use | None) -> UsageChange:
     last = _NOTHING if old is None else old
     last = last if new is None else new
     before, after = (0 if use is None else use.nbytes for use in (old, new))
@@ -243,7 +243,7 @@ def _use_change(old: _Use | None, new: _Use | None) -> UseChange:
     else:
         change = "grown" if after > before else "shrunk"
     seconds = tuple(0.0 if use is None else use.seconds for use in (old, new))
-    return UseChange(change, last.what, last.where, before, after, *seconds)
+    return UsageChange(change, last.what, last.where, before, after, *seconds)
 
 
 def _values(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report.model import PriceReport, Workload
+from xlashard.tpu.preflight.report.preflight_model import PriceReport, Workload
 
 _NUMBER = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _CURRENCY = r"[^\s\d.,+-]{1,8}"
@@ -27,7 +27,7 @@ class Price:
     currency: str = ""
 
 
-def read_price(said: float | str) -> Price:
+def parse_price(said: float | str) -> Price:
     """A price as a person writes it.
 
     Args:

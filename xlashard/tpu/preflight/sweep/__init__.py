@@ -7,8 +7,8 @@ from xlashard.tpu.preflight.sweep.mesh_shapes import (
     parse_axes,
     read_axes,
 )
-from xlashard.tpu.preflight.sweep.results import SweepFacts, SweepResult
 from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
+from xlashard.tpu.preflight.sweep.sweep_results import SweepFacts, SweepResult
 
 __all__ = [
     "AxisRange",

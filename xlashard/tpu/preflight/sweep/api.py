@@ -9,28 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.dump_folder import remove_abandoned
-from xlashard.tpu.preflight.report.model import Workload
-from xlashard.tpu.preflight.report.pricing import read_price
-from xlashard.tpu.preflight.sweep.cache_key import key_of, sources_of
-from xlashard.tpu.preflight.sweep.evaluate import Request
+from xlashard.tpu.preflight.dump_folder import remove_abandoned_folders
+from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.report.pricing import parse_price
+from xlashard.tpu.preflight.sweep.cache_key import cache_key, source_files
+from xlashard.tpu.preflight.sweep.evaluate import SweepRequest
 from xlashard.tpu.preflight.sweep.mesh_shapes import (
     AxisRange,
     AxisSizes,
     factorisations,
     read_axes,
 )
-from xlashard.tpu.preflight.sweep.results import (
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
+from xlashard.tpu.preflight.sweep.sweep_results import (
     ChipPrice,
-    NoMesh,
-    Store,
+    ResultStore,
+    SkippedTopology,
     SweepFacts,
     SweepResult,
     ranked,
 )
-from xlashard.tpu.preflight.sweep.sweep_report import Progress, SweepReport
-from xlashard.tpu.preflight.sweep.worker_pool import Job, Limits, run_all, usual_limits
-from xlashard.tpu.preflight.targets import load_function
+from xlashard.tpu.preflight.sweep.worker_pool import (
+    SweepJob,
+    WorkerLimits,
+    default_limits,
+    run_jobs,
+)
+from xlashard.tpu.preflight.target_loading import load_function
 from xlashard.tpu.topologies import Topology, topology
 
 type Prices = float | str | Mapping[str, float | str]
@@ -112,7 +117,7 @@ def preflight_sweep(
         ArgumentError: If the target names no function of a module, or no mesh is possible.
         TopologyError: If there is no such topology, or libtpu is missing.
     """
-    name = name_of(target)
+    name = target_name(target)
     load_function(name)
     sweep = Sweep(
         title=name,
@@ -121,15 +126,15 @@ def preflight_sweep(
         axes=read_axes(mesh),
         options=tuple((compiler_options or {}).items()),
         workload=workload,
-        sources=tuple(sources_of(name.partition(":")[0])),
+        sources=tuple(source_files(name.partition(":")[0])),
     )
     prices = read_prices(price)
-    limits = usual_limits(workers, timeout)
-    with Progress(shown=progress) as bar:
+    limits = default_limits(workers, timeout)
+    with SweepProgress(shown=progress) as bar:
         return run_sweep(sweep, _folder(folder), limits, bar, again=again, prices=prices)
 
 
-def name_of(target: str | Callable[..., Any]) -> str:
+def target_name(target: str | Callable[..., Any]) -> str:
     """The `module:function` by which other processes find a target."""
     if isinstance(target, str):
         return target
@@ -164,15 +169,15 @@ def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
     if price is None:
         return ()
     by_generation = price if isinstance(price, Mapping) else {"": price}
-    found = {name: read_price(said) for name, said in by_generation.items()}
+    found = {name: parse_price(said) for name, said in by_generation.items()}
     return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
 
 
 def run_sweep(
     sweep: Sweep,
     folder: Path,
-    limits: Limits,
-    progress: Progress,
+    limits: WorkerLimits,
+    progress: SweepProgress,
     *,
     again: bool = False,
     prices: tuple[ChipPrice, ...] = (),
@@ -189,7 +194,7 @@ def run_sweep(
     """
     meshes, without = _meshes(sweep)
     requests = _requests(sweep, meshes)
-    store = Store(folder)
+    store = ResultStore(folder)
     # What a process left unfinished may be found by another.
     known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
     if again:
@@ -197,28 +202,28 @@ def run_sweep(
     found = dict(known)
     progress.start(len(requests), tuple(known.values()))
     jobs = [
-        Job(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
+        SweepJob(key, sweep.runner, replace(request, folder=str(folder), key=key).to_json())
         for key, request in requests.items()
         if key not in known
     ]
     with contextlib.ExitStack() as stack:
         # Processes that were ended in their work leave some.
-        stack.callback(remove_abandoned)
-        answers = stack.enter_context(contextlib.closing(run_all(jobs, limits)))
+        stack.callback(remove_abandoned_folders)
+        answers = stack.enter_context(contextlib.closing(run_jobs(jobs, limits)))
         for job, answer in answers:
             result = _result(requests[job.key], job.key, answer)
             store.keep(result)
             found[job.key] = result
-            progress.tell(result)
+            progress.update(result)
     results = ranked(found.values())
     return SweepReport(sweep.title, str(folder), results, len(known), prices, without)
 
 
-def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, Request]:
+def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
     """What is to be found out, by key."""
     found = {}
     for place, sizes in meshes:
-        request = Request(
+        request = SweepRequest(
             target=sweep.target,
             title=sweep.title,
             topology=place.name,
@@ -227,11 +232,11 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, Request]:
             options=dict(sweep.options),
             workload=None if sweep.workload is None else asdict(sweep.workload),
         )
-        found[key_of(request.to_json(), sweep.sources)] = request
+        found[cache_key(request.to_json(), sweep.sources)] = request
     return found
 
 
-def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[NoMesh, ...]]:
+def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
     """All meshes, those of each topology together, and the topologies that have none.
 
     Raises:
@@ -246,10 +251,10 @@ def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[NoMesh, ...]]:
             refusals.append((place, error))
     if not found:
         raise refusals[0][1]  # no-catalogue: raises an error of factorisations() again
-    return found, tuple(NoMesh(t.name, t.slices, str(error)) for t, error in refusals)
+    return found, tuple(SkippedTopology(t.name, t.slices, str(error)) for t, error in refusals)
 
 
-def _result(request: Request, key: str, answer: Mapping[str, Any]) -> SweepResult:
+def _result(request: SweepRequest, key: str, answer: Mapping[str, Any]) -> SweepResult:
     facts = answer.get("facts")
     return SweepResult(
         key=key,

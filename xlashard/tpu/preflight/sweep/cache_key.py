@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).parents[3]
 _LENGTH = 24
 
 
-def key_of(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
+def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
     """The digest of a request, of the user's own sources, and of what compiles it.
 
     Args:
@@ -54,7 +54,7 @@ def _package_digest() -> str:
     return _digest_of_files(sorted(_PACKAGE.rglob("*.py")))
 
 
-def sources_of(module: str) -> list[Path]:
+def source_files(module: str) -> list[Path]:
     """The files of a module and of all that it imports, but for Python's own and installed ones.
 
     Args:

@@ -12,16 +12,16 @@ from xlashard._jax.tracing import is_extended
 from xlashard.errors import XlashardError
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.api import preflight
-from xlashard.tpu.preflight.argument_sharding import placer
-from xlashard.tpu.preflight.report.model import Workload
-from xlashard.tpu.preflight.sweep.results import Store, SweepFacts
-from xlashard.tpu.preflight.targets import Program, blamed, program_of
+from xlashard.tpu.preflight.argument_sharding import argument_placer
+from xlashard.tpu.preflight.report.preflight_model import Workload
+from xlashard.tpu.preflight.sweep.sweep_results import ResultStore, SweepFacts
+from xlashard.tpu.preflight.target_loading import TargetProgram, load_program, user_code_errors
 from xlashard.tpu.topologies import Topology, topology
 from xlashard.wording import in_bytes
 
 
 @dataclass(frozen=True)
-class Request:
+class SweepRequest:
     """What a process of a sweep is asked.
 
     Attributes:
@@ -47,7 +47,7 @@ class Request:
     key: str = ""
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Request":
+    def from_json(cls, said: Mapping[str, Any]) -> "SweepRequest":
         """That of such JSON."""
         axes = tuple((str(name), int(size)) for name, size in said["mesh"])
         return cls(**{**said, "mesh": axes})
@@ -64,10 +64,14 @@ class Request:
 
 def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
     """Looks at a `module:function` on one mesh: the runner of Python's sweeps."""
-    return look_at(Request.from_json(said), lambda r, place: program_of(r.target, place, r.axes))
+    return evaluate_mesh(
+        SweepRequest.from_json(said), lambda r, place: load_program(r.target, place, r.axes)
+    )
 
 
-def look_at(request: Request, make: Callable[[Request, Topology], Program]) -> dict[str, Any]:
+def evaluate_mesh(
+    request: SweepRequest, make: Callable[[SweepRequest, Topology], TargetProgram]
+) -> dict[str, Any]:
     """Makes a program for one mesh, and says what becomes of it there.
 
     Args:
@@ -89,11 +93,13 @@ def look_at(request: Request, make: Callable[[Request, Topology], Program]) -> d
         return {"outcome": "impossible", "reason": str(error)}
 
 
-def _compiled(request: Request, program: Program, place: Topology, mesh: Mesh) -> dict[str, Any]:
+def _compiled(
+    request: SweepRequest, program: TargetProgram, place: Topology, mesh: Mesh
+) -> dict[str, Any]:
     workload = program.workload
     if request.workload is not None:
         workload = Workload(**request.workload)
-    with blamed(f"{request.title} can't be traced"):
+    with user_code_errors(f"{request.title} can't be traced"):
         report = preflight(
             program.function,
             *program.args,
@@ -112,20 +118,22 @@ def _compiled(request: Request, program: Program, place: Topology, mesh: Mesh) -
         "outcome": report.outcome,
         "reason": reason,
         "facts": asdict(SweepFacts.of(report)),
-        "report": Store(Path(request.folder)).keep_report(_report_name(request), report),
+        "report": ResultStore(Path(request.folder)).keep_report(_report_name(request), report),
     }
 
 
-def _report_name(request: Request) -> str:
+def _report_name(request: SweepRequest) -> str:
     """A name that a person finds, and that no other result has."""
     slices = f"{request.slices}x" if request.slices > 1 else ""
     sizes = "-".join(f"{name}{size}" for name, size in request.mesh)
     return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
 
 
-def _too_much(program: Program, place: Topology, mesh: Mesh) -> str:
+def _too_much(program: TargetProgram, place: Topology, mesh: Mesh) -> str:
     """Why a program can't fit, whatever the compiler does; empty if it may."""
-    leaves = jax.tree.leaves(jax.tree.map(placer(mesh), (program.args, dict(program.kwargs))))
+    leaves = jax.tree.leaves(
+        jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
+    )
     taken = sum(map(_device_bytes, leaves))
     available = place.generation.available_bytes
     if taken <= available:

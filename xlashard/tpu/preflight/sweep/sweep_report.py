@@ -21,11 +21,11 @@ from xlashard.errors import ArgumentError, counted
 from xlashard.pjit.report.kept import KeptReport
 from xlashard.pjit.report.records import Record
 from xlashard.pjit.report.tables import Page, head, section, table
-from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, money_text
-from xlashard.tpu.preflight.report.model import PriceReport
+from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, price_text
+from xlashard.tpu.preflight.report.preflight_model import PriceReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import describe_price
-from xlashard.tpu.preflight.report.report import PreflightReport
-from xlashard.tpu.preflight.sweep.results import FORMAT, SweepFields, SweepResult
+from xlashard.tpu.preflight.sweep.sweep_results import FORMAT, SweepFields, SweepResult
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
@@ -63,8 +63,8 @@ class SweepText:
             found = [r for r in report.results if r.outcome == outcome]
             if found:
                 yield _left_out(title, found, page)
-        if report.without_mesh:
-            rows = [(t.where, Text(t.reason, style="dim")) for t in report.without_mesh]
+        if report.skipped_topologies:
+            rows = [(t.where, Text(t.reason, style="dim")) for t in report.skipped_topologies]
             yield section("Without a mesh", "", table(["topology", "why"], rows))
 
 
@@ -79,8 +79,8 @@ def _head(report: SweepFields) -> RenderableType:
     if best is not None and best.facts is not None:
         step = in_seconds(best.facts.seconds)
         facts.insert(0, ("best", f"{best.axes} on {best.where}, {step}"))
-    if report.taken_over:
-        facts.append(("known", f"{counted(report.taken_over, 'result')} from an earlier run"))
+    if report.reused_results:
+        facts.append(("known", f"{counted(report.reused_results, 'result')} from an earlier run"))
     facts.append(("reports", report.folder))
     return head(report.title, topologies, facts)
 
@@ -121,7 +121,7 @@ def _row(number: int, result: SweepResult, trains: bool) -> list[RenderableType]
 
 
 def _price(found: PriceReport | None) -> str:
-    return "" if found is None else f"{money_text(found.step)} {found.currency}".strip()
+    return "" if found is None else f"{price_text(found.step)} {found.currency}".strip()
 
 
 def _left_out(title: str, found: Sequence[SweepResult], page: Page) -> RenderableType:
@@ -138,7 +138,7 @@ def _reason(result: SweepResult, page: Page) -> str:
     return line if page.is_full or len(line) <= _REASON else f"{line[: _REASON - 1]}…"
 
 
-class Progress:
+class SweepProgress:
     """Tells of results as they come.
 
     Args:
@@ -174,7 +174,7 @@ class Progress:
             self._compare(result)
         self._show()
 
-    def tell(self, result: SweepResult) -> None:
+    def update(self, result: SweepResult) -> None:
         """One more is there."""
         self._done += 1
         self._compare(result)
@@ -231,9 +231,9 @@ class SweepReport(KeptReport, SweepFields):
         folder: Where the results and the whole reports are.
         results: One for each mesh: those that fit, the fastest first; those that are out of memory;
             those that can't be; those that failed.
-        taken_over: How many of them an earlier sweep in this folder had found.
+        reused_results: How many of them an earlier sweep in this folder had found.
         prices: Of chips, as the caller gave them.
-        without_mesh: The topologies that no mesh of the axes has as many devices as.
+        skipped_topologies: The topologies that no mesh of the axes has as many devices as.
     """
 
     _record = Record("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")

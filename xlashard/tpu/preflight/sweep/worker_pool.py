@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from xlashard.wording import in_bytes
 
-_WORKER = Path(__file__).with_name("worker.py")
+_WORKER = Path(__file__).with_name("sweep_worker.py")
 # How often the processes are looked at, in seconds.
 _TICK = 0.5
 # What a process takes before it compiles anything large, and what is left to it.
@@ -31,7 +31,7 @@ _SHOWN_LINES = 4
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """Something to find out in another process.
 
     Attributes:
@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Limits:
+class WorkerLimits:
     """How much the processes may take.
 
     Attributes:
@@ -60,7 +60,7 @@ class Limits:
     seconds: float = 0.0
 
 
-def usual_limits(workers: int | None = None, seconds: float = 0.0) -> Limits:
+def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLimits:
     """As many processes as there are processors and memory for, each with its share of that.
 
     Args:
@@ -71,7 +71,7 @@ def usual_limits(workers: int | None = None, seconds: float = 0.0) -> Limits:
     free = _free_bytes()
     if workers is None:
         workers = max(1, min(processors, int(free // _USUAL_BYTES)) if free else processors)
-    return Limits(workers, int(free * 0.9 / workers), seconds)
+    return WorkerLimits(workers, int(free * 0.9 / workers), seconds)
 
 
 def _free_bytes() -> int:
@@ -83,7 +83,9 @@ def _free_bytes() -> int:
     return 0
 
 
-def run_all(jobs: Sequence[Job], limits: Limits) -> Generator[tuple[Job, dict[str, Any]]]:
+def run_jobs(
+    jobs: Sequence[SweepJob], limits: WorkerLimits
+) -> Generator[tuple[SweepJob, dict[str, Any]]]:
     """Runs jobs, and gives what each has found as soon as it is known.
 
     What could not be found is `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
@@ -117,7 +119,7 @@ class _Worker:
     """A process that takes jobs."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.job: SweepJob | None = None
         self.is_alive = True
         self._started = 0.0
         self._unread = b""
@@ -146,7 +148,7 @@ class _Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def give(self, job: Job) -> None:
+    def give(self, job: SweepJob) -> None:
         """Lets it do a job."""
         self.job, self._started = job, time.monotonic()
         self._errors.truncate(0)
@@ -156,7 +158,7 @@ class _Worker:
             self._jobs.write(f"{json.dumps(line)}\n".encode())
             self._jobs.flush()
 
-    def done(self) -> Job:
+    def done(self) -> SweepJob:
         """The job that it has done."""
         assert self.job is not None
         job, self.job = self.job, None
@@ -179,7 +181,7 @@ class _Worker:
         said = self._last_words()
         return _failure(f"its process ended with {_code_text(code)}{said}")
 
-    def overdue(self, limits: Limits) -> dict[str, Any] | None:
+    def overdue(self, limits: WorkerLimits) -> dict[str, Any] | None:
         """Ends it if it takes more than it may; gives the failure then."""
         if self.job is None:
             return None

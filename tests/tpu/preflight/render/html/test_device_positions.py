@@ -6,10 +6,14 @@ import pytest
 
 from tests.tpu.preflight.examples import HUGE, SMALL, TWO_SLICES, V5P
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.render.html.device_positions import MOST_CHIPS, Placing, read_placing
-from xlashard.tpu.preflight.render.html.torus import colour
+from xlashard.tpu.preflight.render.html.device_positions import (
+    MOST_CHIPS,
+    DevicePositions,
+    device_positions,
+)
+from xlashard.tpu.preflight.render.html.torus_drawing import colour
 from xlashard.tpu.preflight.report.build import describe_mesh, describe_topology
-from xlashard.tpu.preflight.report.model import AxisReport
+from xlashard.tpu.preflight.report.preflight_model import AxisReport
 
 
 @pytest.mark.parametrize(
@@ -26,24 +30,24 @@ from xlashard.tpu.preflight.report.model import AxisReport
 def test_positions_are_those_of_the_devices(name: str, slices: int, axes: dict[str, int]) -> None:
     pod = topology(name, slices)
     mesh = pod.mesh(axes)
-    placing = read_placing(describe_topology(pod), describe_mesh(pod, mesh))
-    assert [axis.name for axis in placing.axes] == list(axes)
+    layout = device_positions(describe_topology(pod), describe_mesh(pod, mesh))
+    assert [axis.name for axis in layout.axes] == list(axes)
     for index in range(mesh.size):
         device = mesh.devices.flat[index]
         left, place = index, {}
         for axis in reversed(axes):
             left, place[axis] = divmod(left, axes[axis])
         slice_ = device.slice_index if slices > 1 else 0
-        core = device.core_on_chip if placing.cores > 1 else 0
+        core = device.core_on_chip if layout.cores > 1 else 0
         at = tuple(device.coords)
-        found = {axis.name: placing.position(axis, at, core, slice_) for axis in placing.axes}
+        found = {axis.name: layout.position(axis, at, core, slice_) for axis in layout.axes}
         assert found == place
 
 
 @pytest.mark.parametrize("name", ["v5e:4x4", "v5e:2x4", "v5p:4x4x4", "v6e:8x8", "v4:2x2x4"])
 def test_hosts_are_where_libtpu_has_them(name: str) -> None:
     pod = topology(name)
-    host = read_placing(describe_topology(pod), ()).host
+    host = device_positions(describe_topology(pod), ()).host
     assert host is not None
     chips = {(tuple(d.coords), d.process_index) for d in pod.devices}
     by_host: dict[int, set[tuple[int, ...]]] = {}
@@ -54,14 +58,14 @@ def test_hosts_are_where_libtpu_has_them(name: str) -> None:
 
 
 def test_an_axis_that_follows_no_dimension_is_not_drawn() -> None:
-    assert [a.name for a in read_placing(SMALL.topology, SMALL.mesh).axes] == ["y"]
+    assert [a.name for a in device_positions(SMALL.topology, SMALL.mesh).axes] == ["y"]
 
 
 def test_an_axis_that_shares_a_dimension_is_drawn_only_where_its_strides_are_known() -> None:
     shared = AxisReport("a", 2, (("x", 2),), ring=False)
-    assert read_placing(V5P, (shared,)).axes == ()
-    (known,) = read_placing(V5P, (replace(shared, strides=(2,)),)).axes
-    assert [Placing(V5P, (known,)).position(known, (x, 0, 0), 0, 0) for x in range(4)] == [
+    assert device_positions(V5P, (shared,)).axes == ()
+    (known,) = device_positions(V5P, (replace(shared, strides=(2,)),)).axes
+    assert [DevicePositions(V5P, (known,)).position(known, (x, 0, 0), 0, 0) for x in range(4)] == [
         0,
         0,
         1,
@@ -69,22 +73,22 @@ def test_an_axis_that_shares_a_dimension_is_drawn_only_where_its_strides_are_kno
     ]
 
 
-def drawn(placing: Placing) -> list[list[tuple[int, int] | None]]:
-    return [[p and (p.slice, p.z) for p in row] for row in placing.planes()]
+def drawn(layout: DevicePositions) -> list[list[tuple[int, int] | None]]:
+    return [[p and (p.slice, p.z) for p in row] for row in layout.planes()]
 
 
 def test_all_planes_of_all_slices_are_drawn_where_there_is_room() -> None:
-    placing = read_placing(TWO_SLICES.topology, TWO_SLICES.mesh)
-    assert drawn(placing) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
+    layout = device_positions(TWO_SLICES.topology, TWO_SLICES.mesh)
+    assert drawn(layout) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
 
 def test_of_too_many_planes_the_first_and_the_last_are_drawn() -> None:
-    assert drawn(read_placing(HUGE.topology, HUGE.mesh)) == [[(0, 0), (0, 1), None, (0, 27)]]
+    assert drawn(device_positions(HUGE.topology, HUGE.mesh)) == [[(0, 0), (0, 1), None, (0, 27)]]
 
 
 def test_of_too_many_slices_the_first_and_the_last_are_drawn() -> None:
     many = replace(SMALL.topology, slices=256, chips=4096, devices=4096, hosts=1024)
-    rows = drawn(read_placing(many, ()))
+    rows = drawn(device_positions(many, ()))
     assert rows[0] == [(0, 0)]
     assert rows[-1] == [(255, 0)]
     assert rows[-2] == []

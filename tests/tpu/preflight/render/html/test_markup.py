@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.tpu.preflight.render.html.markup import Html, join, printable, tag, user
+from xlashard.tpu.preflight.render.html.markup import Html, join, printable, tag, user_text
 
 
 class Reader(HTMLParser):
@@ -38,7 +38,7 @@ def test_any_text_is_read_as_it_is_written(text: str) -> None:
 
 @given(st.text())
 def test_a_user_text_loses_nothing_where_it_may_break(text: str) -> None:
-    read = Reader(user(text, "code"))
+    read = Reader(user_text(text, "code"))
     assert read.text == printable(text)
     assert read.attributes["dir"] == "auto"
     assert set(read.tags) <= {"code", "wbr"}
@@ -64,8 +64,8 @@ def test_what_has_no_glyph_or_turns_the_line_around_is_an_escape(text: str, show
 
 
 def test_paths_may_break_between_their_steps() -> None:
-    assert user("a/b['c']['d']") == "<bdi>a/<wbr>b[&#x27;c&#x27;]<wbr>[&#x27;d&#x27;]</bdi>"
-    assert user("a/b.py:3", "code", whole=True) == '<code dir="auto">a/b.py:3</code>'
+    assert user_text("a/b['c']['d']") == "<bdi>a/<wbr>b[&#x27;c&#x27;]<wbr>[&#x27;d&#x27;]</bdi>"
+    assert user_text("a/b.py:3", "code", whole=True) == '<code dir="auto">a/b.py:3</code>'
 
 
 def test_attributes_are_left_out_bare_or_written() -> None:

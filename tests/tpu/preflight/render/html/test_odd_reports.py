@@ -10,7 +10,7 @@ from xlashard.errors import ArgumentError
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.html.markup import MOST_ROWS
 from xlashard.tpu.preflight.render.html.timing import read_roofline
-from xlashard.tpu.preflight.report.model import AxisReport
+from xlashard.tpu.preflight.report.preflight_model import AxisReport
 
 IDLE = replace(
     SMALL.time,

@@ -11,7 +11,7 @@ from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMAL
 from tests.tpu.preflight.render.html.reading import column, numbers
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.render.html.memory_bar import segments
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +64,8 @@ def assert_numbers_are_those_of(report: PreflightReport, tab: Tab) -> None:
     points = tab.run("[...document.querySelectorAll('[data-point]')].map(e => e.dataset.point)")
     assert sorted(slopes) == sorted(points)
     intensity = numbers(tab, "[data-slope]", "slope")["hbm"]
-    multiplied = sum(flops for _, flops in time.flops_by_dtype)
-    assert intensity == pytest.approx(multiplied / time.hbm_bytes)
+    matmul_flops = sum(flops for _, flops in time.flops_by_dtype)
+    assert intensity == pytest.approx(matmul_flops / time.hbm_bytes)
 
 
 def test_the_bar_of_memory_is_drawn_to_scale(browser: Browser) -> None:
@@ -225,7 +225,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         traffic=(
             replace(
                 FITTING.traffic[-1],
-                remedy=HOSTILE,
+                suggestion=HOSTILE,
                 collective=replace(
                     collective, op_name=HOSTILE, argument=HOSTILE, along=HOSTILE, source=source
                 ),
@@ -241,7 +241,7 @@ def test_names_of_the_users_program_are_only_text(browser: Browser) -> None:
         shown = HOSTILE.replace("\u202e", r"\u202e")
         assert tab.text(".flags code") == shown
         assert tab.texts(".shardings details:first-of-type tbody td:first-child") == [shown]
-        assert tab.text(".traffic .remedy") == f"Instead: {shown}"
+        assert tab.text(".traffic .suggestion") == f"Instead: {shown}"
         kept = tab.run("document.getElementById('json-1').textContent")
         assert PreflightReport.from_json(kept) == hostile
         tab.focus(".traffic input")

@@ -9,7 +9,7 @@ from tests.tpu.preflight.examples import ALL, FITTING, OUT_OF_MEMORY, SMALL
 from tests.tpu.preflight.render.html.reading import column
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.comparison import compare
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 pytestmark = pytest.mark.slow
 

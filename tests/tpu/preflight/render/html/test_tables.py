@@ -70,7 +70,7 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         assert tab.text(".traffic .count") == "1 of 6 · sent 1.5 GiB · takes 8.9 ms"
         tab.run("document.querySelector('.traffic input').select()")
         tab.type("gather")
-        assert seen() == shown(lambda t: "gather" in t.collective.kind or "gather" in t.remedy)
+        assert seen() == shown(lambda t: "gather" in t.collective.kind or "gather" in t.suggestion)
         choose(tab, "axis", "fsdp")
         assert seen() == [("all-gather", "fsdp")]
         tab.run("document.querySelector('.traffic input').select()")
@@ -81,10 +81,10 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         assert seen() == shown(lambda t: t.collective.kind == "all-reduce")
         choose(tab, "kind", "")
         tab.click(".traffic button.shows")
-        unasked = [t for t in FITTING.traffic if not t.asked_for]
+        unasked = [t for t in FITTING.traffic if not t.requested]
         assert seen() == [(t.collective.kind, t.collective.along) for t in unasked]
-        for remedy, traffic in zip(tab.texts(".traffic .remedy"), unasked, strict=True):
-            assert remedy == f"Instead: {traffic.remedy}"
+        for suggestion, traffic in zip(tab.texts(".traffic .suggestion"), unasked, strict=True):
+            assert suggestion == f"Instead: {traffic.suggestion}"
         total = in_bytes(sum(t.collective.sent_bytes for t in unasked))
         seconds = in_seconds(sum(t.seconds for t in unasked))
         assert tab.text(".traffic .count") == f"2 of 6 · sent {total} · takes {seconds}"

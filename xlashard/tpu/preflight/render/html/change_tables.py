@@ -2,45 +2,45 @@
 
 from collections.abc import Iterator, Sequence
 
-from xlashard.tpu.preflight.render.formatting import AMOUNTS
+from xlashard.tpu.preflight.render.formatting import FORMATTERS
 from xlashard.tpu.preflight.render.html.markup import (
-    Cell,
-    Column,
     Html,
-    Row,
+    TableCell,
+    TableColumn,
+    TableRow,
     join,
     table,
     tag,
-    user,
+    user_text,
 )
-from xlashard.tpu.preflight.report.changes import (
+from xlashard.tpu.preflight.report.change_model import (
     AmountChange,
     ComparisonFields,
     FactChange,
-    UseChange,
+    UsageChange,
 )
 from xlashard.wording import in_bytes, in_seconds
 
 _NUMBERS = (
-    Column("number"),
-    Column("before", True),
-    Column("after", True),
-    Column("change", True, "What is after by what was before"),
+    TableColumn("number"),
+    TableColumn("before", True),
+    TableColumn("after", True),
+    TableColumn("change", True, "What is after by what was before"),
 )
-_FACTS = (Column("what"), Column("before"), Column("after"))
+_FACTS = (TableColumn("what"), TableColumn("before"), TableColumn("after"))
 _USES = (
-    Column("change"),
-    Column("before", True),
-    Column("after", True),
-    Column("more", True),
-    Column("what"),
-    Column("line"),
+    TableColumn("change"),
+    TableColumn("before", True),
+    TableColumn("after", True),
+    TableColumn("more", True),
+    TableColumn("what"),
+    TableColumn("line"),
 )
 
 
 def changes_section(changes: ComparisonFields) -> Html:
     """What differs, the numbers first; what is alike is left out."""
-    title = tag("h2", "What changed from ", user(changes.old), " to ", user(changes.new))
+    title = tag("h2", "What changed from ", user_text(changes.old), " to ", user_text(changes.new))
     parts = [
         tag("div", tag("h3", name), made) for name, made in _tables(changes) if made is not None
     ]
@@ -59,8 +59,8 @@ def _tables(changes: ComparisonFields) -> Iterator[tuple[str, Html | None]]:
 
 def _amounts(amounts: Sequence[AmountChange]) -> Html | None:
     rows = [
-        Row(
-            (Cell(a.name, a.name), _amount(a, a.old), _amount(a, a.new), _ratio(a)),
+        TableRow(
+            (TableCell(a.name, a.name), _amount(a, a.old), _amount(a, a.new), _ratio(a)),
             search=a.name,
         )
         for a in amounts
@@ -69,27 +69,29 @@ def _amounts(amounts: Sequence[AmountChange]) -> Html | None:
     return table("Changed numbers", _NUMBERS, rows) if rows else None
 
 
-def _amount(change: AmountChange, value: float | None) -> Cell:
+def _amount(change: AmountChange, value: float | None) -> TableCell:
     if value is None:
-        return Cell("–", "")
-    text = AMOUNTS[change.unit](abs(value))
-    return Cell(f"−{text}" if value < 0 else text, value)
+        return TableCell("–", "")
+    text = FORMATTERS[change.unit](abs(value))
+    return TableCell(f"−{text}" if value < 0 else text, value)
 
 
-def _ratio(change: AmountChange) -> Cell:
+def _ratio(change: AmountChange) -> TableCell:
     ratio = change.ratio
     if ratio is None or ratio <= 0:
-        return Cell(None, "")
-    return Cell(f"×{ratio:,.1f}" if ratio >= 2 else f"{ratio - 1:+.1%}".replace("-", "−"), ratio)
+        return TableCell(None, "")
+    return TableCell(
+        f"×{ratio:,.1f}" if ratio >= 2 else f"{ratio - 1:+.1%}".replace("-", "−"), ratio
+    )
 
 
 def _facts(label: str, facts: Sequence[FactChange]) -> Html | None:
     rows = [
-        Row(
+        TableRow(
             (
-                Cell(user(f.name, "code" if "[" in f.name else "bdi"), f.name),
-                Cell(user(f.old or "–"), f.old),
-                Cell(user(f.new or "–"), f.new),
+                TableCell(user_text(f.name, "code" if "[" in f.name else "bdi"), f.name),
+                TableCell(user_text(f.old or "–"), f.old),
+                TableCell(user_text(f.new or "–"), f.new),
             ),
             search=f"{f.name} {f.old} {f.new}",
         )
@@ -98,17 +100,18 @@ def _facts(label: str, facts: Sequence[FactChange]) -> Html | None:
     return table(f"Changed {label}", _FACTS, rows) if rows else None
 
 
-def _uses(label: str, uses: Sequence[UseChange]) -> Html | None:
+def _uses(label: str, uses: Sequence[UsageChange]) -> Html | None:
     rows = [
-        Row(
+        TableRow(
             (
-                Cell(tag("span", u.change, class_="tag"), u.change),
+                TableCell(tag("span", u.change, class_="tag"), u.change),
                 _use(u.old_bytes, u.old_seconds, is_there=u.change != "added"),
                 _use(u.new_bytes, u.new_seconds, is_there=u.change != "removed"),
-                Cell(_more(u.new_bytes - u.old_bytes), u.new_bytes - u.old_bytes),
-                Cell(user(u.what), u.what),
-                Cell(
-                    user(u.where, "code", whole=True, class_="line") if u.where else None, u.where
+                TableCell(_more(u.new_bytes - u.old_bytes), u.new_bytes - u.old_bytes),
+                TableCell(user_text(u.what), u.what),
+                TableCell(
+                    user_text(u.where, "code", whole=True, class_="line") if u.where else None,
+                    u.where,
                 ),
             ),
             search=f"{u.change} {u.what} {u.where}",
@@ -118,11 +121,11 @@ def _uses(label: str, uses: Sequence[UseChange]) -> Html | None:
     return table(f"Changed {label}", _USES, rows) if rows else None
 
 
-def _use(nbytes: int, seconds: float, *, is_there: bool) -> Cell:
+def _use(nbytes: int, seconds: float, *, is_there: bool) -> TableCell:
     if not is_there:
-        return Cell("–", 0)
+        return TableCell("–", 0)
     time = tag("div", in_seconds(seconds), class_="note") if seconds else None
-    return Cell(join(in_bytes(nbytes), time), nbytes)
+    return TableCell(join(in_bytes(nbytes), time), nbytes)
 
 
 def _more(nbytes: int) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from xlashard.tpu.preflight.report.model import AxisReport, TopologyReport
+from xlashard.tpu.preflight.report.preflight_model import AxisReport, TopologyReport
 
 DIMENSIONS = ("x", "y", "z")
 MOST_CHIPS = 1024
@@ -28,7 +28,7 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Placing:
+class DevicePositions:
     """How the torus is drawn.
 
     Attributes:
@@ -93,7 +93,7 @@ class Placing:
         return position
 
 
-def read_placing(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> Placing:
+def device_positions(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> DevicePositions:
     """How to draw a mesh on a torus."""
     sizes = {
         **dict(zip(DIMENSIONS, topology.shape, strict=False)),
@@ -101,7 +101,7 @@ def read_placing(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> Plac
         "slice": topology.slices,
     }
     axes = (replace(axis, strides=_strides(axis, sizes)) for axis in mesh if axis.size > 1)
-    return Placing(topology, tuple(axis for axis in axes if axis.strides))
+    return DevicePositions(topology, tuple(axis for axis in axes if axis.strides))
 
 
 def _strides(axis: AxisReport, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -16,23 +16,23 @@ from importlib.resources import files
 from xlashard.errors import ArgumentError
 from xlashard.tpu.preflight.render.formatting import in_thousands
 from xlashard.tpu.preflight.render.html.change_tables import changes_section
-from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user
+from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user_text
 from xlashard.tpu.preflight.render.html.memory_bar import memory_section
 from xlashard.tpu.preflight.render.html.report_tables import (
     collectives_section,
-    held_section,
+    donations_and_replication,
     shardings_section,
 )
 from xlashard.tpu.preflight.render.html.timing import roofline_section, time_section
-from xlashard.tpu.preflight.render.html.torus import mesh_section
+from xlashard.tpu.preflight.render.html.torus_drawing import mesh_section
 from xlashard.tpu.preflight.render.html.verdict import (
     is_fitting,
     overview_section,
     title_of,
     verdict_section,
 )
-from xlashard.tpu.preflight.report.changes import ComparisonFields
-from xlashard.tpu.preflight.report.model import RECORD, PreflightFields, ThroughputReport
+from xlashard.tpu.preflight.report.change_model import ComparisonFields
+from xlashard.tpu.preflight.report.preflight_model import RECORD, PreflightFields, ThroughputReport
 from xlashard.wording import in_bytes, in_seconds
 
 
@@ -47,7 +47,7 @@ def environment_section(report: PreflightFields) -> Html:
 
 
 def _list(name: str, pairs: Iterator[tuple[str, str]]) -> Html:
-    items = [[tag("dt", word), tag("dd", user(text))] for word, text in pairs]
+    items = [[tag("dt", word), tag("dd", user_text(text))] for word, text in pairs]
     return tag("div", tag("h3", name), tag("dl", items))
 
 
@@ -84,7 +84,7 @@ def _flags(report: PreflightFields) -> Html:
     if not flags:
         return tag("p", "No compiler flags were set.", class_="note")
     items: list[Child] = [
-        tag("li", tag("b", user(place)), " ", user(text, "code")) for place, text in flags
+        tag("li", tag("b", user_text(place)), " ", user_text(text, "code")) for place, text in flags
     ]
     return join(tag("h3", "Compiler flags"), tag("ul", items, class_="flags"))
 
@@ -222,7 +222,7 @@ def _actions() -> Html:
 
 def _tabs(names: Sequence[str]) -> Html:
     links = [
-        tag("a", "All" if number == 0 else user(name), href=f"#report-{number}")
+        tag("a", "All" if number == 0 else user_text(name), href=f"#report-{number}")
         for number, name in enumerate(("", *names))
     ]
     return tag("nav", links, class_="tabs", aria_label="Reports")
@@ -242,7 +242,7 @@ def _panel(report: PreflightFields, number: int) -> Html:
         ),
         ("Collectives", collectives_section(report.traffic), "traffic wide"),
         ("Shardings", shardings_section(report), "shardings wide"),
-        ("Donated and replicated", held_section(report), "held wide"),
+        ("Donated and replicated", donations_and_replication(report), "held wide"),
         ("Chips, versions and flags", environment_section(report), "environment wide"),
     )
     sections = [
@@ -251,7 +251,7 @@ def _panel(report: PreflightFields, number: int) -> Html:
     ]
     return tag(
         "div",
-        tag("h1", user(title_of(report)), class_="title"),
+        tag("h1", user_text(title_of(report)), class_="title"),
         verdict_section(report),
         tag("div", sections, class_="cards"),
         id=f"report-{number + 1}",

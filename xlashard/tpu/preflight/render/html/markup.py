@@ -49,7 +49,9 @@ def join(*children: Child) -> Html:
     return Html("".join(_written(child) for child in children))
 
 
-def user(text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: Attribute) -> Html:
+def user_text(
+    text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: Attribute
+) -> Html:
     """A name or a path that comes from the user's program.
 
     Whatever direction its letters run in, it changes nothing around it; and it may break where a
@@ -111,7 +113,7 @@ MOST_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column.
 
     Attributes:
@@ -126,7 +128,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell.
 
     Attributes:
@@ -139,7 +141,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row.
 
     Attributes:
@@ -149,7 +151,7 @@ class Row:
         kind: A class for its style.
     """
 
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     search: str
     keys: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
@@ -157,8 +159,8 @@ class Row:
 
 def table(
     label: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
     sums: Sequence[tuple[str, str, Sequence[float]]] = (),
 ) -> Html:
     """A table that sorts by any column.
@@ -228,7 +230,7 @@ def _choice(label: str, name: str, values: Iterable[str]) -> Html:
     )
 
 
-def _head(column: Column) -> Html:
+def _head(column: TableColumn) -> Html:
     return tag(
         "th",
         tag("button", column.name, type="button", title=column.title or None),
@@ -239,7 +241,7 @@ def _head(column: Column) -> Html:
     )
 
 
-def _row(row: Row, columns: Sequence[Column], sums: Sequence[float]) -> Html:
+def _row(row: TableRow, columns: Sequence[TableColumn], sums: Sequence[float]) -> Html:
     cells = [
         tag(
             "td",

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from xlashard.pjit.report.words import line_text, operation_text
 from xlashard.tpu.preflight.render.formatting import many
 from xlashard.tpu.preflight.render.html.markup import (
-    Cell,
     Child,
-    Column,
     Html,
-    Row,
+    TableCell,
+    TableColumn,
+    TableRow,
     filters,
     join,
     table,
     tag,
-    user,
+    user_text,
 )
-from xlashard.tpu.preflight.report.model import (
-    HeldBytes,
+from xlashard.tpu.preflight.report.preflight_model import (
+    BufferReport,
     MemoryBreakdown,
     TemporaryReport,
     TopologyReport,
@@ -171,27 +171,27 @@ def _legend(memory: MemoryBreakdown) -> Html:
     return tag("table", caption, head, tag("tbody", rows), class_="legend")
 
 
-def _held(name: str, held: Sequence[HeldBytes], total: int) -> Html | None:
+def _held(name: str, held: Sequence[BufferReport], total: int) -> Html | None:
     if not held:
         return None
     largest = max(h.device_bytes for h in held) or 1
     columns = (
-        Column(name.lower()),
-        Column("type"),
-        Column("sharding"),
-        Column("copies", True, "How many devices hold each part"),
-        Column("on a device", True),
-        Column("memory shared with"),
+        TableColumn(name.lower()),
+        TableColumn("type"),
+        TableColumn("sharding"),
+        TableColumn("copies", True, "How many devices hold each part"),
+        TableColumn("on a device", True),
+        TableColumn("memory shared with"),
     )
     rows = [
-        Row(
+        TableRow(
             (
-                Cell(user(h.path, "code"), h.path),
-                Cell(user(h.type, "code"), h.type),
-                Cell(user(h.spec, "code"), h.spec),
-                Cell(f"{h.copies:,}", h.copies),
-                Cell(_bytes_with_bar(h.device_bytes, largest), h.device_bytes),
-                Cell(_sharing(h), h.aliased),
+                TableCell(user_text(h.path, "code"), h.path),
+                TableCell(user_text(h.type, "code"), h.type),
+                TableCell(user_text(h.spec, "code"), h.spec),
+                TableCell(f"{h.copies:,}", h.copies),
+                TableCell(_bytes_with_bar(h.device_bytes, largest), h.device_bytes),
+                TableCell(_sharing(h), h.aliased),
             ),
             search=f"{h.path} {h.type} {h.spec} {h.aliased}",
         )
@@ -205,9 +205,9 @@ def _held(name: str, held: Sequence[HeldBytes], total: int) -> Html | None:
     )
 
 
-def _sharing(held: HeldBytes) -> Html | None:
+def _sharing(held: BufferReport) -> Html | None:
     if held.aliased:
-        return user(held.aliased, "code")
+        return user_text(held.aliased, "code")
     return tag("span", "donated in vain", class_="warns") if held.donated else None
 
 
@@ -217,22 +217,22 @@ def _temporaries(memory: MemoryBreakdown) -> Html | None:
         return None
     largest = max(t.device_bytes for t in found) or 1
     columns = (
-        Column("at the peak"),
-        Column("type"),
-        Column("operation"),
-        Column("line"),
-        Column("count", True, "How many alike are alive together"),
-        Column("on a device", True),
+        TableColumn("at the peak"),
+        TableColumn("type"),
+        TableColumn("operation"),
+        TableColumn("line"),
+        TableColumn("count", True, "How many alike are alive together"),
+        TableColumn("on a device", True),
     )
     rows = [
-        Row(
+        TableRow(
             (
-                Cell(user(t.name, "code"), t.name),
-                Cell(user(t.type, "code"), t.type),
-                Cell(_operation(t), t.op_name),
-                Cell(None if t.source is None else source_line(t), _line(t)),
-                Cell(f"{t.count:,}", t.count),
-                Cell(_bytes_with_bar(t.device_bytes, largest), t.device_bytes),
+                TableCell(user_text(t.name, "code"), t.name),
+                TableCell(user_text(t.type, "code"), t.type),
+                TableCell(_operation(t), t.op_name),
+                TableCell(None if t.source is None else source_line(t), _line(t)),
+                TableCell(f"{t.count:,}", t.count),
+                TableCell(_bytes_with_bar(t.device_bytes, largest), t.device_bytes),
             ),
             search=f"{t.name} {t.type} {t.op_name} {_line(t)}",
         )
@@ -246,7 +246,7 @@ def _temporaries(memory: MemoryBreakdown) -> Html | None:
 def _operation(temporary: TemporaryReport) -> Html | None:
     if not temporary.op_name:
         return None
-    return user(operation_text(temporary.op_name), "code", title=temporary.op_name)
+    return user_text(operation_text(temporary.op_name), "code", title=temporary.op_name)
 
 
 def source_line(temporary: TemporaryReport) -> Html | None:
@@ -255,7 +255,7 @@ def source_line(temporary: TemporaryReport) -> Html | None:
     if source is None:
         return None
     whole = f"{source.file}:{source.line}"
-    return user(
+    return user_text(
         line_text(source),
         "code",
         whole=True,
@@ -276,8 +276,8 @@ def _bytes_with_bar(nbytes: int, largest: int) -> Html:
 def _unfolding(
     name: str,
     words: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
     *,
     is_open: bool = False,
 ) -> Html:

@@ -22,40 +22,40 @@ from xlashard.pjit.report.words import (
 )
 from xlashard.tpu.preflight.render.formatting import ORIGINS
 from xlashard.tpu.preflight.render.html.markup import (
-    Cell,
     Child,
-    Column,
     Html,
-    Row,
+    TableCell,
+    TableColumn,
+    TableRow,
     filters,
     join,
     table,
     tag,
-    user,
+    user_text,
 )
-from xlashard.tpu.preflight.report.model import PreflightFields, TrafficReport
+from xlashard.tpu.preflight.report.preflight_model import PreflightFields, TrafficReport
 from xlashard.wording import in_bytes, in_seconds
 
 _VALUES = (
-    Column("type"),
-    Column("sharding"),
-    Column("copies", True, "How many devices hold each part"),
-    Column("on a device", True),
-    Column("whole", True),
-    Column("by", title="Who decided how it lies"),
+    TableColumn("type"),
+    TableColumn("sharding"),
+    TableColumn("copies", True, "How many devices hold each part"),
+    TableColumn("on a device", True),
+    TableColumn("whole", True),
+    TableColumn("by", title="Who decided how it lies"),
 )
 _DONATIONS = (
-    Column("argument"),
-    Column("on a device", True),
-    Column("donated"),
-    Column("its memory goes to"),
+    TableColumn("argument"),
+    TableColumn("on a device", True),
+    TableColumn("donated"),
+    TableColumn("its memory goes to"),
 )
 _REPLICATIONS = (
-    Column("value"),
-    Column("sharding"),
-    Column("wasted", True, "Bytes on a device more than if its axes cut it"),
-    Column("why"),
-    Column("line"),
+    TableColumn("value"),
+    TableColumn("sharding"),
+    TableColumn("wasted", True, "Bytes on a device more than if its axes cut it"),
+    TableColumn("why"),
+    TableColumn("line"),
 )
 
 
@@ -67,7 +67,7 @@ def shardings_section(report: PreflightFields) -> Html:
     )
 
 
-def held_section(report: PreflightFields) -> Html:
+def donations_and_replication(report: PreflightFields) -> Html:
     """Donations, values that every device holds whole, and those held more often than said."""
     return join(
         _donations(report.donations),
@@ -77,7 +77,7 @@ def held_section(report: PreflightFields) -> Html:
 
 
 def _values(name: str, values: Sequence[ValueReport], *, is_open: bool) -> Html:
-    columns = (Column(name), *_VALUES)
+    columns = (TableColumn(name), *_VALUES)
     rows = [_value(v) for v in values]
     total = in_bytes(sum(v.device_bytes for v in values))
     whole = in_bytes(sum(v.nbytes for v in values))
@@ -91,18 +91,18 @@ def _values(name: str, values: Sequence[ValueReport], *, is_open: bool) -> Html:
     )
 
 
-def _value(value: ValueReport) -> Row:
+def _value(value: ValueReport) -> TableRow:
     spec = value.spec if value.used else "not used"
     kind = f" in {value.memory_kind}" if value.memory_kind else ""
-    return Row(
+    return TableRow(
         (
-            Cell(user(value.path, "code"), value.path),
-            Cell(user(short_type(value), "code", whole=True), value.type),
-            Cell(join(user(spec, "code"), kind), spec),
-            Cell(f"{value.copies:,}", value.copies),
-            Cell(in_bytes(value.device_bytes), value.device_bytes),
-            Cell(in_bytes(value.nbytes), value.nbytes),
-            Cell(decided(value), value.decided_by),
+            TableCell(user_text(value.path, "code"), value.path),
+            TableCell(user_text(short_type(value), "code", whole=True), value.type),
+            TableCell(join(user_text(spec, "code"), kind), spec),
+            TableCell(f"{value.copies:,}", value.copies),
+            TableCell(in_bytes(value.device_bytes), value.device_bytes),
+            TableCell(in_bytes(value.nbytes), value.nbytes),
+            TableCell(decided(value), value.decided_by),
         ),
         search=f"{value.path} {short_type(value)} {value.type} {spec} {decided(value)}",
     )
@@ -132,16 +132,16 @@ def _donations(donations: Sequence[DonationReport]) -> Html:
     return tag("details", summary, inside, open=bool(wasted or could))
 
 
-def _donation(donation: DonationReport) -> Row:
+def _donation(donation: DonationReport) -> TableRow:
     state = "yes" if donation.is_reused else "in vain" if donation.donated else "could be"
     shown = state if state == "yes" else tag("span", state, class_="warns")
-    goes = user(donation.result, "code") if donation.result else donation.reason
-    return Row(
+    goes = user_text(donation.result, "code") if donation.result else donation.reason
+    return TableRow(
         (
-            Cell(user(donation.path, "code"), donation.path),
-            Cell(in_bytes(donation.device_bytes), donation.device_bytes),
-            Cell(shown, state),
-            Cell(goes, donation.result or donation.reason),
+            TableCell(user_text(donation.path, "code"), donation.path),
+            TableCell(in_bytes(donation.device_bytes), donation.device_bytes),
+            TableCell(shown, state),
+            TableCell(goes, donation.result or donation.reason),
         ),
         search=f"{donation.path} {state} {donation.result} {donation.reason}",
     )
@@ -157,7 +157,7 @@ def _replicated(report: PreflightFields) -> Html:
         )
     total = in_bytes(sum(v.device_bytes for v in found))
     words = f"{len(found):,} of {above} or more, {total} on each device"
-    made = table("replicated values", (Column("value"), *_VALUES), [_value(v) for v in found])
+    made = table("replicated values", (TableColumn("value"), *_VALUES), [_value(v) for v in found])
     title = tag("b", "Held whole by every device")
     return tag("details", tag("summary", title, " ", tag("span", words, class_="note")), made)
 
@@ -177,7 +177,7 @@ def _replications(replications: Sequence[ReplicationReport]) -> Html | None:
     )
 
 
-def _replication(replication: ReplicationReport) -> Row:
+def _replication(replication: ReplicationReport) -> TableRow:
     axes = " and ".join(replication.axes)
     dims = " and ".join(map(str, replication.dims))
     plural = "s" if len(replication.dims) > 1 else ""
@@ -189,14 +189,15 @@ def _replication(replication: ReplicationReport) -> Row:
     source = replication.source
     line = "" if source is None else line_text(source)
     title = None if source is None else f"{source.file}:{source.line}"
-    return Row(
+    return TableRow(
         (
-            Cell(user(replication.path, "code"), replication.path),
-            Cell(user(replication.spec, "code"), replication.spec),
-            Cell(in_bytes(replication.wasted_bytes), replication.wasted_bytes),
-            Cell(user(why), why),
-            Cell(
-                user(line, "code", whole=True, class_="line", title=title) if line else None, line
+            TableCell(user_text(replication.path, "code"), replication.path),
+            TableCell(user_text(replication.spec, "code"), replication.spec),
+            TableCell(in_bytes(replication.wasted_bytes), replication.wasted_bytes),
+            TableCell(user_text(why), why),
+            TableCell(
+                user_text(line, "code", whole=True, class_="line", title=title) if line else None,
+                line,
             ),
         ),
         search=f"{replication.path} {replication.spec} {why} {line}",
@@ -204,14 +205,14 @@ def _replication(replication: ReplicationReport) -> Row:
 
 
 _COLUMNS = (
-    Column("what"),
-    Column("along"),
-    Column("of"),
-    Column("times", True, "How often it runs in one step"),
-    Column("sent", True, "Bytes that a device sends in one step"),
-    Column("takes", True, "At the speed of the links, all runs together"),
-    Column("asked for by"),
-    Column("line"),
+    TableColumn("what"),
+    TableColumn("along"),
+    TableColumn("of"),
+    TableColumn("times", True, "How often it runs in one step"),
+    TableColumn("sent", True, "Bytes that a device sends in one step"),
+    TableColumn("takes", True, "At the speed of the links, all runs together"),
+    TableColumn("asked for by"),
+    TableColumn("line"),
 )
 ASKED, UNASKED = "asked for", "not asked for"
 
@@ -241,7 +242,7 @@ def collectives_section(traffic: Sequence[TrafficReport]) -> Html:
 
 
 def _lead(traffic: Sequence[TrafficReport]) -> Html:
-    unasked = [t for t in traffic if not t.asked_for]
+    unasked = [t for t in traffic if not t.requested]
     count = sum(t.collective.count for t in traffic)
     sent = in_bytes(sum(t.collective.sent_bytes for t in traffic))
     parts: list[Child] = [f"{count:,} collectives send {sent} from each device in a step. "]
@@ -258,37 +259,39 @@ def _lead(traffic: Sequence[TrafficReport]) -> Html:
     return tag("p", parts, class_="lead")
 
 
-def _row(traffic: TrafficReport) -> Row:
+def _row(traffic: TrafficReport) -> TableRow:
     collective = traffic.collective
     kind, types = collective.kind, types_text(collective)
     why = ORIGINS[traffic.origin]
     operation, line = _cause(collective)
     seconds = traffic.seconds
-    return Row(
+    return TableRow(
         (
-            Cell(join(tag("b", kind), _marks(traffic), _overlap(collective)), kind),
-            Cell(user(groups_text(collective)), collective.along),
-            Cell(join(user(types, "code"), _subject(collective)), types),
-            Cell(_times(collective), collective.times),
-            Cell(in_bytes(collective.sent_bytes), collective.sent_bytes),
-            Cell(in_seconds(seconds), seconds),
-            Cell(_why(traffic), why),
-            Cell(None if line is None else _source(line), "" if line is None else line_text(line)),
+            TableCell(join(tag("b", kind), _marks(traffic), _overlap(collective)), kind),
+            TableCell(user_text(groups_text(collective)), collective.along),
+            TableCell(join(user_text(types, "code"), _subject(collective)), types),
+            TableCell(_times(collective), collective.times),
+            TableCell(in_bytes(collective.sent_bytes), collective.sent_bytes),
+            TableCell(in_seconds(seconds), seconds),
+            TableCell(_why(traffic), why),
+            TableCell(
+                None if line is None else _source(line), "" if line is None else line_text(line)
+            ),
         ),
         search=" ".join(
             (
                 f"{kind} {collective.along} {types} {operation} {collective.argument} {why}",
                 "" if line is None else f"{line.file}:{line.line} {line.function}",
-                traffic.remedy,
+                traffic.suggestion,
             )
         ),
         keys={
             "kind": kind,
             "axis": "|".join(_axes(collective)),
-            "reason": ASKED if traffic.asked_for else UNASKED,
+            "reason": ASKED if traffic.requested else UNASKED,
             "network": traffic.network.upper(),
         },
-        kind="" if traffic.asked_for else "unasked",
+        kind="" if traffic.requested else "unasked",
     )
 
 
@@ -314,9 +317,9 @@ def _subject(collective: CollectiveReport) -> Html | None:
     name, _ = _cause(collective)
     parts: list[Child] = []
     if collective.argument:
-        parts.append(user(collective.argument, "code"))
+        parts.append(user_text(collective.argument, "code"))
     if name:
-        parts.append(user(operation_text(name), "span", title=name))
+        parts.append(user_text(operation_text(name), "span", title=name))
     return tag("div", [[part, " "] for part in parts], class_="note") if parts else None
 
 
@@ -331,20 +334,22 @@ def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
 
 def _why(traffic: TrafficReport) -> Html:
     why = tag("span", ORIGINS[traffic.origin].removeprefix("nobody: "))
-    if traffic.asked_for:
+    if traffic.requested:
         return why
-    remedy = tag("div", tag("b", "Instead: "), user(traffic.remedy), class_="remedy")
+    suggestion = tag(
+        "div", tag("b", "Instead: "), user_text(traffic.suggestion), class_="suggestion"
+    )
     return join(
         tag("span", UNASKED, class_="tag warning"),
         " ",
         why,
-        remedy if traffic.remedy else None,
+        suggestion if traffic.suggestion else None,
     )
 
 
 def _source(line: SourceLine) -> Html:
     where = f" in {line.function}" if line.function else ""
-    return user(
+    return user_text(
         line_text(line), "code", whole=True, class_="line", title=f"{line.file}:{line.line}{where}"
     )
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from xlashard.errors import counted
 from xlashard.tpu.preflight.render.formatting import in_thousands, three_digits
-from xlashard.tpu.preflight.render.html.markup import Html, join, tag, user
-from xlashard.tpu.preflight.report.model import TimeEstimate, TopologyReport
+from xlashard.tpu.preflight.render.html.markup import Html, join, tag, user_text
+from xlashard.tpu.preflight.report.preflight_model import TimeEstimate, TopologyReport
 from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 
 BOUNDS = {
@@ -57,7 +57,7 @@ def time_section(time: TimeEstimate) -> Html:
     lead = f"The step waits for {BOUNDS[time.bound]}: {in_seconds(time.roofline_seconds)} at least."
     return join(
         tag("p", lead, class_="lead"),
-        [tag("p", user(words), class_="warns note") for words in _uncounted(time)],
+        [tag("p", user_text(words), class_="warns note") for words in _uncounted(time)],
         tag(
             "table",
             tag("caption", "Time of one step", class_="unseen"),
@@ -79,7 +79,7 @@ def _bars(time: TimeEstimate) -> Iterator[_Bar]:
             words = f"{sent} sent" if parts else "nothing sent"
             yield _Bar(network, SHORT[network], seconds, words, network)
         for part in parts:
-            name = join("along ", user(part.along))
+            name = join("along ", user_text(part.along))
             words = f"{in_bytes(part.sent_bytes)} sent"
             yield _Bar(f"{network} {part.along}", name, part.seconds, words, f"{network} detail")
     if time.compiler_seconds is not None:

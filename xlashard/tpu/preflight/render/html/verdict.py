@@ -3,20 +3,25 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from xlashard.tpu.preflight.render.formatting import counted_chips, in_money, in_thousands
+from xlashard.tpu.preflight.render.formatting import (
+    in_thousands,
+    price_text,
+    price_with_currency,
+    topology_text,
+)
 from xlashard.tpu.preflight.render.html.markup import (
-    Cell,
-    Column,
     Html,
-    Row,
+    TableCell,
+    TableColumn,
+    TableRow,
     join,
     table,
     tag,
-    user,
+    user_text,
 )
 from xlashard.tpu.preflight.render.html.memory_bar import memory_bar
 from xlashard.tpu.preflight.render.html.timing import BOUNDS, SHORT
-from xlashard.tpu.preflight.report.model import PreflightFields
+from xlashard.tpu.preflight.report.preflight_model import PreflightFields
 from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 
 
@@ -130,24 +135,26 @@ def _prices(report: PreflightFields) -> Iterator[Figure]:
     price = report.price
     assert price is not None
     money = price.currency
-    words = f"{in_money(price.hour, money)} an hour, {in_money(price.chip_hour, '')} a chip"
-    yield Figure("price of a step", in_money(price.step, money), price.step, words)
+    hour = price_with_currency(price.hour, money)
+    words = f"{hour} an hour, {price_text(price.chip_hour)} a chip"
+    yield Figure("price of a step", price_with_currency(price.step, money), price.step, words)
     if price.billion_tokens is not None:
-        text = in_money(price.billion_tokens, money)
+        text = price_with_currency(price.billion_tokens, money)
         yield Figure("10⁹ tokens", text, price.billion_tokens, "at this speed")
 
 
 def _subject(report: PreflightFields) -> Html:
     topology = report.topology
     mesh = [
-        [" × " if n else "", user(axis.name), f"={axis.size}"] for n, axis in enumerate(report.mesh)
+        [" × " if n else "", user_text(axis.name), f"={axis.size}"]
+        for n, axis in enumerate(report.mesh)
     ]
     return tag(
         "p",
-        user(report.name, "code"),
-        [" of ", user(report.title)] if report.title else None,
+        user_text(report.name, "code"),
+        [" of ", user_text(report.title)] if report.title else None,
         " on ",
-        tag("b", counted_chips(topology)),
+        tag("b", topology_text(topology)),
         [" · ", mesh] if report.mesh else None,
         f" · {report.partitioner}",
         class_="subject",
@@ -155,16 +162,16 @@ def _subject(report: PreflightFields) -> Html:
 
 
 _OVERVIEW = (
-    Column("report"),
-    Column("devices"),
-    Column("outcome"),
-    Column("memory of a device", True),
-    Column("step time", True),
-    Column("bound"),
-    Column("tokens/s", True),
-    Column("MFU", True),
-    Column("a step", True),
-    Column("10⁹ tokens", True),
+    TableColumn("report"),
+    TableColumn("devices"),
+    TableColumn("outcome"),
+    TableColumn("memory of a device", True),
+    TableColumn("step time", True),
+    TableColumn("bound"),
+    TableColumn("tokens/s", True),
+    TableColumn("MFU", True),
+    TableColumn("a step", True),
+    TableColumn("10⁹ tokens", True),
 )
 
 
@@ -184,7 +191,7 @@ def overview_section(reports: Sequence[PreflightFields], names: Sequence[str]) -
     )
 
 
-def _overview_row(report: PreflightFields, name: str, number: int) -> Row:
+def _overview_row(report: PreflightFields, name: str, number: int) -> TableRow:
     topology, time, memory = report.topology, report.time, report.memory
     speed = report.throughput
     price = report.price
@@ -193,25 +200,26 @@ def _overview_row(report: PreflightFields, name: str, number: int) -> Row:
     share = in_percent(memory.total_bytes / memory.available_bytes)
     billion = None if price is None else price.billion_tokens
     money = "" if price is None else price.currency
-    return Row(
+    return TableRow(
         (
-            Cell(tag("a", user(name), href=f"#report-{number + 1}"), name),
-            Cell(
-                [f"{slices}{topology.name}", tag("span", user(mesh), class_="note")], topology.name
+            TableCell(tag("a", user_text(name), href=f"#report-{number + 1}"), name),
+            TableCell(
+                [f"{slices}{topology.name}", tag("span", user_text(mesh), class_="note")],
+                topology.name,
             ),
-            Cell(outcome(report), memory.total_bytes / memory.available_bytes),
-            Cell(join(share, memory_bar(memory, f"Memory of {name}")), memory.total_bytes),
-            Cell(in_seconds(time.seconds), time.seconds),
-            Cell(SHORT[time.bound], time.bound),
+            TableCell(outcome(report), memory.total_bytes / memory.available_bytes),
+            TableCell(join(share, memory_bar(memory, f"Memory of {name}")), memory.total_bytes),
+            TableCell(in_seconds(time.seconds), time.seconds),
+            TableCell(SHORT[time.bound], time.bound),
             _maybe(None if speed is None else speed.tokens_per_second, in_thousands),
             _maybe(None if speed is None else speed.utilisation, in_percent),
-            _maybe(None if price is None else price.step, lambda n: in_money(n, money)),
-            _maybe(billion, lambda n: in_money(n, money)),
+            _maybe(None if price is None else price.step, lambda n: price_with_currency(n, money)),
+            _maybe(billion, lambda n: price_with_currency(n, money)),
         ),
         search=f"{name} {topology.name} {mesh}",
     )
 
 
-def _maybe(number: float | None, write: Callable[[float], str]) -> Cell:
+def _maybe(number: float | None, write: Callable[[float], str]) -> TableCell:
     """A number that not every report has."""
-    return Cell("–", "") if number is None else Cell(write(number), number)
+    return TableCell("–", "") if number is None else TableCell(write(number), number)

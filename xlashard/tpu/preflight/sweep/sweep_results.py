@@ -14,11 +14,11 @@ from typing import Literal
 
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.records import Record
-from xlashard.tpu.preflight.report.model import Bound, PriceReport
+from xlashard.tpu.preflight.report.preflight_model import Bound, PriceReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, describe_price
-from xlashard.tpu.preflight.report.report import PreflightReport
 
-FORMAT = 1
+FORMAT = 2
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
 
 type Outcome = Literal["fits", "out of memory", "impossible", "failed"]
@@ -115,7 +115,7 @@ class SweepResult:
 
 
 @dataclass(frozen=True)
-class NoMesh:
+class SkippedTopology:
     """A topology on which no mesh of the axes is possible, where others have some.
 
     Attributes:
@@ -165,9 +165,9 @@ class SweepFields:
     title: str
     folder: str
     results: tuple[SweepResult, ...]
-    taken_over: int = field(default=0, compare=False)
+    reused_results: int = field(default=0, compare=False)
     prices: tuple[ChipPrice, ...] = ()
-    without_mesh: tuple[NoMesh, ...] = ()
+    skipped_topologies: tuple[SkippedTopology, ...] = ()
 
     @property
     def best(self) -> SweepResult | None:
@@ -194,7 +194,7 @@ _LINES = "results.jsonl"
 _REPORTS = "reports"
 
 
-class Store:
+class ResultStore:
     """Results that outlive the process that found them.
 
     Args:

@@ -63,7 +63,7 @@ def shape_name(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def read_name(name: str) -> SliceName:
+def parse_topology_name(name: str) -> SliceName:
     """What a name of any kind stands for.
 
     Args:
@@ -310,7 +310,7 @@ def _offer(generation: Generation, size: str) -> str:
     separator = ":" if "x" in size else "-"
     offer = f"{generation.name}{separator}{size}"
     try:
-        read_name(offer)
+        parse_topology_name(offer)
     except TopologyError:
         return _usual(generation)[0]
     return offer

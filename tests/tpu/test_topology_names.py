@@ -6,7 +6,12 @@ import pytest
 
 from xlashard.errors import TopologyError
 from xlashard.tpu.generations import BY_NAME, GENERATIONS
-from xlashard.tpu.names import accelerator_type, chip_counts, default_shape, read_name
+from xlashard.tpu.topology_names import (
+    accelerator_type,
+    chip_counts,
+    default_shape,
+    parse_topology_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ from xlashard.tpu.names import accelerator_type, chip_counts, default_shape, rea
     ],
 )
 def test_names(name: str, text: str) -> None:
-    assert read_name(name).text == text
+    assert parse_topology_name(name).text == text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_names(name: str, text: str) -> None:
     ],
 )
 def test_a_count_has_the_shape_that_cloud_gives_it(name: str, shape: str) -> None:
-    assert read_name(name).text.endswith(f":{shape}")
+    assert parse_topology_name(name).text.endswith(f":{shape}")
 
 
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda g: g.name)
@@ -70,8 +75,8 @@ def test_every_count_is_a_name_that_comes_back(generation) -> None:
         shape = default_shape(generation, count)
         assert shape is not None
         assert math.prod(shape) == count
-        known = read_name(f"{generation.name}:{'x'.join(map(str, shape))}")
-        assert read_name(accelerator_type(known)) == known
+        known = parse_topology_name(f"{generation.name}:{'x'.join(map(str, shape))}")
+        assert parse_topology_name(accelerator_type(known)) == known
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_every_count_is_a_name_that_comes_back(generation) -> None:
 )
 def test_no_such_topology(name, said: list[str]) -> None:
     with pytest.raises(TopologyError) as caught:
-        read_name(name)
+        parse_topology_name(name)
     for part in said:
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -115,9 +120,9 @@ def test_no_such_topology(name, said: list[str]) -> None:
 def test_what_is_offered_instead_is_there() -> None:
     for name in ("v5x:4x4", "v5litpod-16", "v4p-4096", "v6p:8x8", "v5pp:4x4x4"):
         with pytest.raises(TopologyError) as caught:
-            read_name(name)
+            parse_topology_name(name)
         offered = str(caught.value).partition("nearest are ")[2].partition(".")[0].split(", ")
         assert offered != [""]
         for each in offered:
-            read_name(each.strip("'"))
+            parse_topology_name(each.strip("'"))
     assert BY_NAME["v5e"].title == "TPU v5e"

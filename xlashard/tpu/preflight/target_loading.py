@@ -16,7 +16,7 @@ from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh
-from xlashard.tpu.preflight.report.model import Workload
+from xlashard.tpu.preflight.report.preflight_model import Workload
 from xlashard.tpu.topologies import Topology
 
 _NOT_THE_USERS = tuple(
@@ -25,7 +25,7 @@ _NOT_THE_USERS = tuple(
 
 
 @dataclass(frozen=True)
-class Program:
+class TargetProgram:
     """A program for a preflight.
 
     Attributes:
@@ -44,7 +44,7 @@ class Program:
 
 
 @shortened
-def program_of(target: str, topology: Topology, axes: Mapping[str, int] | None) -> Program:
+def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None) -> TargetProgram:
     """The program that a function gives.
 
     Args:
@@ -81,7 +81,7 @@ def program_of(target: str, topology: Topology, axes: Mapping[str, int] | None) 
             f"{target} takes {', '.join(missing)}, which nobody can give it here: a function for "
             "preflight takes nothing, or a mesh and a topology by these names"
         )
-    with blamed(f"{target} failed"):
+    with user_code_errors(f"{target} failed"):
         made = maker(**given)
     return _program(target, made, mesh)
 
@@ -93,10 +93,10 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _program(target: str, made: Any, mesh: Mesh | None) -> Program:
+def _program(target: str, made: Any, mesh: Mesh | None) -> TargetProgram:
     """What a function gave, as a program."""
     if isinstance(made, Traced | Lowered):
-        return Program(made, mesh)
+        return TargetProgram(made, mesh)
     parts: tuple[Any, ...] = tuple(made) if isinstance(made, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None
     if len(parts) not in (2, 3) or not callable(parts[0]) or not _is_workload(workload):
@@ -106,13 +106,13 @@ def _program(target: str, made: Any, mesh: Mesh | None) -> Program:
         )
     function, arguments = parts[0], parts[1]
     if isinstance(arguments, Mapping):
-        return Program(function, mesh, (), dict(arguments), workload)
+        return TargetProgram(function, mesh, (), dict(arguments), workload)
     if not isinstance(arguments, tuple | list):
         raise ArgumentError(
             f"{target} gave its arguments as {type(arguments).__name__}: write a tuple of them, "
             "`return step, (state, batch)`, or a dict of those that go by name"
         )
-    return Program(function, mesh, tuple(arguments), {}, workload)
+    return TargetProgram(function, mesh, tuple(arguments), {}, workload)
 
 
 def _is_workload(said: Any) -> bool:
@@ -167,7 +167,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
 def _module(name: str, target: str) -> Any:
     try:
-        with blamed(f"{name} can't be imported"):
+        with user_code_errors(f"{name} can't be imported"):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
@@ -178,7 +178,7 @@ def _module(name: str, target: str) -> Any:
         ) from None
 
 
-class blamed:
+class user_code_errors:
     """Within it, what goes wrong in a person's own code is told in one sentence with its line.
 
     What is raised on purpose by this package, and a module that is not there, passes as it is, and
@@ -199,7 +199,7 @@ class blamed:
             return
         if isinstance(error, ModuleNotFoundError):
             return
-        where = own_line(error)
+        where = user_line(error)
         if where:
             said = " ".join(str(error).split("\n\n")[0].split())
             raise ArgumentError(
@@ -207,7 +207,7 @@ class blamed:
             ) from error
 
 
-def own_line(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """The innermost line of a person's own code behind an exception; empty if there is none.
 
     Example:

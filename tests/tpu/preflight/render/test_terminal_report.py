@@ -9,10 +9,10 @@ from rich.console import Console
 
 from tests.tpu.preflight.examples import ALL, FITTING, HUGE, OUT_OF_MEMORY, SMALL, TWO_SLICES
 from xlashard.tpu import topology
-from xlashard.tpu.preflight.render.formatting import axes_words
+from xlashard.tpu.preflight.render.formatting import mesh_text
 from xlashard.tpu.preflight.render.html import page
 from xlashard.tpu.preflight.report.build import describe_mesh
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.wording import plain_text
 
 
@@ -83,7 +83,7 @@ def test_an_axis_goes_around_where_there_are_two_ways_to_go(
 ) -> None:
     place = topology(name)
     mesh = describe_mesh(place, place.mesh(axes))
-    assert axes_words(mesh).startswith(text)
+    assert mesh_text(mesh).startswith(text)
     rows = re.findall(r"<tr data-axis.*?</tr>", page(replace(SMALL, mesh=mesh)))
     assert [">closed<" in row for row in rows] == ["around" in t for t in text.split(", ")]
     assert all((">closed<" in row) != (">open<" in row) for row in rows)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.tpu.preflight.examples import ALL, FITTING
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.report.model import FORMAT
-from xlashard.tpu.preflight.report.report import PreflightReport
+from xlashard.tpu.preflight.report.preflight_model import FORMAT
+from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -45,7 +45,7 @@ def test_json_of_another_version_is_read_where_it_can_be() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 2}, "format 2, this version of xlashard reads format 1"),
+        ({"format": 3}, "format 3, this version of xlashard reads format 2"),
         ({"topology": []}, "topology is [], not an object"),
         ({"mesh": {}}, "mesh is {}, not a list"),
         ({"mesh": [{"name": "x", "size": True}]}, "mesh[0].along is missing"),

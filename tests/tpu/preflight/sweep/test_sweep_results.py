@@ -8,15 +8,15 @@ import pytest
 
 from tests.tpu.preflight.examples import FITTING, SMALL
 from xlashard.errors import ArgumentError
-from xlashard.tpu.preflight.sweep.results import (
+from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
+from xlashard.tpu.preflight.sweep.sweep_results import (
     ChipPrice,
-    NoMesh,
-    Store,
+    ResultStore,
+    SkippedTopology,
     SweepFacts,
     SweepResult,
     ranked,
 )
-from xlashard.tpu.preflight.sweep.sweep_report import SweepReport
 
 FACTS = SweepFacts.of(FITTING)
 
@@ -79,19 +79,19 @@ def test_many_results_are_shown_in_part():
 
 
 def test_a_topology_without_a_mesh_is_shown_with_the_reason():
-    left_out = NoMesh("v5e:2x2", 2, "no mesh of data=3 has 8 devices")
-    text = str(SweepReport("steps:make", "sweeps", ranked(FOUND), without_mesh=(left_out,)))
+    left_out = SkippedTopology("v5e:2x2", 2, "no mesh of data=3 has 8 devices")
+    text = str(SweepReport("steps:make", "sweeps", ranked(FOUND), skipped_topologies=(left_out,)))
     assert re.search(r"Without a mesh\n.*\n +2 × v5e:2x2 +no mesh of data=3 has 8 devices", text)
     assert "Without a mesh" not in str(SweepReport("steps:make", "sweeps", ranked(FOUND)))
 
 
 def test_it_travels_as_json():
     prices = (ChipPrice("v5e", 1.2, "USD"),)
-    left_out = (NoMesh("v5e:2x2", 1, "no mesh of data=3 has 4 devices"),)
+    left_out = (SkippedTopology("v5e:2x2", 1, "no mesh of data=3 has 4 devices"),)
     report = SweepReport("steps:make", "sweeps", ranked(FOUND), 2, prices, left_out)
     assert SweepReport.from_json(report.to_json()) == report
-    older = {k: v for k, v in report.to_dict().items() if k != "without_mesh"}
-    assert SweepReport.from_json(json.dumps(older)) == replace(report, without_mesh=())
+    older = {k: v for k, v in report.to_dict().items() if k != "skipped_topologies"}
+    assert SweepReport.from_json(json.dumps(older)) == replace(report, skipped_topologies=())
     assert json.loads(report.to_json(indent=None))["results"][0]["outcome"] == "fits"
     with pytest.raises(ArgumentError, match="no sweep report"):
         SweepReport.from_json("[]")
@@ -108,7 +108,7 @@ def test_a_price_counts_for_its_generation():
 
 
 def test_whole_reports_are_kept_and_get_the_price(tmp_path):
-    place = Store(tmp_path).keep_report("v5e-4x4.data8", FITTING)
+    place = ResultStore(tmp_path).keep_report("v5e-4x4.data8", FITTING)
     found = result("a", seconds=1.0, report=place)
     report = SweepReport("x", str(tmp_path), (found,))
     assert report.report(found) == FITTING
@@ -122,7 +122,7 @@ def test_whole_reports_are_kept_and_get_the_price(tmp_path):
 
 
 def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
-    store = Store(tmp_path / "deep" / "sweep")
+    store = ResultStore(tmp_path / "deep" / "sweep")
     assert store.known() == {}
     place = store.keep_report("whole", FITTING)
     kept = (result("a", seconds=1.0, report=place), result("b", "impossible", reason="no"))
@@ -134,17 +134,17 @@ def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
         lines.write('{"format": 1, "key": "cut off", "topo')
     store.keep(result("c", seconds=3.0))
     store.keep(result("c", seconds=2.0))
-    known = Store(store.folder).known()
+    known = ResultStore(store.folder).known()
     assert set(known) == {"a", "b", "c"} and known["c"].facts.seconds == 2.0
     assert (known["a"], known["b"]) == kept
     with pytest.raises(ArgumentError, match="can't be made: .*name another one"):
-        Store(file / "below")
+        ResultStore(file / "below")
 
 
 def test_a_store_of_any_content_is_read_or_refused(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_bytes(b"\xff\xfe\n" + b"[" * 100_000 + b'\n[1]\n{"format": 1}\nnull\n')
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     assert store.known() == {}
     store.keep(result("a", seconds=1.0))
     assert set(store.known()) == {"a"}

@@ -45,7 +45,7 @@ class AmountChange:
 
 
 @dataclass(frozen=True)
-class UseChange:
+class UsageChange:
     """Something that takes memory, or sends bytes, and takes or sends another amount now.
 
     Attributes:
@@ -75,7 +75,7 @@ class ComparisonFields:
     new: str
     facts: tuple[FactChange, ...]
     amounts: tuple[AmountChange, ...]
-    memory: tuple[UseChange, ...]
-    traffic: tuple[UseChange, ...]
+    memory: tuple[UsageChange, ...]
+    traffic: tuple[UsageChange, ...]
     shardings: tuple[FactChange, ...]
     donations: tuple[FactChange, ...]

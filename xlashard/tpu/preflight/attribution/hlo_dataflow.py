@@ -8,7 +8,7 @@ from functools import cached_property
 from xlashard.program.calls import Run, runs_of
 from xlashard.program.collectives import KINDS
 from xlashard.program.hlo import Computation, HloText, Instruction
-from xlashard.tpu.preflight.cost.network_model import meeting
+from xlashard.tpu.preflight.cost.network_model import rendezvous_name
 
 _MOVES = frozenset(
     (
@@ -20,7 +20,7 @@ _JOINS = "ConcatBitcast"
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class HloDataflow:
     """The ways of values through a module.
 
     Attributes:
@@ -51,7 +51,7 @@ class Flow:
         is_argument = home.name == self.module.entry and instruction.opcode == "parameter"
         return self.module.op_name(instruction) if is_argument else ""
 
-    def collective_before(self, computation: Computation, name: str) -> str:
+    def producing_collective(self, computation: Computation, name: str) -> str:
         """The name of the collective whose result a value is; empty if it is none's.
 
         What is asynchronous goes by the name of its start.
@@ -71,7 +71,7 @@ class Flow:
         names = entry.root.operand_names if entry.root.opcode == "tuple" else [entry.root.name]
         found = {}
         for number, name in enumerate(names):
-            if collective := self.collective_before(entry, name):
+            if collective := self.producing_collective(entry, name):
                 found[collective] = number
         return found
 
@@ -89,7 +89,9 @@ class Flow:
             waiting += made.operand_names
         return frozenset(found)
 
-    def told_maker(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+    def nearest_named_producer(
+        self, computation: Computation, instruction: Instruction
+    ) -> Instruction | None:
         """The nearest instruction of known lines from which a value is made."""
         waiting, seen = [instruction.name], set[str]()
         while waiting:
@@ -166,7 +168,9 @@ class Flow:
         if recv is None:
             return None
         for instruction in computation.instructions.values():
-            if instruction.opcode == "send" and meeting(instruction) == meeting(recv):
+            if instruction.opcode == "send" and rendezvous_name(instruction) == rendezvous_name(
+                recv
+            ):
                 return computation, instruction.operand_names[0], ()
         return None
 

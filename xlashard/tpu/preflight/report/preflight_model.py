@@ -91,7 +91,7 @@ class AxisReport:
 
 
 @dataclass(frozen=True)
-class HeldBytes:
+class BufferReport:
     """An argument or result in the memory of a device.
 
     Attributes:
@@ -165,8 +165,8 @@ class MemoryBreakdown:
     temporary_bytes: int
     constant_bytes: int
     code_bytes: int
-    arguments: tuple[HeldBytes, ...]
-    results: tuple[HeldBytes, ...]
+    arguments: tuple[BufferReport, ...]
+    results: tuple[BufferReport, ...]
     temporaries: tuple[TemporaryReport, ...]
     host_bytes: int = 0
 
@@ -252,16 +252,16 @@ class TrafficReport:
         network: Over which links most of their bytes go.
         seconds: How long they take at the speed of those links, all runs together.
         origin: Why they are there.
-        asked_for: Whether the program's text or the caller's shardings ask for them.
-        remedy: What to write to be rid of them, where they were not asked for; else empty.
+        requested: Whether the program's text or the caller's shardings ask for them.
+        suggestion: What to write to be rid of them, where they were not asked for; else empty.
     """
 
     collective: CollectiveReport
     network: Literal["ici", "dcn"]
     seconds: float
     origin: Origin
-    asked_for: bool
-    remedy: str = ""
+    requested: bool
+    suggestion: str = ""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class VersionsReport:
     flags: tuple[tuple[str, str], ...]
 
 
-FORMAT = 1
+FORMAT = 2
 """Number of the JSON format. It grows when a field changes its meaning or goes away."""
 
 RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")

@@ -11,10 +11,10 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 from xlashard.pjit.report.kept import KeptReport
-from xlashard.tpu.preflight.render.formatting import counted_chips
+from xlashard.tpu.preflight.render.formatting import topology_text
 from xlashard.tpu.preflight.render.html import fragment, page
-from xlashard.tpu.preflight.render.terminal import PreflightText
-from xlashard.tpu.preflight.report.model import FORMAT, RECORD, PreflightFields
+from xlashard.tpu.preflight.render.terminal_report import PreflightText
+from xlashard.tpu.preflight.report.preflight_model import FORMAT, RECORD, PreflightFields
 from xlashard.wording import in_bytes, in_seconds
 
 
@@ -62,7 +62,7 @@ class PreflightReport(KeptReport, PreflightFields):
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"
         found = f"{self.outcome}, {used}, {in_seconds(self.time.seconds)}"
-        chips = counted_chips(self.topology)
+        chips = topology_text(self.topology)
         return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
 
     def to_html(self) -> str:

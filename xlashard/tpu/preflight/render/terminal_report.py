@@ -30,15 +30,15 @@ from xlashard.tpu.preflight.render.formatting import (
     NETWORKS,
     ORIGINS,
     SHORT_ORIGINS,
-    axes_words,
-    counted_chips,
-    memory_verdict,
-    price_words,
-    speed_words,
-    time_verdict,
+    memory_summary,
+    mesh_text,
+    price_summary,
+    throughput_text,
+    time_summary,
+    topology_text,
 )
-from xlashard.tpu.preflight.report.model import (
-    HeldBytes,
+from xlashard.tpu.preflight.report.preflight_model import (
+    BufferReport,
     PreflightFields,
     TemporaryReport,
     TrafficReport,
@@ -89,22 +89,22 @@ class PreflightText:
 
 def _head(report: PreflightFields) -> RenderableType:
     where = [report.title] if report.title else []
-    where += [counted_chips(report.topology)]
+    where += [topology_text(report.topology)]
     where += [" × ".join(f"{axis.name}={axis.size}" for axis in report.mesh), report.partitioner]
     return head(report.name, where, _facts(report))
 
 
 def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
     fits = report.outcome == "fits"
-    verdict = Text(memory_verdict(report), "green" if fits else "red")
+    verdict = Text(memory_summary(report), "green" if fits else "red")
     yield "fits" if fits else "too large", verdict
-    yield "takes", time_verdict(report.time)
+    yield "takes", time_summary(report.time)
     if report.throughput is not None:
-        yield "trains", speed_words(report.throughput)
+        yield "trains", throughput_text(report.throughput)
     if report.price is not None:
-        yield "costs", price_words(report.price)
+        yield "costs", price_summary(report.price)
     if report.mesh:
-        yield "mesh", axes_words(report.mesh)
+        yield "mesh", mesh_text(report.mesh)
 
 
 def _bar(part: float, page: Page, style: str = "cyan") -> Text:
@@ -242,21 +242,21 @@ def _along(t: TrafficReport) -> str:
 
 def _origin(t: TrafficReport, page: Page) -> Text:
     said = ORIGINS[t.origin] if page.width >= WIDE else SHORT_ORIGINS[t.origin]
-    return Text(said, "" if t.asked_for else "yellow")
+    return Text(said, "" if t.requested else "yellow")
 
 
 def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
-    unasked = [t for t in found if not t.asked_for and t.remedy]
+    unasked = [t for t in found if not t.requested and t.suggestion]
     if not unasked:
         return None
     alike: dict[tuple[str, str, str], float] = {}
     for t in unasked:
-        key = (t.collective.kind, t.collective.along, t.remedy)
+        key = (t.collective.kind, t.collective.along, t.suggestion)
         alike[key] = alike.get(key, 0.0) + t.seconds
     found_rows = sorted(alike.items(), key=lambda item: -item[1])
     rows = [
-        (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), remedy)
-        for (kind, along, remedy), seconds in page.rows(found_rows)
+        (in_seconds(seconds), Text.assemble((kind, "cyan"), f" along {along}"), suggestion)
+        for (kind, along, suggestion), seconds in page.rows(found_rows)
     ]
     left = len(found_rows) - len(rows)
     return section(
@@ -285,7 +285,9 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
     )
 
 
-def _as_held(values: Sequence[ValueReport], held: Sequence[HeldBytes]) -> tuple[ValueReport, ...]:
+def _as_held(
+    values: Sequence[ValueReport], held: Sequence[BufferReport]
+) -> tuple[ValueReport, ...]:
     """Values with the bytes that they take in HBM, padding included."""
     by_path = {h.path: h.device_bytes for h in held}
     return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)

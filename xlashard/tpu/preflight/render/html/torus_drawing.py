@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator
 
 from xlashard.pictures.palette import COLOURS
-from xlashard.tpu.preflight.render.formatting import goes_around, many
+from xlashard.tpu.preflight.render.formatting import is_visible_ring, many
 from xlashard.tpu.preflight.render.html.device_positions import (
     DIMENSIONS,
-    Placing,
+    DevicePositions,
     Plane,
-    read_placing,
+    device_positions,
 )
-from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user
-from xlashard.tpu.preflight.report.model import AxisReport, TimeEstimate, TopologyReport
+from xlashard.tpu.preflight.render.html.markup import Child, Html, join, tag, user_text
+from xlashard.tpu.preflight.report.preflight_model import AxisReport, TimeEstimate, TopologyReport
 from xlashard.wording import in_bytes, in_seconds
 
 _LABELLED = 512
@@ -34,15 +34,15 @@ def mesh_section(
         time: For what goes along each axis.
         group: A word that no other drawing of the page has.
     """
-    placing = read_placing(topology, mesh)
+    layout = device_positions(topology, mesh)
     return join(
         tag("p", _words(topology), class_="lead"),
         tag(
             "div",
-            _switch(placing, group),
+            _switch(layout, group),
             tag(
                 "div",
-                tag("div", tag("div", _slices(placing), class_="slices"), _key(placing)),
+                tag("div", tag("div", _slices(layout), class_="slices"), _key(layout)),
                 _axes(mesh, time),
                 class_="beside",
             ),
@@ -62,42 +62,42 @@ def _words(topology: TopologyReport) -> str:
     return f"{slices}{shape} chips{closed}. {counts}."
 
 
-def _switch(placing: Placing, group: str) -> Html | None:
-    if not placing.axes:
+def _switch(layout: DevicePositions, group: str) -> Html | None:
+    if not layout.axes:
         return None
     choices = []
-    for number, axis in enumerate(placing.axes):
+    for number, axis in enumerate(layout.axes):
         button = tag(
             "input", type="radio", name=group, value=number, checked=number == 0, class_="unseen"
         )
-        choices.append(tag("label", button, tag("span", user(axis.name), f" = {axis.size}")))
+        choices.append(tag("label", button, tag("span", user_text(axis.name), f" = {axis.size}")))
     legend = tag("legend", "Coloured by the place along")
     return tag("fieldset", legend, choices, class_="choices")
 
 
-def _key(placing: Placing) -> Html:
+def _key(layout: DevicePositions) -> Html:
     """What the lines mean, and where the chip that is pointed at says what it is."""
-    host = placing.host
+    host = layout.host
     words: list[Child] = ["x goes to the right, y down"]
     if host is not None:
         words += [tag("i", class_="key host"), f"a host, {host[0]} × {host[1]} chips"]
-    if any(placing.topology.wraps[:2]):
+    if any(layout.topology.wraps[:2]):
         words += [tag("i", class_="key ring"), "goes round to the other side"]
-    if len(placing.axes) > 0:
+    if len(layout.axes) > 0:
         words += [tag("i", class_="key along"), "links along the axis"]
-    told = tag("p", class_="told needs-script", role="status") if placing.axes else None
+    told = tag("p", class_="told needs-script", role="status") if layout.axes else None
     return join(tag("p", words, class_="keys note"), told)
 
 
-def _slices(placing: Placing) -> Iterator[Html]:
-    planes = placing.planes()
+def _slices(layout: DevicePositions) -> Iterator[Html]:
+    planes = layout.planes()
     shown = sum(p is not None for row in planes for p in row)
-    x, y, z = placing.size
-    is_labelled = shown * x * y * placing.cores <= _LABELLED and len(placing.axes) > 0
-    cell = _cell(placing)
+    x, y, z = layout.size
+    is_labelled = shown * x * y * layout.cores <= _LABELLED and len(layout.axes) > 0
+    cell = _cell(layout)
     for row in planes:
         if not row:
-            left_out = placing.topology.slices - sum(bool(r) for r in planes)
+            left_out = layout.topology.slices - sum(bool(r) for r in planes)
             yield tag("p", f"… {left_out:,} more slices, laid out alike …", class_="note")
             continue
         drawn: list[Child] = []
@@ -106,45 +106,45 @@ def _slices(placing: Placing) -> Iterator[Html]:
                 left_out = z - sum(p is not None for p in row)
                 drawn.append(tag("p", f"… {left_out:,} more planes …", class_="note"))
                 continue
-            picture = _Picture(placing, plane, cell, is_labelled).svg()
+            picture = _PlaneDrawing(layout, plane, cell, is_labelled).svg()
             name = f"z = {plane.z}" if z > 1 else None
-            caption = tag("figcaption", name, class_=_along(placing, "z")) if name else None
+            caption = tag("figcaption", name, class_=_along(layout, "z")) if name else None
             drawn.append(tag("figure", caption, picture))
         number = next(p.slice for p in row if p is not None)
         name = f"slice {number}"
-        is_one = placing.topology.slices == 1
-        label = None if is_one else tag("h4", name, class_=_along(placing, "slice"))
+        is_one = layout.topology.slices == 1
+        label = None if is_one else tag("h4", name, class_=_along(layout, "slice"))
         yield tag("div", label, tag("div", drawn, class_="planes"), class_="slice")
 
 
-def _cell(placing: Placing) -> int:
+def _cell(layout: DevicePositions) -> int:
     """Pixels of a chip, so that up to four planes stand side by side."""
-    x, y, z = placing.size
-    slices = placing.topology.slices
+    x, y, z = layout.size
+    slices = layout.topology.slices
     side_by_side = min(4, z * slices)
     around = 2 * _AROUND + (14 if slices == 1 else 58)
     room = _WIDE // side_by_side - around
     return max(16, min(56, 560 // max(x, y), room // x))
 
 
-def _along(placing: Placing, dimension: str) -> str:
+def _along(layout: DevicePositions, dimension: str) -> str:
     """The classes by which what shows a dimension stands out while an axis along it is chosen."""
-    axes = enumerate(placing.axes)
+    axes = enumerate(layout.axes)
     return " ".join(f"a{n}" for n, axis in axes if dimension in dict(axis.along))
 
 
-class _Picture:
+class _PlaneDrawing:
     """One plane of one slice."""
 
-    def __init__(self, placing: Placing, plane: Plane, cell: int, is_labelled: bool) -> None:
-        self.placing = placing
+    def __init__(self, layout: DevicePositions, plane: Plane, cell: int, is_labelled: bool) -> None:
+        self.layout = layout
         self.plane = plane
         self.cell = cell
         self.is_labelled = is_labelled
 
     def svg(self) -> Html:
         """The plane as an SVG element."""
-        x, y, z = self.placing.size
+        x, y, z = self.layout.size
         width, height = (2 * _AROUND + n * self.cell for n in (x, y))
         where = f", z = {self.plane.z}" if z > 1 else ""
         return tag(
@@ -162,8 +162,8 @@ class _Picture:
 
     def _links(self) -> Iterator[Html]:
         """Lines between neighbours; those that close a ring stick out at both ends."""
-        x, y, _ = self.placing.size
-        wraps = (*self.placing.topology.wraps, False, False)[:2]
+        x, y, _ = self.layout.size
+        wraps = (*self.layout.topology.wraps, False, False)[:2]
         for dimension, (count, lines) in enumerate(((x, y), (y, x))):
             ends = [self._middle(0), self._middle(count - 1)]
             if wraps[dimension]:
@@ -171,19 +171,19 @@ class _Picture:
             command = ("M{0} {2}H{1}", "M{2} {0}V{1}")[dimension]
             d = "".join(command.format(*ends, self._middle(n)) for n in range(lines))
             closes = " closes" if wraps[dimension] else ""
-            along = _along(self.placing, DIMENSIONS[dimension])
+            along = _along(self.layout, DIMENSIONS[dimension])
             yield tag("path", d=d, class_=f"link{closes} {along}".rstrip())
 
     def _middle(self, place: int) -> int:
         return _AROUND + place * self.cell + self.cell // 2
 
     def _chips(self) -> Iterator[Html]:
-        x, y, _ = self.placing.size
+        x, y, _ = self.layout.size
         gap = 2 if self.cell < 24 else 4 if self.cell < 44 else 7
-        width = (self.cell - 2 * gap) / self.placing.cores
+        width = (self.cell - 2 * gap) / self.layout.cores
         for row in range(y):
             for column in range(x):
-                for core in range(self.placing.cores):
+                for core in range(self.layout.cores):
                     left = _AROUND + column * self.cell + gap + core * width
                     box = (left, _AROUND + row * self.cell + gap, width, self.cell - 2 * gap)
                     yield self._chip((column, row, self.plane.z), core, box)
@@ -192,8 +192,8 @@ class _Picture:
         self, at: tuple[int, int, int], core: int, box: tuple[float, float, float, float]
     ) -> Html:
         left, top, width, height = box
-        axes = self.placing.axes
-        places = [self.placing.position(axis, at, core, self.plane.slice) for axis in axes]
+        axes = self.layout.axes
+        places = [self.layout.position(axis, at, core, self.plane.slice) for axis in axes]
         colours = ";".join(
             f"--c{n}:{colour(place, axis.size)}"
             for n, (place, axis) in enumerate(zip(places, axes, strict=True))
@@ -209,15 +209,15 @@ class _Picture:
             style=colours or None,
             data_at=",".join(map(str, at)),
             data_mesh=",".join(map(str, places)),
-            data_core=core if self.placing.cores > 1 else None,
+            data_core=core if self.layout.cores > 1 else None,
             data_slice=self.plane.slice,
         )
 
     def _hosts(self) -> Html | None:
-        host = self.placing.host
+        host = self.layout.host
         if host is None:
             return None
-        x, y, _ = self.placing.size
+        x, y, _ = self.layout.size
         width, height = (n * self.cell - 2 for n in host)
         boxes = [
             f"M{_AROUND + left * self.cell + 1} {_AROUND + top * self.cell + 1}"
@@ -277,11 +277,11 @@ def _axes(mesh: tuple[AxisReport, ...], time: TimeEstimate) -> Html | None:
         sent, seconds = sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
         places = " × ".join(_lies(axis, n) for n in range(len(axis.along)))
         spread = places or ("" if axis.size == 1 else "no dimension: it is scattered")
-        cells = (spread, "closed" if goes_around(axis) else "open" if axis.size > 1 else "")
+        cells = (spread, "closed" if is_visible_ring(axis) else "open" if axis.size > 1 else "")
         rows.append(
             tag(
                 "tr",
-                tag("th", user(axis.name), _strip(axis.size), scope="row"),
+                tag("th", user_text(axis.name), _strip(axis.size), scope="row"),
                 tag("td", axis.size, class_="number"),
                 [tag("td", text) for text in cells],
                 tag("td", in_bytes(sent), class_="number", data_value=sent),
