@@ -97,7 +97,7 @@ docs-errors: $(developing) ## Generate a page per exception class in site/errors
 
 .PHONY: docs-legacy
 docs-legacy: $(developing) ## Write the table of docs/legacy.md from its entries
-	$(python) -m pytest -q tests/legacy/test_page.py --update-goldens
+	$(python) -m pytest -q tests/legacy/modules/test_docs_page.py --update-goldens
 	git diff --stat -- docs/legacy.md
 
 .PHONY: preflights

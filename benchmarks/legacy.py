@@ -37,9 +37,10 @@ from benchmarks._gda_loops import (  # noqa: E402
 )
 from benchmarks._measure import Options, Report, interleave, read_options  # noqa: E402
 from xlashard import Mesh, NamedSharding, P  # noqa: E402
-from xlashard.legacy import GlobalDeviceArray, shards  # noqa: E402
-from xlashard.legacy.gda_making import target_of  # noqa: E402
-from xlashard.legacy.specs import PartitionSpec  # noqa: E402
+from xlashard.legacy import GlobalDeviceArray  # noqa: E402
+from xlashard.legacy.arrays import shards  # noqa: E402
+from xlashard.legacy.arrays.gda_constructors import target_of  # noqa: E402
+from xlashard.legacy.shardings.partition_spec import PartitionSpec  # noqa: E402
 
 SHAPE = (2048, 2048)
 OWN = 8

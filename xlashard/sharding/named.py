@@ -130,7 +130,7 @@ class NamedSharding(_NamedBase):
                 f"{type(spec).__name__}: write P{_as_call(spec)}"
             )
         if isinstance(spec, tuple):
-            # The era's (`legacy.specs`), which is both: today's is the one that others compare.
+            # Of `legacy.shardings.partition_spec`, which is a tuple too: compare the spec of JAX.
             spec = PartitionSpec(*spec)
         normal = spec_of(spec)
         if not mesh.empty:

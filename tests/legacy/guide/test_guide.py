@@ -15,7 +15,7 @@ import xlashard
 from tests.legacy.guide import kinds, pairs
 from tests.processes import run_pod
 from xlashard import legacy
-from xlashard.legacy import installing
+from xlashard.legacy.installation import installer as installing
 from xlashard.testing.launcher import PodSize
 from xlashard.testing.supervision import Rules
 

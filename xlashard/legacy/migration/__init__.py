@@ -1,13 +1,12 @@
 """Writes today's names into programs of 2022 and 2023: `xlashard legacy --migrate FILE`.
 
-| modules | what is in them |
+| file | contents |
 |---|---|
-| `names` | what becomes of each name, on the basis of the table |
-| `resolve`, `facts` | the full names of what stands in a program, and what its variables are |
-| `calls`, `expressions` | calls, names and chains of attributes, rewritten |
-| `imports`, `rewriter` | imports and statements, rewritten and marked |
-| `helpers` | functions that a program gets where one expression is not enough |
-| `program` | a whole program |
+| `names` | the rule for each removed name, from the entries |
+| `resolver` | qualified names and assigned variables of a program |
+| `calls`, `expressions` | rewriting calls, names and attribute chains |
+| `imports`, `rewriter` | rewriting imports and statements, and adding comments |
+| `program` | a whole program, with the helper functions that it needs |
 
 It takes libcst, which the extra `legacy` brings.
 """

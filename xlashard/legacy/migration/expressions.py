@@ -20,9 +20,8 @@ from xlashard.legacy.migration.calls import (
     laid_out,
     shard_call,
 )
-from xlashard.legacy.migration.facts import Facts
 from xlashard.legacy.migration.names import GDA, PJIT, Expression, Helper, Mark, Module, Rename
-from xlashard.legacy.migration.resolve import Resolver, chain
+from xlashard.legacy.migration.resolver import Facts, Resolver, chain
 
 _SHARDS = {
     "jax.experimental.global_device_array.get_shard_indices": "devices_indices_map",

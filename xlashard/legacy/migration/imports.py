@@ -6,7 +6,7 @@ import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from xlashard.legacy.migration.names import Mark, Module, Rename, canonical, rule_of
-from xlashard.legacy.table import entries
+from xlashard.legacy.modules import entries
 
 _ERA_PACKAGES = ("jax.experimental.gda_serialization",)
 

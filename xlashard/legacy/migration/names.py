@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from xlashard.legacy.table import Entry, areas, entries
+from xlashard.legacy.modules import Entry, entries, entries_by_module
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _rule_of_entry(entry: Entry, last: str) -> Rule:
 
 
 def _is_drop_in(entry: Entry) -> bool:
-    return entry in areas()["numpy"] or entry.today in ("jax.tree.map", "jax.typeof")
+    return entry in entries_by_module()["numpy"] or entry.today in ("jax.tree.map", "jax.typeof")
 
 
 def _mark(entry: Entry) -> Mark:

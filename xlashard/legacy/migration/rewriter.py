@@ -7,10 +7,9 @@ import libcst as cst
 
 from xlashard.legacy.migration.calls import FROM_GDA, code_of, expression
 from xlashard.legacy.migration.expressions import ExpressionRewriter
-from xlashard.legacy.migration.facts import Facts
 from xlashard.legacy.migration.imports import ImportRewriter
 from xlashard.legacy.migration.names import ENV
-from xlashard.legacy.migration.resolve import Resolver
+from xlashard.legacy.migration.resolver import Facts, Resolver
 
 COMMENT = "# xlashard: "
 """How the comment begins that marks what a person has to write."""

@@ -1,18 +1,19 @@
-"""Checkpoints as programs of the era wrote them: each array by itself, in files of TensorStore.
+"""Checkpoints of single arrays in TensorStore, as programs of 2022 and 2023 wrote them.
 
-| modules | what is in them |
+| file | contents |
 |---|---|
-| `specs` | where an array is stored, and what is written down beside it |
-| `forms` | the two ways in which programs say what they want to read |
-| `writing`, `reading` | arrays to files and back |
-| `coroutines` | running those to their end, also in a notebook |
-| `commits`, `manager` | writing on while the program does, and when all processes are done |
+| `tensorstore_specs` | the TensorStore spec of an array, and errors that name its path |
+| `arguments` | both signatures of `async_deserialize` and `run_deserialization` |
+| `writing`, `reading` | arrays to TensorStore and back |
+| `event_loop` | running coroutines to completion, also in a notebook |
+| `manager` | asynchronous checkpoints that all processes commit together |
+| `jax_module` | the names of `jax.experimental.gda_serialization.serialization` |
 """
 
 from xlashard._jax.serialization import TS_CONTEXT, LimitInFlightBytes
 from xlashard.legacy.serialization.manager import AsyncManager, GlobalAsyncCheckpointManager
 from xlashard.legacy.serialization.reading import async_deserialize, run_deserialization
-from xlashard.legacy.serialization.specs import get_metadata, get_tensorstore_spec
+from xlashard.legacy.serialization.tensorstore_specs import get_metadata, get_tensorstore_spec
 from xlashard.legacy.serialization.writing import async_serialize, run_serialization
 
 __all__ = [

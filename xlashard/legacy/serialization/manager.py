@@ -15,9 +15,9 @@ from xlashard._jax import coordination
 from xlashard._jax.serialization import ManagerBase, is_remote_storage
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
-from xlashard.legacy.serialization.coroutines import run_to_end
+from xlashard.legacy.serialization.event_loop import run_to_end
 from xlashard.legacy.serialization.reading import deserialize_all
-from xlashard.legacy.serialization.specs import get_tensorstore_spec
+from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec
 from xlashard.legacy.serialization.writing import serialize_all
 from xlashard.processes import Invitation, MissedError, meetings
 

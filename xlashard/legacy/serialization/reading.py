@@ -19,11 +19,11 @@ from xlashard.array.moving import at_path, placed
 from xlashard.array.placement import Places, places
 from xlashard.array.reshard import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
-from xlashard.legacy.gda import GlobalDeviceArray
-from xlashard.legacy.serialization.coroutines import all_of, run_to_end
-from xlashard.legacy.serialization.forms import Opening, Wanted, read_many, read_one
-from xlashard.legacy.serialization.specs import filling, is_chunked, unreadable
-from xlashard.legacy.worlds import World, world_in_force
+from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.modes.array_mode import World, world_in_force
+from xlashard.legacy.serialization.arguments import Opening, Wanted, read_many, read_one
+from xlashard.legacy.serialization.event_loop import all_of, run_to_end
+from xlashard.legacy.serialization.tensorstore_specs import filling, is_chunked, unreadable
 from xlashard.sharding import NamedSharding
 
 

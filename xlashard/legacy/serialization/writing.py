@@ -1,6 +1,6 @@
 """Arrays to files: each process writes the pieces that it holds and that are the first copies."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -14,10 +14,14 @@ from xlashard.array.holder import check_alive
 from xlashard.array.host_put import as_host_value
 from xlashard.array.keys import is_key_array
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
-from xlashard.legacy.serialization.commits import Commit
-from xlashard.legacy.serialization.coroutines import all_of, run_to_end
-from xlashard.legacy.serialization.forms import as_list
-from xlashard.legacy.serialization.specs import Spec, spec_to_write, stored_at, unwritable
+from xlashard.legacy.serialization.arguments import as_list
+from xlashard.legacy.serialization.event_loop import all_of, run_to_end
+from xlashard.legacy.serialization.tensorstore_specs import (
+    Spec,
+    spec_to_write,
+    stored_at,
+    unwritable,
+)
 from xlashard.wording import typed
 
 
@@ -223,3 +227,50 @@ async def serialize_all(
         async_serialize(x, spec, commit_futures, **options)
         for x, spec in zip(arrays, specs, strict=True)
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Commit:
+    """A future of TensorStore whose errors say which array they are about.
+
+    Programs call `result()` of it, in any thread, or await it.
+
+    Attributes:
+        future: TensorStore's.
+        spec: Where the array is stored.
+    """
+
+    future: Any
+    spec: Spec
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits until it is written.
+
+        Args:
+            timeout: For how long, in seconds; None for as long as it takes.
+
+        Raises:
+            SerializationError: It can't be written.
+            TimeoutError: It took longer.
+        """
+        try:
+            return self.future.result(timeout=timeout)
+        except ValueError as error:
+            # no-catalogue: needs a storage that fails late
+            raise unwritable(error, self.spec) from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until it is written: why it could not be; None if it is."""
+        error = self.future.exception(timeout=timeout)
+        return unwritable(error, self.spec) if isinstance(error, ValueError) else error
+
+    def done(self) -> bool:
+        """Whether it is written, or can't be."""
+        return self.future.done()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from self.future.__await__())
+        except ValueError as error:
+            # no-catalogue: needs a storage that fails late
+            raise unwritable(error, self.spec) from None

@@ -1,0 +1,263 @@
+"""The era's names in JAX's modules: put there, taken away, and nothing else."""
+
+import importlib
+import json
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import xlashard
+from xlashard import legacy
+from xlashard.legacy.installation import installer as installing
+from xlashard.legacy.installation.module_shims import find
+from xlashard.legacy.modules import Entry
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def names_of_jax() -> dict[str, list]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.legacy.installation.names_of_jax"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imported", ["xlashard", "xlashard.legacy"])
+def test_an_import_adds_no_name_to_jax_and_removes_none(names_of_jax, imported: str) -> None:
+    assert names_of_jax[f"by {imported}"] == []
+
+
+def test_installing_does(names_of_jax) -> None:
+    assert "the table of modules: jax.linear_util" in names_of_jax["installed"]
+    assert "config: jax_array" in names_of_jax["installed"]
+    assert all(names_of_jax["asked"])
+
+
+def test_twice_is_once(names_of_jax) -> None:
+    assert names_of_jax["twice"] == []
+
+
+def test_afterwards_jax_is_as_it_was_name_by_name(names_of_jax) -> None:
+    assert names_of_jax["after"] == []
+
+
+def test_what_was_imported_goes_on_working(names_of_jax) -> None:
+    assert names_of_jax["still works"] == [3, [3]]
+
+
+def test_modules_that_are_loaded_meanwhile_are_afterwards_those_of_today(names_of_jax) -> None:
+    assert names_of_jax["late modules"] == [True] * 8
+
+
+def test_a_with_statement() -> None:
+    with legacy.installed():
+        assert jax.tree_map(abs, [-1]) == [1]
+        with legacy.installed():
+            pass
+        assert jax.tree_map(abs, [-1]) == [1]
+    assert not hasattr(jax, "tree_map")
+
+
+def test_what_a_program_puts_there_stays() -> None:
+    try:
+        with legacy.installed():
+            jax.tree_map = str
+        assert jax.tree_map is str
+    finally:
+        del jax.tree_map
+
+
+def test_all_names_of_a_module() -> None:
+    with legacy.installed():
+        found: dict[str, object] = {}
+        exec("from jax.linear_util import *", found)
+        assert {"wrap_init", "transformation"} <= found.keys()
+        assert "linear_util" in dir(jax)
+        assert "wrap_init" in dir(importlib.import_module("jax.linear_util"))
+
+
+def test_many_threads() -> None:
+    start = threading.Barrier(8)
+    found = []
+
+    def use() -> None:
+        start.wait()
+        for _ in range(20):
+            installing.install()
+            found.append(jax.tree_map(abs, [-1]))
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    installing.uninstall()
+    assert found == [[1]] * 160
+    assert not hasattr(jax, "tree_map")
+
+
+def test_blocks_that_overlap_in_many_threads() -> None:
+    start = threading.Barrier(8)
+    failed: list[BaseException] = []
+
+    def use(number: int) -> None:
+        start.wait()
+        try:
+            for turn in range(12):
+                with legacy.installed():
+                    assert jax.tree_map(abs, [-1]) == [1]
+                    if (number + turn) % 3 == 0:
+                        with legacy.installed():
+                            maps = importlib.import_module("jax.experimental.maps")
+                    else:
+                        maps = importlib.import_module("jax.experimental.maps")
+                    assert maps.Mesh is jax.experimental.maps.Mesh
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert not hasattr(jax, "tree_map")
+
+
+def test_the_first_of_two_blocks_to_end_leaves_the_names_to_the_other() -> None:
+    first, second = legacy.installed(), legacy.installed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert jax.tree_map(abs, [-1]) == [1]
+    legacy.uninstall()
+    assert jax.tree_map(abs, [-1]) == [1]
+    installing.install()
+    second.__exit__(None, None, None)
+    assert jax.tree_map(abs, [-1]) == [1]
+    legacy.uninstall()
+    assert not hasattr(jax, "tree_map")
+
+
+def entry(name: str, source: str) -> Entry:
+    return Entry(name, "0.4.1", "works", source, "jax.numpy")
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    table = {
+        e.name: e
+        for e in (
+            entry("jax.tree_map", "jax.tree_util:tree_map"),
+            entry("jax.Array.no_such", "xlashard:no_such"),
+        )
+    }
+    before = dict(vars(jax))
+    with pytest.raises(AttributeError):
+        installing.Installation(table).start()
+    assert vars(jax) == before
+    assert not hasattr(jax.config, "jax_array")
+
+
+@pytest.mark.parametrize(
+    ("module", "is_today"),
+    [("xlashard._jax.late", True), ("xlashard.late", True), ("jax.late", True), ("late", False)],
+)
+def test_modules_of_this_package_that_are_imported_late_get_what_jax_has_today(
+    module: str, is_today: bool
+) -> None:
+    with legacy.installed():
+        scope = {"__name__": module}
+        exec("from jax.sharding import PartitionSpec", scope)
+        exec("from jax.experimental.array_serialization import serialization as s", scope)
+        exec("found = s.run_deserialization", scope)
+    assert (scope["PartitionSpec"] is jax.sharding.PartitionSpec) is is_today
+    assert scope["found"].__module__.startswith("jax" if is_today else "xlashard.legacy")
+
+
+@pytest.mark.parametrize("module", ["jax.lib.xla_bridge", "jax._src.lib.xla_bridge"])
+def test_a_mock_of_the_process_index_reaches_jax(module: str) -> None:
+    with legacy.installed():
+        mesh = jax.sharding.Mesh(
+            np.array([mock.Mock(id=n, process_index=n // 4) for n in range(8)]), ("x",)
+        )
+        for _ in range(2):
+            with mock.patch(f"{module}.process_index", return_value=1):
+                assert jax.process_index() == 1
+                assert [device.id for device in mesh.local_devices] == [4, 5, 6, 7]
+                assert mesh.local_mesh.devices[0].id == 4
+            assert jax.process_index() == 0 and mesh.local_mesh.devices[0].id == 0
+            assert importlib.import_module(module).process_index() == 0
+
+
+def test_a_module_in_place_of_one_of_today() -> None:
+    today = importlib.import_module("jax.experimental.pjit")
+    table = {
+        e.name: e
+        for e in (
+            entry("jax.experimental.pjit", "xlashard.legacy.modules.tree_util"),
+            entry("jax.experimental.pjit.pjit", "xlashard:pjit"),
+            entry("jax.experimental.there.below", "xlashard.legacy.modules.util"),
+            entry("jax.sharding.NamedSharding", "xlashard:NamedSharding"),
+        )
+    }
+    installation = installing.Installation(table)
+    installation.start()
+    try:
+        here = importlib.import_module("jax.experimental.pjit")
+        assert here.pjit is find("xlashard:pjit")
+        assert here.tree_multimap(abs, [-1]) == [1]
+        assert here is jax.experimental.pjit
+        asked_by_jax = {"__name__": "jax.tools.some", "here": here, "jax": jax}
+        assert eval("here.pjit", asked_by_jax) is today.pjit
+        assert eval("jax.sharding.NamedSharding", asked_by_jax) is jax.NamedSharding
+        assert jax.sharding.NamedSharding is find("xlashard:NamedSharding")
+        below = importlib.import_module("jax.experimental.there.below")
+        assert below.safe_zip([1], [2]) == [(1, 2)]
+        with pytest.raises(ImportError, match="no_such"):
+            exec("from jax.experimental.pjit import no_such")
+        with pytest.raises(AttributeError, match=r"'jax.experimental.there' has no attribute 'x'"):
+            _ = jax.experimental.there.x
+    finally:
+        installation.end()
+    assert importlib.import_module("jax.experimental.pjit") is today is jax.experimental.pjit
+    assert jax.sharding.NamedSharding is jax.NamedSharding
+    assert not hasattr(jax.experimental, "there")
+
+
+def test_members_of_classes() -> None:
+    table = {"jax.Device.self": entry("jax.Device.self", "operator:pos")}
+    installation = installing.Installation(table)
+    installation.start()
+    try:
+        assert "self" in dir(jax.devices()[0])
+    finally:
+        installation.end()
+    assert not hasattr(jax.Device, "self")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("jax", "tree_mapp"), ("jax.experimental.maps", "Me")]
+)
+def test_a_name_with_a_typing_error_is_told_without_frames_of_ours(module: str, name: str) -> None:
+    with (
+        legacy.installed(),
+        pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught,
+    ):
+        getattr(importlib.import_module(module), name)
+    ours = str(Path(xlashard.__file__).parent)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not [file for file in files if file.startswith(ours)]

@@ -1,0 +1,213 @@
+"""The three worlds: which arrays a function gives in each, and switching between them."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xlashard
+from xlashard import P, legacy
+from xlashard._jax.transfer import HandleType
+from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
+from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.modes.pjit import EraFunction
+
+pytestmark = pytest.mark.partitioner
+
+ON = legacy.World()
+PARTS = legacy.World(jax_array=False)
+GDAS = legacy.World(jax_array=False, output_gda=True)
+KINDS = {ON: HandleType, PARTS: ShardedDeviceArray, GDAS: GlobalDeviceArray}
+
+X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
+
+
+@contextmanager
+def in_world(world: legacy.World) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(legacy.jax_array(world.jax_array))
+        stack.enter_context(legacy.parallel_functions_output_gda(world.output_gda))
+        yield
+
+
+@pytest.fixture
+def misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[legacy.World]]:
+    """The world of every call of an era's function that came to Python."""
+    came: list[legacy.World] = []
+    before = EraFunction.in_force
+
+    def in_force(self: EraFunction) -> Any:
+        came.append(legacy.world_in_force())
+        return before(self)
+
+    monkeypatch.setattr(EraFunction, "in_force", in_force)
+    yield came
+
+
+def doubling() -> Callable[..., Any]:
+    return legacy.pjit(lambda x: x * 2, P("x"), P("x", "y"))
+
+
+@pytest.mark.parametrize("world", KINDS, ids=["on", "parts", "gdas"])
+def test_what_a_world_says_of_itself(world: legacy.World) -> None:
+    with in_world(world):
+        assert legacy.world_in_force() == world
+    assert (world.gives_gda, world.gives_host_local) == (world == GDAS, world == PARTS)
+
+
+def test_each_world_gives_its_own_arrays(mesh: Any, partitioner: str, misses: list[Any]) -> None:
+    f = doubling()
+    with mesh:
+        for _ in range(3):
+            for world, kind in KINDS.items():
+                with in_world(world):
+                    out = f(X)
+                assert type(out) is kind
+                np.testing.assert_array_equal(np.asarray(out), X * 2)
+                assert out.sharding == xlashard.NamedSharding(mesh, P("x", "y"))
+    assert misses == list(KINDS), "repeat calls stay with the dispatcher"
+
+
+def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
+    with mesh, in_world(legacy.World(jax_array=True, output_gda=True)):
+        assert type(doubling()(X)) is HandleType
+
+
+def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -> None:
+    """Those of `jax.numpy` and of `pjit`, of JAX's makers and of the era's."""
+    sharding = xlashard.NamedSharding(mesh, P("x"))
+    with legacy.installed(), mesh:
+        from jax.experimental import array, multihost_utils
+        from jax.experimental.gda_serialization import serialization
+        from jax.experimental.pjit import pjit, with_sharding_constraint
+        from jax.interpreters import pxla, xla
+
+        f = pjit(lambda x: x * 2, P("x"), P("x"))
+        spec = serialization.get_tensorstore_spec(f"{tmp_path}/x")
+        made = [
+            *(f(X), f(X), f.lower(X).compile()(X), pjit(lambda x: {"x": x}, None, None)(X)["x"]),
+            with_sharding_constraint(jnp.asarray(X), P("x")),
+            jax.make_array_from_callback(X.shape, sharding, X.__getitem__),
+            array.make_array_from_callback(X.shape, sharding, X.__getitem__),
+            multihost_utils.host_local_array_to_global_array(X, mesh, P("x")),
+            pxla.device_put(X, jax.devices()[:1], replicate=True)[0],
+            xla.device_put(X)[0],
+            xla.make_device_array(jnp.asarray(X).aval, None, jnp.asarray(X)),
+            f(X).device_buffers[0],
+        ]
+        serialization.run_serialization([f(X)], [spec])
+        made += serialization.run_deserialization([sharding], [spec])
+        assert {type(x) for x in made} == {type(jnp.ones(3))}
+        assert all(isinstance(x, array.Array) and isinstance(x, jax.Array) for x in made)
+        donating = pjit(lambda x: x + 1, P("x"), P("x"), donate_argnums=0)
+        given = jax.device_put(X, sharding)
+        donating(given)
+        with pytest.raises(RuntimeError, match="deleted"):
+            np.asarray(given)
+
+
+def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) -> None:
+    f = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
+    made = {}
+    with mesh:
+        for world in KINDS:
+            with in_world(world):
+                made[world] = f(X)
+        for _ in range(2):
+            for world, kind in KINDS.items():
+                for given in made.values():
+                    with in_world(world):
+                        out = f(given)
+                    assert type(out) is kind
+                    np.testing.assert_array_equal(np.asarray(out), X + 2)
+    assert len(misses) == 3 + 9
+
+
+def test_a_mesh_of_one_device_gives_a_sharded_device_array() -> None:
+    alone = xlashard.Mesh(np.array(jax.devices()[:1]), ("x",))
+    with alone, in_world(PARTS):
+        out = legacy.pjit(lambda x: x * 2, P("x"), P("x"))(X)
+    assert type(out) is ShardedDeviceArray and isinstance(out, ShardedDeviceArray)
+    assert isinstance(out, jnp.ndarray) and type(out[0]) is DeviceArray
+
+
+def test_switching_for_all_threads(mesh: Any) -> None:
+    f = doubling()
+    try:
+        with mesh:
+            for value, kind in ((False, ShardedDeviceArray), (True, HandleType)) * 2:
+                legacy.config.update("jax_array", value)
+                assert type(f(X)) is kind
+    finally:
+        legacy.config.update("jax_array", True)
+
+
+def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
+    f = doubling()
+    wrong: list[Any] = []
+    start = threading.Barrier(6)
+
+    def work(world: legacy.World, kind: type) -> None:
+        start.wait()
+        for i in range(30):
+            with mesh, in_world(world):
+                out = f(X + i)
+            if type(out) is not kind or not np.array_equal(np.asarray(out), (X + i) * 2):
+                wrong.append((world, type(out)))
+
+    threads = [threading.Thread(target=work, args=item) for item in [*KINDS.items()] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
+    f = legacy.pjit(lambda x: x * (1 if legacy.config.jax_array else 10), None, None)
+    with mesh:
+        for _ in range(2):
+            assert f(np.float32(2)) == 2
+            with in_world(PARTS):
+                assert f(np.float32(2)) == 20
+
+
+def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
+    x = jnp.ones((8, 3))
+    with in_world(PARTS):
+        out = jax.pmap(lambda v: v + 1)(x)
+        assert isinstance(out, ShardedDeviceArray) and not isinstance(out, GlobalDeviceArray)
+        assert isinstance(jax.jit(lambda v: v + 1)(jnp.ones(3)), DeviceArray)
+
+
+def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
+    def used() -> weakref.ref[Any]:
+        def fun(x: Any) -> Any:
+            return x * 2
+
+        f = legacy.pjit(fun, P("x"), P("x"))
+        for world in KINDS:
+            with mesh, in_world(world):
+                f(X)
+        return weakref.ref(fun)
+
+    found = used()
+    gc.collect()
+    assert found() is None
+
+
+def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:
+    f = legacy.pjit(lambda key, x: (jax.random.fold_in(key, 1), {"x": x}, None), None, None)
+    for world in KINDS:
+        with mesh, in_world(world):
+            key, out, nothing = f(jax.random.key(0), X)
+        assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        assert nothing is None and type(out["x"]) is KINDS[world]

@@ -1,0 +1,18 @@
+"""The worlds across processes: shapes of parts and of whole arrays, on 2 x 4 and 4 x 2 devices."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_many
+
+SCRIPT = Path(__file__).with_name("pod_array_modes.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_parts_and_whole_arrays(processes: int, devices: int) -> None:
+    said = run_many(SCRIPT, processes, devices)
+    for output in said:
+        assert "worlds_side_by_side" in json.loads(output.splitlines()[-1])

@@ -1,0 +1,230 @@
+"""The era's flags: environment, `config.update`, absl, `jax.config`, contexts, and cache keys."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import xlashard
+from xlashard import legacy, pjit
+from xlashard.errors import ConfigError
+from xlashard.legacy import config
+from xlashard.legacy.arrays.device_arrays import device_buffers
+from xlashard.legacy.modules.config import ENTRIES
+
+MODULE_AND_OBJECT = ("jax.config", "jax.config.config")
+NAMES = ("jax_array", "jax_parallel_functions_output_gda", "jax_pmap_no_rank_reduction")
+
+
+def in_a_process(code: str, *arguments: str, **environment: str) -> dict:
+    """What a program of its own prints last, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_spmd_mode_is_kept_and_checked() -> None:
+    with legacy.installed():
+        assert jax.config.jax_spmd_mode == "allow_jit"
+        with jax.spmd_mode("allow_all"):
+            assert jax.config.jax_spmd_mode == legacy.config.jax_spmd_mode == "allow_all"
+            assert jax.jit(lambda x: x + 1)(1) == 2
+        assert jax.config.jax_spmd_mode == "allow_jit"
+        jax.config.update("jax_spmd_mode", "allow_all")
+        try:
+            assert legacy.config.read("jax_spmd_mode") == "allow_all"
+        finally:
+            jax.config.update("jax_spmd_mode", "allow_jit")
+        with pytest.raises(ConfigError, match="'sometimes'.*expected one of 'allow_jit'"):
+            jax.config.update("jax_spmd_mode", "sometimes")
+
+
+def test_without_a_word_it_is_the_world_of_arrays() -> None:
+    assert legacy.world_in_force() == legacy.World(jax_array=True, output_gda=False)
+    assert config.jax_pmap_no_rank_reduction is False
+
+
+@pytest.mark.slow
+def test_flags_come_from_environment_command_line_and_jax_config() -> None:
+    """One program: what JAX shows before, and after, and who overrides whom."""
+    code = """
+import json, sys
+import jax
+before = sorted(dir(jax.config)), sorted(jax.config.values)
+from xlashard import legacy
+after = sorted(dir(jax.config)), sorted(jax.config.values)
+said = {"untouched": before == after, "environment": legacy.config.jax_array}
+legacy.show_flags()
+said["shown"] = jax.config.jax_array, jax.config.values["jax_parallel_functions_output_gda"]
+jax.config.parse_flags_with_absl()
+said["command_line"] = jax.config.jax_parallel_functions_output_gda
+said["checks"] = legacy.config.jax_enable_checks
+jax.config.update("jax_array", True)
+said["update"] = legacy.world_in_force().jax_array
+legacy.hide_flags()
+said["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
+print(json.dumps(said))
+"""
+    arguments = ("--jax_parallel_functions_output_gda", "--jax_enable_checks=1", "--other=1")
+    said = in_a_process(code, *arguments, JAX_ARRAY="0")
+    assert said == {
+        "untouched": True,
+        "environment": False,
+        "shown": [False, False],
+        "command_line": True,
+        "checks": True,
+        "update": True,
+        "hidden": [],
+    }
+
+
+@pytest.mark.slow
+def test_command_line_without_anything_installed() -> None:
+    code = """
+import json, sys
+from absl import app
+from xlashard import legacy
+if "--run" in sys.argv:
+    sys.argv.remove("--run")
+    legacy.config.config_with_absl()
+    app.run(lambda argv: print(json.dumps(dict(array=legacy.config.jax_array, rest=argv[1:]))))
+legacy.config.parse_flags_with_absl()
+legacy.config.parse_flags_with_absl()
+print(json.dumps(dict(array=legacy.config.jax_array)))
+"""
+    assert in_a_process(code, "--nojax_array", "--", "--jax_array") == {"array": False}
+    said = in_a_process(code, "--run", "--jax_array=false", "data.txt")
+    assert said == {"array": False, "rest": ["data.txt"]}
+
+
+@pytest.mark.slow
+def test_a_variable_that_is_neither_on_nor_off_is_refused_by_name() -> None:
+    with pytest.raises(AssertionError, match="JAX_ARRAY=1"):
+        in_a_process("import xlashard.legacy", JAX_ARRAY="perhaps")
+
+
+def test_jax_config_shows_them_between_show_and_hide() -> None:
+    legacy.show_flags()
+    try:
+        legacy.show_flags()
+        assert [getattr(jax.config, name) for name in NAMES] == [True, False, False]
+        assert set(NAMES) <= set(jax.config.values)
+        with legacy.jax_array(False):
+            assert jax.config.jax_array is False
+        jax.config.update("jax_array", False)
+        assert legacy.world_in_force().jax_array is False
+    finally:
+        config.update("jax_array", True)
+        legacy.hide_flags()
+    legacy.hide_flags()
+    assert not any(name in dir(jax.config) or name in jax.config.values for name in NAMES)
+    with pytest.raises(AttributeError):
+        jax.config.update("jax_array", False)
+
+
+def test_update_takes_words_and_flags_of_jax() -> None:
+    try:
+        config.update("jax_array", "off")
+        assert config.jax_array is False
+        config.update("jax_array", 1)
+        assert config.read("jax_array") is True
+        config.update("jax_enable_checks", True)
+        assert jax.config.jax_enable_checks and config.jax_enable_checks
+    finally:
+        config.update("jax_enable_checks", False)
+        config.update("jax_array", True)
+    assert {*NAMES, "jax_enable_x64"} <= set(dir(config))
+
+
+@pytest.mark.parametrize("name", ["jax_aray", "array"])
+def test_an_unknown_flag_is_answered_with_the_nearest(name: str) -> None:
+    with pytest.raises(ConfigError, match="jax_array"):
+        config.update(name, True)
+
+
+def test_a_value_that_is_no_truth_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"jax_array is None.*True or False"):
+        config.update("jax_array", None)
+    with pytest.raises(ConfigError, match="2"):
+        legacy.jax_array(2)
+
+
+def test_contexts_hold_for_their_own_thread_and_nest() -> None:
+    seen: dict[str, legacy.World] = {}
+
+    def look() -> None:
+        seen["other"] = legacy.world_in_force()
+
+    @legacy.parallel_functions_output_gda(True)
+    def inner() -> legacy.World:
+        return legacy.world_in_force()
+
+    with legacy.jax_array(False):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert inner().gives_gda
+        with legacy.jax_array(True):
+            assert legacy.world_in_force().jax_array
+        assert legacy.world_in_force().gives_host_local
+    assert seen["other"].jax_array
+    assert legacy.world_in_force().jax_array
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled_by", [jax.jit, pjit], ids=["jax.jit", "pjit"])
+def test_programs_of_one_mode_are_never_taken_for_the_other(compiled_by: object) -> None:
+    traces: list[bool] = []
+
+    @compiled_by  # type: ignore[operator]
+    def step(x: jax.Array) -> jax.Array:
+        traces.append(legacy.config.jax_array)
+        return x + (1 if legacy.config.jax_array else 2)
+
+    x = np.zeros(3, np.float32)
+    for _ in range(2):
+        assert step(x)[0] == 1
+        with legacy.jax_array(False):
+            assert step(x)[0] == 2
+    try:
+        config.update("jax_array", False)
+        assert step(x)[0] == 2
+    finally:
+        config.update("jax_array", True)
+    assert traces == [True, False]
+
+
+def test_traces_inside_other_traces_ask_again() -> None:
+    def inner(x: jax.Array) -> jax.Array:
+        return x * (1 if legacy.config.jax_array else 3)
+
+    nested = jax.jit(lambda x: jax.jit(inner)(x))
+    with legacy.jax_array(False):
+        assert nested(jnp.float32(2)) == 6
+    assert nested(jnp.float32(2)) == 2
+
+
+def test_buffers_of_pmap_lose_the_dimension_that_was_dealt_out_or_not() -> None:
+    rows = [jax.device_put(np.full(3, i), device) for i, device in enumerate(jax.devices())]
+    spec = xlashard.PmapSharding.default((8, 3), unstacked=True).sharding_spec
+    x = xlashard.make_sharded_device_array(jax.ShapeDtypeStruct((8, 3), np.int32), spec, rows)
+    assert [b.shape for b in device_buffers(x)] == [(3,)] * 8
+    with legacy.pmap_no_rank_reduction(True):
+        assert [b.shape for b in device_buffers(x)] == [(1, 3)] * 8
+
+
+def test_entries_list_every_removed_flag() -> None:
+    names = {f"jax.config.{name}" for name in (*NAMES, "jax_spmd_mode")}
+    assert {entry.name for entry in ENTRIES} == names | {"jax.spmd_mode", *MODULE_AND_OBJECT}

@@ -1,0 +1,51 @@
+"""Writes the table of `docs/legacy.md` from the entries."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from xlashard.legacy.modules import Entry, entries_by_module
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "legacy.md"
+BEGIN, END = "<!-- table -->", "<!-- /table -->"
+_HEAD = "| name | until JAX | what it does | today |\n|---|---|---|---|"
+_VERBS = {"works": "works", "differs": "works, but ", "refused": "is refused: "}
+
+
+def with_table(page: str) -> str:
+    """The page, with the table that the entries make."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+def table() -> str:
+    """All entries, by module."""
+    sections = (_section(*item) for item in entries_by_module().items())
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _section(name: str, entries: Sequence[Entry]) -> Iterator[str]:
+    about = importlib.import_module(f"xlashard.legacy.modules.{name}").__doc__ or name
+    yield f"### {about.splitlines()[0].rstrip('.')}\n"
+    yield _HEAD
+    yield from (_row(entry) for entry in entries)
+
+
+def _row(entry: Entry) -> str:
+    note = _cell(entry.note.rstrip("."))
+    return f"| `{entry.name}` | {entry.gone} | {_does(entry, note)} | {_code(entry.today)} |"
+
+
+def _does(entry: Entry, note: str) -> str:
+    if entry.treatment == "works":
+        return f"works; {note[0].lower()}{note[1:]}" if note else "works"
+    return _VERBS[entry.treatment] + (note[0].lower() + note[1:] if note[:2] != "JA" else note)
+
+
+def _code(code: str) -> str:
+    return f"`{_cell(code)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")

@@ -1,0 +1,32 @@
+"""What the table says to write today: it is code, and its names lead somewhere."""
+
+import re
+
+import pytest
+
+from tests.legacy.modules.replacements import lost_names
+from xlashard.legacy.modules import Entry, entries
+
+TABLE = tuple(entries().values())
+
+
+def name_of(entry: Entry) -> str:
+    return entry.name
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=name_of)
+def test_it_says_what_to_write_today(entry: Entry) -> None:
+    assert lost_names(entry.today) == []
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=name_of)
+def test_it_is_filled_in(entry: Entry) -> None:
+    assert re.fullmatch(r"0\.\d+\.\d+", entry.gone)
+    assert entry.name.startswith(("jax.", "xlashard."))
+    assert entry.treatment == "works" or entry.note
+
+
+def test_today_is_read() -> None:
+    assert lost_names("jax.tree.map(f, jax.numpy.ones(3))") == []
+    assert lost_names("jax.tree.no_such(jax.P('x').no)") == ["jax.tree.no_such"]
+    assert lost_names("from jax.sharding import Mesh, no_such") == ["jax.sharding.no_such"]

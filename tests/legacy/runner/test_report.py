@@ -1,0 +1,248 @@
+"""Which names ran, counted and told."""
+
+import io
+import json
+import re
+import runpy
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.legacy.modules.replacements import leads_somewhere
+from xlashard.legacy.installation.installer import INSTALLER
+from xlashard.legacy.modes.flags import jax_array
+from xlashard.legacy.modules import entries
+from xlashard.legacy.runner.recorder import BEHAVIOURS, Recorder, Use
+from xlashard.legacy.runner.report import Report, json_of, show_report, text_of
+
+TREE_MAP = Use(entries()["jax.tree_map"], "/far/away.py", 3, 2)
+VAR = Use(entries()["jax.core.Var"], str(Path.cwd() / "near.py"), 1, 1)
+INSTALLED = replace(TREE_MAP, file=f"{sysconfig.get_path('purelib')}/old/code.py")
+
+
+@pytest.fixture
+def recorder():
+    recorder = Recorder()
+    assert INSTALLER.install(recorder.listen)
+    recorder.start()
+    yield recorder
+    recorder.end()
+    INSTALLER.uninstall()
+
+
+def counted(recorder: Recorder) -> dict[tuple[str, int], int]:
+    return {(use.entry.name, use.line): use.count for use in recorder.uses()}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Runs a program that lies in a file."""
+
+    def run(code: str) -> None:
+        file = tmp_path / "program.py"
+        file.write_text(code)
+        runpy.run_path(str(file))
+
+    return run
+
+
+def test_imports_calls_and_attributes(recorder: Recorder, run) -> None:
+    run(
+        "import jax\n"
+        "from jax import tree_map as over\n"
+        "for _ in range(4): over(abs, [1])\n"
+        "jax.tree_leaves([1]); jax.tree_leaves([1])\n"
+        "jax.tree_util.tree_leaves([1])\n"
+        "import jax.linear_util\n"
+        "jax.linear_util.wrap_init(abs)\n"
+        "isinstance(1, jax.core.Var)\n"
+    )
+    assert counted(recorder) == {
+        ("jax.tree_map", 2): 1,
+        ("jax.tree_map", 3): 4,
+        ("jax.tree_leaves", 4): 2,
+        ("jax.linear_util", 7): 1,
+        ("jax.linear_util.wrap_init", 7): 1,
+        ("jax.core.Var", 8): 1,
+    }
+
+
+def test_modules_whose_names_have_no_entry(recorder: Recorder, run) -> None:
+    run("from jax.linear_util import hashable_partial")
+    assert counted(recorder)["jax.linear_util.hashable_partial", 1] == 1
+
+
+def test_flags(recorder: Recorder, run) -> None:
+    try:
+        run("import jax\njax.config.update('jax_array', False)\njax.config.jax_array")
+    finally:
+        jax.config.update("jax_array", True)
+    assert counted(recorder)["jax.config.jax_array", 2] == 1
+
+
+def test_packages_are_no_programs(recorder: Recorder) -> None:
+    exec(compile("import jax\njax.tree_map", jax.__file__, "exec"), {"__name__": "program"})
+    assert counted(recorder) == {}
+
+
+def test_afterwards_nothing_is_watched() -> None:
+    tools = [sys.monitoring.get_tool(n) for n in range(6)]
+    hooks = jax_array._update_global_hook, jax_array._update_thread_local_hook
+    recorder = Recorder()
+    recorder.start()
+    assert "xlashard.legacy" in [sys.monitoring.get_tool(n) for n in range(6)]
+    recorder.end()
+    assert [sys.monitoring.get_tool(n) for n in range(6)] == tools
+    assert (jax_array._update_global_hook, jax_array._update_thread_local_hook) == hooks
+
+
+OTHER_NAMES = """\
+import jax
+import numpy as np
+from functools import partial
+from jax.experimental.pjit import pjit
+from jax.experimental.maps import thread_resources, Mesh
+from jax.experimental.global_device_array import GlobalDeviceArray
+from jax.experimental import PartitionSpec as P
+import beside
+maybe = pjit
+partial(pjit, in_axis_resources=P(), out_axis_resources=P())(abs)
+maybe(abs, P(), P())
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+thread_resources.env
+GlobalDeviceArray.from_callback((8,), mesh, P(), lambda index: np.ones(8))
+jax.config.jax_array
+jax.pxla._is_unspecified
+beside.also(abs, P(), P())
+"""
+
+
+def test_uses_through_other_names(recorder: Recorder, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "beside.py").write_text("from jax.experimental.pjit import pjit as also\n")
+    (tmp_path / "main.py").write_text(OTHER_NAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        runpy.run_path(str(tmp_path / "main.py"))
+    finally:
+        sys.modules.pop("beside", None)
+    lines: dict[str, list[int]] = {}
+    for use in recorder.uses():
+        if use.file.endswith("main.py"):
+            lines.setdefault(use.entry.name.rpartition(".")[2], []).append(use.line)
+    assert lines["pjit"] == [4, 10, 11, 17]
+    assert lines["thread_resources"] == [5, 13]
+    assert lines["GlobalDeviceArray"] == [6, 14]
+    assert lines["jax_array"] == [15]
+    assert lines["_is_unspecified"] == [16]
+    by_twin = {use.entry.name: use.entry.today for use in recorder.uses()}
+    row = entries()["jax.interpreters.pxla._is_unspecified"]
+    assert by_twin["jax.pxla._is_unspecified"] == row.today
+
+
+def test_behaviours_without_a_name(recorder: Recorder, run) -> None:
+    run(
+        "import contextlib, jax\n"
+        "import numpy as np\n"
+        "from jax.experimental import pjit as p\n"
+        "mesh = jax.sharding.Mesh(np.array(jax.devices()), ('x',))\n"
+        "with mesh: pass\n"
+        "with contextlib.ExitStack() as stack:\n"
+        "    stack.enter_context(mesh)\n"
+        "p.pjit(abs, {'w': None}, jax.P())\n"
+        "p.pjit(abs, jax.P(), (jax.P(), None))\n"
+        "p.pjit(abs, jax.P(), jax.P())\n"
+        "with jax.set_mesh(mesh): pass\n"
+    )
+    names = [behaviour.name for behaviour in BEHAVIOURS]
+    found = {key: count for key, count in counted(recorder).items() if key[0] in names}
+    assert found == {
+        ("with mesh:", 5): 1,
+        ("with mesh:", 7): 1,
+        ("in_axis_resources=None", 8): 1,
+        ("out_axis_resources=None", 9): 1,
+    }
+
+
+def test_names_that_today_has_ask_for_nothing() -> None:
+    staying = [entry for entry in entries().values() if entry.stays]
+    assert {"jax.sharding.Mesh", "jax.pmap"} <= {entry.name for entry in staying}
+    assert Report.of([Use(entry, "/far/away.py", 1, 1) for entry in staying]) == Report([], [])
+    for entry in staying:
+        assert leads_somewhere(entry.name)
+    module = "jax.experimental.array_serialization.serialization"
+    served = replace(entries()[module], name=f"{module}.run_serialization")
+    assert served.stays
+    assert not entries()[f"{module}._get_metadata"].stays
+
+
+def test_text() -> None:
+    assert text_of(Report.of([TREE_MAP, VAR, INSTALLED])).splitlines() == [
+        "2 names of 2022 and 2023 ran, at 2 lines",
+        "jax.core.Var (until JAX 0.6.0); today: jax.extend.core.Var",
+        "  differs: it is made of an abstract value alone and has no `count` or `suffix`",
+        "  near.py:1",
+        "jax.tree_map (until JAX 0.6.0); today: jax.tree.map",
+        "  /far/away.py:3 ×2",
+        "in installed packages, not counted: newer releases of them have today's names",
+        "jax.tree_map (until JAX 0.6.0); today: jax.tree.map",
+        "  old/code.py:3 ×2",
+    ]
+    assert "needs" not in text_of(Report.of([TREE_MAP]))
+    assert "as it is" in text_of(Report.of([]))
+    assert "as it is" in text_of(Report.of([INSTALLED]))
+    behaviour = Use(BEHAVIOURS[0], "/far/away.py", 3, 1)
+    assert "\nwith mesh:; today: with jax.set_mesh(mesh):\n" in text_of(Report.of([behaviour]))
+
+
+def test_an_installed_program_is_its_own() -> None:
+    folder = str(Path(INSTALLED.file).parent)
+    assert Report.of([INSTALLED], folder) == Report([INSTALLED], [])
+
+
+def test_json() -> None:
+    found = json.loads(json_of(Report.of([TREE_MAP, INSTALLED])))
+    assert [use["name"] for use in found["uses"]] == ["jax.tree_map"]
+    assert found["uses"][0]["count"] == 2
+    assert [line["file"] for line in found["uses"][0]["lines"]] == [TREE_MAP.file]
+    assert [line["file"] for line in found["installed"][0]["lines"]] == [INSTALLED.file]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colours_and_a_file_gets_text(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, file = Terminal(), io.StringIO()
+    report = Report.of([TREE_MAP, VAR])
+    show_report(report, terminal)
+    show_report(report, file)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 40
+    # No name is broken, however narrow it is.
+    for line in ("jax.tree_map  until JAX 0.6.0", "  today  jax.tree.map", "  /far/away.py:3 ×2"):
+        assert line in [line.rstrip() for line in lines]
+    assert file.getvalue() == text_of(report)
+    show_report(Report.of([]), terminal)
+    assert "as it is" in terminal.getvalue()
+
+
+def test_after_its_end_nothing_is_called_any_more() -> None:
+    recorder = Recorder()
+    recorder.start()
+    tool = recorder._tool
+    assert tool is not None
+    recorder.end()
+    monitoring = sys.monitoring
+    monitoring.use_tool_id(tool, "a test")
+    try:
+        assert monitoring.get_events(tool) == monitoring.events.NO_EVENTS
+        assert monitoring.register_callback(tool, monitoring.events.CALL, None) is None
+    finally:
+        monitoring.free_tool_id(tool)

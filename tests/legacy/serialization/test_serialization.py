@@ -1,0 +1,428 @@
+"""Checkpoints of single arrays: values, places, dtypes, shapes, forms of calls and errors."""
+
+import asyncio
+import base64
+import importlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.array_serialization import serialization as of_jax
+
+from tests.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
+from tests.processes import run_many
+from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
+from xlashard._jax.transfer import HandleType
+from xlashard.array.placement import Places
+from xlashard.errors import (
+    ArgumentError,
+    ProcessesError,
+    SerializationError,
+)
+from xlashard.legacy import jax_array
+from xlashard.legacy import serialization as saving
+from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.serialization import jax_module as era
+
+V = value(np.float32)
+TALL = Mesh(np.array(jax.devices()), ("all",))
+
+
+def specs_in(folder: Path, count: int) -> list[dict[str, Any]]:
+    return [saving.get_tensorstore_spec(f"{folder}/{number}") for number in range(count)]
+
+
+def test_arrays_of_every_sharding_go_to_every_other(tmp_path: Path) -> None:
+    places = list(SHARDINGS.values())
+    specs = specs_in(tmp_path, len(places))
+    saving.run_serialization([device_put(V, place) for place in places], specs)
+    for shift in range(3):
+        there = places[shift:] + places[:shift]
+        for x, place in zip(saving.run_deserialization(there, specs), there, strict=True):
+            assert type(x) is HandleType and x.committed
+            assert x.sharding.is_equivalent_to(device_put(V, place).sharding, x.ndim)
+            assert same(x, V)
+
+
+def test_every_dtype_comes_back(tmp_path: Path) -> None:
+    arrays = [device_put(value(dtype), named("x", "y")) for dtype in DTYPES.values()]
+    specs = specs_in(tmp_path, len(arrays))
+    saving.run_serialization(arrays, specs)
+    for x, back in zip(
+        arrays, saving.run_deserialization([named("y")] * len(arrays), specs), strict=True
+    ):
+        assert same(back, np.asarray(x)), x.dtype
+
+
+def test_values_that_are_no_arrays_of_a_mesh(tmp_path: Path) -> None:
+    given = [np.arange(6.0), 3, True, jnp.ones((4, 2)), np.zeros((0, 3)), np.float32(7)]
+    specs = specs_in(tmp_path, len(given))
+    saving.run_serialization(given, specs)
+    for x, back in zip(
+        given, saving.run_deserialization([named()] * len(given), specs), strict=True
+    ):
+        assert np.array_equal(back, x) and back.dtype == jnp.asarray(x).dtype
+
+
+def test_what_is_read_is_asked_for_in_another_shape_and_dtype(spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x", "y"))], [spec])
+    ask = saving.run_deserialization
+    (larger,) = ask([named("x")], [spec], global_shapes=[(12, 20)])
+    (smaller,) = ask([named("x", "y")], [spec], [(4, 8)])
+    (mixed,) = ask([named(None, "y")], [spec], [(12, 8)], dtypes=[jnp.bfloat16])
+    whole = np.zeros((12, 20), np.float32)
+    whole[:8, :16] = V
+    assert same(larger, whole)
+    assert same(smaller, V[:4, :8])
+    assert same(mixed, whole[:, :8].astype(jnp.bfloat16))
+
+
+def cut(size: int) -> str | tuple[str, ...] | None:
+    """The most that a dimension of a size can be cut on the mesh of the tests."""
+    found: list[Any] = [cuts for n, cuts in ((8, ("x", "y")), (4, "y"), (2, "x")) if size % n == 0]
+    return found[0] if found else None
+
+
+@pytest.mark.slow
+@given(
+    st.integers(0, 3).flatmap(lambda n: st.tuples(*[st.tuples(*[st.integers(0, 9)] * n)] * 2)),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_shape_is_read_in_any_other(shapes: tuple[tuple[int, ...], ...], last: bool) -> None:
+    stored, asked = shapes
+    dim = len(stored) - 1 if last else 0
+    names = [P(*[None] * dim, cut(shape[dim])) if shape else P() for shape in shapes]
+    there, back = (NamedSharding(MESH, spec) for spec in names)
+    values = np.arange(1, np.prod(stored, dtype=int) + 1, dtype=np.int32).reshape(stored)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = saving.get_tensorstore_spec(f"{folder}/w")
+        saving.run_serialization([device_put(values, there)], [spec])
+        (read,) = saving.run_deserialization([back], [spec], [asked])
+    wanted = np.zeros(asked, np.int32)
+    common = tuple(slice(0, min(a, b)) for a, b in zip(stored, asked, strict=True))
+    wanted[common] = values[common]
+    assert same(read, wanted)
+
+
+def test_a_mesh_and_axes_in_place_of_a_sharding(spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    manager = saving.GlobalAsyncCheckpointManager()
+    limiter = saving.LimitInFlightBytes(10**6)
+    one = saving.async_deserialize
+    back = [
+        *saving.run_deserialization([TALL], [P(None, None)], [spec], [V.shape]),
+        *saving.run_deserialization(
+            global_meshes=[TALL], mesh_axes=[None], tensorstore_specs=[spec], concurrent_gb=1
+        ),
+        *manager.deserialize((TALL,), (("all",),), (spec,), dtypes=(np.float32,)),
+        *manager.deserialize([NamedSharding(TALL, P("all"))], [spec], concurrent_gb=1),
+        asyncio.run(one(TALL, P("all"), spec, V.shape, np.float32, limiter)),
+        asyncio.run(one(mesh=TALL, mesh_axes=P("all"), tensorstore_spec=spec)),
+        asyncio.run(one(NamedSharding(TALL, P("all")), spec, byte_limiter=limiter)),
+        asyncio.run(one(in_sharding=NamedSharding(TALL, P("all")), tensorstore_spec=spec)),
+    ]
+    assert all(same(x, V) for x in back)
+    cut = [x.sharding.shard_shape(x.shape)[0] for x in back]
+    assert cut == [8, 8, 1, 1, 1, 1, 1, 1]
+
+
+def test_without_jax_array_global_device_arrays_come_and_go(spec: Any) -> None:
+    x = GlobalDeviceArray.from_array(device_put(V, named("x", "y")))
+    saving.run_serialization([x], [spec])
+    with jax_array(False):
+        (back,) = saving.run_deserialization([x.sharding], [spec])
+        alone = asyncio.run(saving.async_deserialize(TALL, P("all"), spec))
+        with pytest.raises(
+            ArgumentError, match=r"SingleDevice.*GlobalDeviceArray.*NamedSharding\("
+        ):
+            saving.run_deserialization([SingleDeviceSharding(jax.devices()[0])], [spec])
+    assert type(back) is type(alone) is GlobalDeviceArray
+    assert back.mesh == x.mesh and back.mesh_axes == P("x", "y")
+    assert alone.mesh == TALL and alone.mesh_axes == ("all",)
+    assert same(back, V) and same(alone, V)
+
+
+def test_metadata_have_what_programs_look_for(tmp_path: Path) -> None:
+    x = device_put(V.astype(jnp.bfloat16), named("x", None))
+    metadata = saving.get_metadata(x)
+    assert metadata["dtype"] == "bfloat16" and metadata["shape"] == V.shape
+    assert list(metadata["chunks"]) == list(x.sharding.shard_shape(V.shape))
+    assert saving.get_metadata(np.zeros((0, 3)))["chunks"] == [1, 3]
+    assert saving.get_metadata(V)["dtype"] == "<f4"
+    # As T5X did: the dtype to store stands in the spec, and another one in the driver around it.
+    base = saving.get_tensorstore_spec(f"{tmp_path}/cast")
+    del metadata["dtype"]
+    spec = {"driver": "cast", "dtype": "float32", "base": {**base, "dtype": "bfloat16"}}
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    stored = json.loads((tmp_path / "cast" / ".zarray").read_text())
+    assert stored["dtype"] == "bfloat16"
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, V.astype(jnp.bfloat16).astype(np.float32))
+    (bare,) = saving.run_deserialization([named()], [{**base, "metadata": metadata}])
+    assert bare.dtype == jnp.bfloat16
+
+
+def test_files_are_those_of_jax_both_ways(tmp_path: Path) -> None:
+    ours, theirs = specs_in(tmp_path, 2)
+    x = device_put(V, named("x", "y"))
+    saving.run_serialization([x], [ours])
+    of_jax.run_serialization([x.to_jax()], [theirs])
+    there = [jax.sharding.NamedSharding(TALL, P("all"))]
+    (read_by_jax,) = of_jax.run_deserialization(
+        there, [saving.get_tensorstore_spec(f"{tmp_path}/0")]
+    )
+    (read_by_us,) = saving.run_deserialization(there, [theirs])
+    assert same(read_by_us, V) and np.array_equal(read_by_jax, V)
+
+
+def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
+    """Values in the spec itself, and a stack of stored arrays and of such values."""
+    upper, lower = specs_in(tmp_path, 2)
+    saving.run_serialization(
+        [device_put(V[:4], named("x")), device_put(V[4:], named("x"))], [upper, lower]
+    )
+    below = {
+        "input_inclusive_min": [4, 0],
+        "input_exclusive_max": [len(V), V.shape[1]],
+        "output": [{"input_dimension": 0, "offset": -4}, {"input_dimension": 1}],
+    }
+    # TensorStore asks for the domain of each layer.
+    top = {**upper, "schema": {"domain": {"shape": [4, V.shape[1]]}}}
+    values = {"driver": "array", "dtype": V.dtype.name, "array": V.tolist()}
+    bottom = {**values, "array": V[4:].tolist(), "transform": below}
+    specs = [
+        values,
+        tensorstore.Spec(values),
+        {"driver": "cast", "dtype": V.dtype.name, "base": values},
+        {"driver": "stack", "dtype": V.dtype.name, "layers": [top, {**lower, "transform": below}]},
+        {"driver": "stack", "dtype": V.dtype.name, "layers": [top, bottom]},
+    ]
+    out = saving.run_deserialization([named("x", "y")] * len(specs), specs)
+    for x in out:
+        np.testing.assert_array_equal(x, V)
+    (single,) = asyncio.run(one(values))
+    np.testing.assert_array_equal(single, V)
+    with pytest.raises(SerializationError, match="the array in the spec"):
+        saving.run_deserialization([named()], [{**values, "dtype": "no such type"}])
+    for wrong in ({"driver": "array", "dtype": "float32"}, {"driver": "zarr"}):
+        with pytest.raises(ArgumentError, match="says where an array is stored"):
+            saving.run_deserialization([named()], [wrong])
+
+
+async def one(spec: Any) -> list[Any]:
+    return [await saving.async_deserialize(named("x"), spec)]
+
+
+def test_files_that_were_written_in_2022(tmp_path: Path, spec: Any) -> None:
+    # By TensorStore 0.1.19, of the numbers from 0 to 7 in two pieces.
+    metadata = (
+        '{"chunks":[2,2],"compressor":{"id":"gzip","level":1},"dimension_separator":".",'
+        '"dtype":"<f4","fill_value":null,"filters":null,"order":"C","shape":[4,2],"zarr_format":2}'
+    )
+    pieces = {
+        "0.0": "H4sIAAAAAAAEA2NgAIEGeyDhAEQOAIsbYCUQAAAA",
+        "1.0": "H4sIAAAAAAAEA2NgaHBgYFgAxAeA+IEDAEvINsQQAAAA",
+    }
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / ".zarray").write_text(metadata)
+    for name, text in pieces.items():
+        (tmp_path / "w" / name).write_bytes(base64.b64decode(text))
+    (back,) = saving.run_deserialization([named("y")], [spec])
+    assert same(back, np.arange(8, dtype=np.float32).reshape(4, 2))
+
+
+def test_a_gzipped_array_of_the_era_is_read_by_any_spec(tmp_path: Path, spec: Any) -> None:
+    x = device_put(V, named("x", "y"))
+    packed = {**spec, "metadata": {**saving.get_metadata(x), "compressor": {"id": "gzip"}}}
+    saving.run_serialization([x], [packed])
+    assert '"gzip"' in (tmp_path / "w" / ".zarray").read_text()
+    mine = {**spec, "metadata": saving.get_metadata(device_put(V, named()))}
+    (back,) = saving.run_deserialization([named("y")], [mine])
+    assert same(back, V)
+
+
+def test_parts_that_a_writer_left_out_as_fill_values_are_filled(spec: Any) -> None:
+    x = device_put(np.zeros((8, 4), np.float32), named("x"))
+    filled = {**spec, "metadata": {**saving.get_metadata(x), "fill_value": 0.0}}
+    saving.run_serialization([x], [filled])
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, np.zeros((8, 4), np.float32))
+
+
+def test_specs_of_the_caller_stay_as_they_are(spec: Any) -> None:
+    before = json.dumps(spec)
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    saving.run_deserialization([named("x")], [spec])
+    assert json.dumps(spec) == before
+
+
+def test_awaited_in_a_loop_that_runs_already(spec: Any) -> None:
+    async def in_a_notebook() -> Any:
+        saving.run_serialization([device_put(V, named("x"))], [spec])
+        return saving.run_deserialization([named("y")], [spec])
+
+    (back,) = asyncio.run(in_a_notebook())
+    assert same(back, V)
+
+
+def test_a_byte_limiter_is_asked_and_paid_back(spec: Any) -> None:
+    class Limiter:
+        taken, given = 0, 0
+
+        async def wait_for_bytes(self, size: int) -> None:
+            self.taken += size
+
+        async def release_bytes(self, size: int) -> None:
+            self.given += size
+
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    limiter = Limiter()
+    asyncio.run(saving.async_deserialize(named("x"), spec, byte_limiter=limiter))
+    assert limiter.taken == limiter.given == V.nbytes, "each distinct piece once"
+    tight = saving.LimitInFlightBytes(8)
+    assert same(asyncio.run(saving.async_deserialize(named("y"), spec, byte_limiter=tight)), V)
+
+
+def test_names_that_programs_reach_for(spec: Any) -> None:
+    x = device_put(V, named("x"))
+    asyncio.run(era.async_serialize(x, spec, None, era.TS_CONTEXT))
+    store = tensorstore.open(spec, context=era.TS_CONTEXT).result()
+    assert era.estimate_read_memory_footprint(store, store.domain) == V.nbytes
+    assert not era._spec_has_metadata(spec)
+    assert era._spec_has_metadata({"base": {**spec, "metadata": era._get_metadata(x)}})
+    # What programs catch where other processes did not come.
+    with pytest.raises(era.BarrierTimeoutError):
+        raise ProcessesError("process 1 did not come", processes=(1,))
+
+
+def test_an_array_may_be_deleted_or_donated_while_it_is_written(tmp_path: Path) -> None:
+    big = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
+    step = pjit(lambda x: x * 0 - 1, donate_argnums=0)
+    arrays = [device_put(big, named("x")), device_put(big, named("y"))]
+    host = big.copy()
+    specs = specs_in(tmp_path, 3)
+    commits: list[Any] = []
+
+    async def begin() -> None:
+        for x, spec in zip([*arrays, host], specs, strict=True):
+            await saving.async_serialize(x, spec, commit_future=commits)
+
+    asyncio.run(begin())
+    arrays[0].delete()
+    step(arrays[1]).block_until_ready()
+    host[:] = -1
+    for commit in commits:
+        commit.result(timeout=60)
+        assert commit.done() and commit.exception() is None
+    for back in saving.run_deserialization([named("x", "y")] * 3, specs):
+        assert same(back, big)
+
+
+def test_a_manager_writes_one_checkpoint_after_the_other(tmp_path: Path) -> None:
+    manager = saving.GlobalAsyncCheckpointManager(timeout_secs=60)
+    assert isinstance(manager, of_jax.GlobalAsyncCheckpointManagerBase)
+    done: list[int] = []
+    for step in range(3):
+        x = device_put(V + step, named("x"))
+        paths = [f"{tmp_path}/{step}/w", f"{tmp_path}/{step}/b"]
+        manager.serialize_with_paths(
+            [x, V], paths, on_commit_callback=lambda step=step: done.append(step)
+        )
+        assert done[:step] == list(range(step)), "the one before is committed"
+    manager.wait_until_finished()
+    manager.wait_until_finished()
+    assert done == [0, 1, 2]
+    there = [named("y"), named()]
+    (back, _) = manager.deserialize_with_paths(there, [f"{tmp_path}/2/w", f"{tmp_path}/2/b"])
+    assert same(back, V + 2)
+
+
+def test_a_manager_renames_a_temporary_folder(tmp_path: Path) -> None:
+    manager = saving.GlobalAsyncCheckpointManager()
+    spec = saving.get_tensorstore_spec(f"{tmp_path}/temporary/w")
+    folders = (f"{tmp_path}/temporary", f"{tmp_path}/step_1")
+    names: dict[str, Any] = dict(
+        zip(("temp_checkpoint_dir", "final_checkpoint_dir"), folders, strict=True)
+    )
+    manager.serialize([V], [spec], **names)
+    manager.wait_until_finished()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+    manager.serialize([V], [spec], **names)  # which is there already
+    with pytest.raises(OSError, match="step_1"):
+        manager.wait_until_finished()
+
+
+@pytest.mark.slow
+def test_several_processes_save_and_read(tmp_path: Path) -> None:
+    whole = np.arange(64, dtype=np.float32).reshape(8, 8)
+    saving.run_serialization([whole], [saving.get_tensorstore_spec(f"{tmp_path}/alone")])
+    script = Path(__file__).with_name("pod_serialization.py")
+    for output in run_many(script, 2, 2, str(tmp_path)):
+        assert "saved and read" in output, output
+    specs = [
+        saving.get_tensorstore_spec(f"{tmp_path}/together/{name}")
+        for name in ("rows", "columns", "copies")
+    ]
+    for x in saving.run_deserialization([named("x", "y")] * 3, specs):
+        assert same(x, whole)
+
+
+def test_they_stand_where_programs_import_them_from() -> None:
+    of_today = of_jax.run_deserialization
+    with legacy.installed():
+        from jax.experimental.array_serialization import serialization as of_2023
+        from jax.experimental.gda_serialization import serialization as of_2022
+        from jax.experimental.gda_serialization.serialization import (
+            GlobalAsyncCheckpointManager,
+            _get_metadata,
+            _LimitInFlightBytes,
+        )
+
+        assert all(getattr(of_2022, name) is getattr(era, name) for name in era.__all__)
+        assert GlobalAsyncCheckpointManager is saving.GlobalAsyncCheckpointManager
+        assert _get_metadata is saving.get_metadata
+        assert isinstance(saving.LimitInFlightBytes(1), _LimitInFlightBytes)
+        assert of_2023.async_serialize is saving.async_serialize
+        assert of_2023._get_metadata(V)["dtype"] == "<f4"
+        # What the era did not have is as it is today.
+        assert of_2023.is_remote_storage("gs://bucket/w")
+        assert jax.experimental.array_serialization.serialization is of_2023
+    assert of_jax.run_deserialization is of_today
+    with pytest.raises(ImportError):
+        importlib.import_module("jax.experimental.gda_serialization")
+    assert sys.modules["jax.experimental.array_serialization.serialization"] is of_jax
+
+
+def test_devices_with_memory_of_their_own(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On GPU and TPU each piece goes to its devices as soon as it is read.
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    monkeypatch.setattr(Places, "on_host", False)
+    for place in (named("x", "y"), named("y"), named(), SingleDeviceSharding(jax.devices()[3])):
+        (back,) = saving.run_deserialization([place], [spec], dtypes=[jnp.bfloat16])
+        assert same(back, V.astype(jnp.bfloat16))
+        assert back.sharding.is_equivalent_to(place, 2)
+
+
+def test_other_drivers_and_specs_of_tensorstore(tmp_path: Path) -> None:
+    specs = [
+        saving.get_tensorstore_spec(f"{tmp_path}/database/w", ocdbt=True),
+        saving.get_tensorstore_spec(f"{tmp_path}/database/b", ocdbt=True),
+        saving.get_tensorstore_spec(f"{tmp_path}/third", driver="zarr3"),
+        tensorstore.Spec({"driver": "zarr", "kvstore": f"file://{tmp_path}/url/", "path": "w"}),
+    ]
+    saving.run_serialization([device_put(V, named("x", "y"))] * 4, specs)
+    for back in saving.run_deserialization([named("y")] * 4, specs):
+        assert same(back, V)
+    absent = saving.get_tensorstore_spec(f"{tmp_path}/database/v", ocdbt=True)
+    with pytest.raises(SerializationError, match="no array at '.*/database/v'"):
+        saving.run_deserialization([named()], [absent])

@@ -1,0 +1,180 @@
+"""Checkpoints of single arrays that are not there, damaged, or asked for in a way that is none."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tensorstore
+
+from tests.array.cases import named, same, value
+from xlashard import Mesh, P, device_put
+from xlashard.errors import (
+    ArgumentError,
+    DeletedError,
+    PlacementError,
+    ProcessesError,
+    SerializationError,
+)
+from xlashard.legacy import serialization as saving
+from xlashard.legacy.serialization.writing import Commit
+
+V = value(np.float32)
+TALL = Mesh(np.array(jax.devices()), ("all",))
+
+
+def refused(kind: type[Exception], use: Any, *words: str) -> str:
+    with pytest.raises(kind) as caught:
+        use()
+    for word in words:
+        assert word in str(caught.value), caught.value
+    return str(caught.value)
+
+
+def test_what_is_not_there_is_told_with_its_path(tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([V], [spec])
+    nearby = saving.get_tensorstore_spec(f"{tmp_path}/v")
+    text = refused(
+        SerializationError,
+        lambda: saving.run_deserialization([named()], [nearby]),
+        f"no array at '{tmp_path}/v'",
+        "there is 'w'",
+    )
+    assert "source locations" not in text and len(text.splitlines()) == 1
+    deep = saving.get_tensorstore_spec(f"{tmp_path}/step_9/params/v")
+    refused(
+        SerializationError,
+        lambda: asyncio.run(saving.async_deserialize(named(), deep)),
+        "step_9/params/v",
+        f"in '{tmp_path}'",
+    )
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"]
+)
+def test_damaged_files_are_told_with_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([device_put(V, named("x"))], [spec])
+    piece, metadata = tmp_path / "w" / "1.0", tmp_path / "w" / ".zarray"
+    match damage:
+        case "missing":
+            piece.unlink()
+        case "cut off":
+            piece.write_bytes(piece.read_bytes()[:-3])
+        case "not packed":
+            piece.write_bytes(b"something else")
+        case "no metadata":
+            metadata.unlink()
+        case "bad metadata":
+            metadata.write_text("{")
+    words = {"missing": "is not whole", "no metadata": "there is no array"}
+    error = refused(
+        SerializationError,
+        lambda: saving.run_deserialization([named("x")], [spec]),
+        words.get(damage, "can't be read"),
+        f"{tmp_path}/w",
+    )
+    assert "tensorstore_spec" not in error
+
+
+def test_another_array_is_not_written_over(tmp_path: Path, spec: Any) -> None:
+    saving.run_serialization([V], [spec])
+    commits: list[Any] = []
+    refused(
+        SerializationError,
+        lambda: asyncio.run(saving.async_serialize(V.ravel(), spec, commit_future=commits)),
+        f"{tmp_path}/w",
+        "can't be written",
+        "a folder of its own",
+    )
+    (back,) = saving.run_deserialization([named()], [spec])
+    assert same(back, V) and not commits
+
+
+def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
+    saving.run_serialization([V[:3]], [spec])
+    ask = saving.run_deserialization
+    where = spec["kvstore"]["path"]
+    refused(PlacementError, lambda: ask([named("x")], [spec]), where, "size 3", "'x'=2")
+    refused(
+        SerializationError,
+        lambda: ask([named()], [spec], [(3,)]),
+        where,
+        "(3, 16)",
+        "(3,)",
+        "number",
+    )
+
+
+def test_calls_of_neither_form_are_told_what_to_write(spec: Any) -> None:
+    ask = saving.run_deserialization
+    both = "run_deserialization(shardings, tensorstore_specs, global_shapes"
+    refused(ArgumentError, lambda: ask([TALL], [spec]), "lacks tensorstore_specs", both)
+    refused(ArgumentError, lambda: ask([named()], [spec], axes=1), "axes is none of", both)
+    refused(ArgumentError, lambda: ask([named()] * 2, [spec]), "shardings has 2 entries for 1")
+    refused(ArgumentError, lambda: ask({"w": named()}, [spec]), "is dict", "jax.tree.leaves")
+    refused(ArgumentError, lambda: ask([named()], ["/w"]), "tensorstore_specs[0]", "'/w'")
+    refused(ArgumentError, lambda: ask(["x"], [spec]), "shardings[0]", "NamedSharding(mesh")
+    refused(ArgumentError, lambda: ask([P("x")], [spec]), "shardings[0]", "no mesh", "the array at")
+    axes = "the array at", "mesh_axes[0]"
+    refused(PlacementError, lambda: ask([TALL], [P("z")], [spec]), *axes, "'z'", "'all'=8")
+    refused(ArgumentError, lambda: ask([TALL], ["all"], [spec]), *axes, "P('all')")
+    refused(
+        ArgumentError, lambda: ask([named()], [spec], dtypes=["floaty"]), "dtypes[0]", "'float32'"
+    )
+    one = saving.async_deserialize
+    refused(ArgumentError, lambda: asyncio.run(one(spec)), "lacks", "async_deserialize(mesh, mesh")
+
+
+def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
+    save = saving.run_serialization
+    refused(ArgumentError, lambda: save([jax.random.key(0)], [spec]), "keys", "key_data(keys)")
+    refused(ArgumentError, lambda: save(["w"], [spec]), "of str", spec["kvstore"]["path"])
+    refused(ArgumentError, lambda: save([V], [spec, spec]), "gdas has 1 entry for 2")
+    refused(ArgumentError, lambda: jax.jit(lambda x: save([x], [spec]))(V), "traced", "outside")
+    x = device_put(V, named("x"))
+    x.delete()
+    with pytest.raises(DeletedError):
+        save([x], [spec])
+
+
+def test_a_storage_that_fails_late_is_told_with_its_path(spec: Any) -> None:
+    promise, future = tensorstore.Promise.new()
+    commit = Commit(future, spec)
+    assert not commit.done()
+    promise.set_exception(ValueError("UNAVAILABLE: no such disk [source locations='a.cc:1']"))
+    words = f"'{spec['kvstore']['path']}' can't be written: UNAVAILABLE: no such disk"
+
+    async def awaited() -> None:
+        await commit
+
+    assert refused(SerializationError, commit.result, words).endswith("disk")
+    refused(SerializationError, lambda: asyncio.run(awaited()), words)
+    assert words in str(commit.exception())
+
+    manager = saving.AsyncManager()
+    manager._add_futures([commit])
+    manager._start_async_commit(lambda: pytest.fail("it is not committed"))
+    refused(SerializationError, manager.wait_until_finished, words)
+    manager.check_for_errors()  # it is told once
+
+
+def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    refused(ProcessesError, saving.AsyncManager, "one of 2", "jax.distributed.initialize()")
+
+
+@pytest.mark.slow
+def test_without_tensorstore_the_import_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['tensorstore'] = None\n"
+        "import xlashard.legacy\n"
+        "try:\n    import xlashard.legacy.serialization\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'xlashard[legacy]'" in done.stdout

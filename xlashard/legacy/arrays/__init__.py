@@ -1,0 +1,9 @@
+"""The array classes of 2022: `GlobalDeviceArray`, `DeviceArray` and `ShardedDeviceArray`.
+
+| file | contents |
+|---|---|
+| `gda`, `gda_constructors` | `GlobalDeviceArray` and its `from_...` constructors |
+| `shards` | the index and replica id of each shard |
+| `device_arrays` | `DeviceArray`, `ShardedDeviceArray` and their constructors |
+| `pmap` | `jax.pmap`, whose results keep the mapped axis off each shard |
+"""

@@ -1,0 +1,344 @@
+"""Puts the era's names where programs import them from, and takes them away again.
+
+No file of JAX is touched. Modules that are gone are put into the module table, and so are modules
+of the era in place of those that are something else today; modules that only lack names get a
+`__getattr__` that knows those. A module of JAX that nobody has imported yet is dealt with when
+somebody does, and what a name stands for is imported when somebody first asks for it.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from xlashard import Array
+from xlashard._jax.era import concrete_class
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.legacy.installation.import_hook import Arrivals, has_module
+from xlashard.legacy.installation.module_shims import (
+    LACKING,
+    Change,
+    Listener,
+    Members,
+    StandIn,
+    find,
+)
+from xlashard.legacy.modes.flags import hide_flags, show_flags
+from xlashard.legacy.modules import Entry, entries
+
+
+class Installation:
+    """The era's names in JAX, from `start` to `end`.
+
+    Args:
+        table: The names.
+        listener: Is told of every name that a program asks for.
+    """
+
+    def __init__(self, table: Mapping[str, Entry], listener: Listener | None = None) -> None:
+        self._table = table
+        self._listener = listener
+        self._lock = threading.RLock()
+        self._ended = False
+        self._changes: list[Change] = []
+        self._own = _own_modules(table)
+        self._waiting: dict[str, Callable[[ModuleType], None]] = {}
+        self._arrivals = Arrivals(self._waiting)
+
+    def start(self) -> None:
+        """Puts the names in place; after an exception nothing has changed."""
+        try:
+            show_flags()
+            self._put_modules()
+            parents = {name.rpartition(".")[0] for name in self._table} - self._own
+            for parent in sorted(parents):
+                if not self._is_inside(parent):
+                    self._serve(parent)
+            if self._waiting:
+                sys.meta_path.insert(0, self._arrivals)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Takes them away; what a program has imported goes on working."""
+        with self._lock:
+            self._ended = True
+            if self._arrivals in sys.meta_path:
+                sys.meta_path.remove(self._arrivals)
+            for change in reversed(self._changes):
+                change.undo()
+            self._changes.clear()
+        _return_modules()
+        hide_flags()
+
+    def _put_modules(self) -> None:
+        """The era's modules, those that lie in others first."""
+        for name in sorted(self._own, key=lambda name: name.count("."), reverse=True):
+            today = sys.modules.get(name)
+            if today is None and has_module(name):
+                self._waiting[name] = partial(self._stand_in_place, name)
+            else:
+                self._stand_in_place(name, today)
+
+    def _stand_in_place(self, name: str, today: ModuleType | None) -> None:
+        members = self._members_of(name)
+        if today is not None:
+            members.behind = partial(getattr, today)
+        self._change(sys.modules, name, StandIn(members, today))
+
+    def _members_of(self, module: str) -> Members:
+        below = [name for name in self._table.keys() | self._own if _parent(name) == module]
+        return Members(
+            module,
+            whole=self._table.get(module),
+            entries={
+                **self._entries_of_twin(module),
+                **{_last(name): self._table[name] for name in below if name not in self._own},
+            },
+            children={
+                _last(name): child
+                for name in below
+                for child in (sys.modules.get(name),)
+                if isinstance(child, StandIn)
+            },
+            listener=self._listener,
+        )
+
+    def _entries_of_twin(self, module: str) -> dict[str, Entry]:
+        """The entries that a module has under another of its names, as `jax.pxla` has.
+
+        Args:
+            module: The name of the module.
+        """
+        whole = self._table.get(module)
+        return {
+            _last(name): replace(entry, name=f"{module}.{_last(name)}")
+            for twin, other in self._table.items()
+            if whole is not None and twin != module and other.source == whole.source
+            for name, entry in self._table.items()
+            if _parent(name) == twin and name not in self._own
+        }
+
+    def _is_inside(self, parent: str) -> bool:
+        """Whether it is something that the table puts there, or a member of it."""
+        parts = parent.split(".")
+        heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
+        return not heads.isdisjoint(self._table.keys() | self._own)
+
+    def _serve(self, parent: str) -> None:
+        """Lets a module of JAX, or a class there, have the names that the table has of it."""
+        if parent in sys.modules:
+            self._patch(sys.modules[parent])
+        elif has_module(parent):
+            self._waiting[parent] = self._patch
+        else:
+            shown = find(f"{_parent(parent)}:{_last(parent)}")
+            for name, entry in self._members_of(parent).entries.items():
+                member = self._told_of(entry, find(entry.source))
+                for owner in _classes_of(shown):
+                    self._change(owner, name, member)
+
+    def _patch(self, module: ModuleType) -> None:
+        members = self._members_of(module.__name__)
+        there = vars(module)
+        for name in list(members.children):
+            if not isinstance(there.get(name, module), ModuleType):
+                # `jax.config` is an object, beside the module that it was imported from.
+                del members.children[name]
+        hidden = {name: there[name] for name in sorted(members.names()) if name in there}
+        members.behind = _behind(module, hidden)
+        for name in hidden:
+            self._change(there, name, LACKING)
+        self._change(there, "__getattr__", self._member_function(there, members, hidden))
+        if "__dir__" not in there:
+            self._change(there, "__dir__", lambda: sorted({*there, *members.names()}))
+
+    def _member_function(
+        self, there: dict[str, Any], members: Members, hidden: Mapping[str, Any]
+    ) -> Callable[[str], Any]:
+        new = members.names() - hidden.keys()
+
+        def member(name: str) -> Any:
+            with short_tracebacks:
+                value = members.get(name, sys._getframe(1))
+            if name in new and self._listener is None:
+                self._change(there, name, value)
+            return value
+
+        return member
+
+    def _told_of(self, entry: Entry, member: Any) -> Any:
+        """A member of a class; a property says to the listener when it is read."""
+        listener = self._listener
+        if listener is None or not isinstance(member, property):
+            return member
+
+        def get(instance: Any) -> Any:
+            listener(entry, member, sys._getframe(1))
+            return member.__get__(instance)
+
+        return property(get, doc=member.__doc__)
+
+    def _change(self, holder: Any, name: str, new: Any) -> None:
+        with self._lock:
+            if not self._ended:
+                self._changes.append(Change.make(holder, name, new))
+
+
+def _classes_of(shown: type) -> list[type]:
+    """A class that JAX shows, and those of instances that have members of their own by its names.
+
+    Arrays, JAX's and ours, have some that only say what to write today.
+    """
+    return list(dict.fromkeys([shown, concrete_class(shown), *[Array] * (shown is jax.Array)]))
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _behind(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], Any]:
+    """What a module gave before it got members of ours."""
+    before = vars(module).get("__getattr__")
+
+    def behind(name: str) -> Any:
+        if name in hidden:
+            return hidden[name]
+        if before is None:
+            message = f"module {module.__name__!r} has no attribute {name!r}"
+            # no-catalogue: Python's own message for a missing attribute
+            raise AttributeError(message, name=name)
+        return before(name)
+
+    return behind
+
+
+def _return_modules() -> None:
+    """Gives JAX's modules of today back to those of JAX that were loaded meanwhile."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "jax" or module is None:
+            continue
+        for key, value in list(vars(module).items()):
+            if isinstance(value, StandIn) and value._today is not None:
+                setattr(module, key, value._today)
+
+
+def _own_modules(table: Mapping[str, Entry]) -> set[str]:
+    """The modules that the table has entries of, and the packages that these need around them."""
+    own = {name for name, entry in table.items() if ":" not in entry.source}
+    parts = [name.split(".") for name in own]
+    around = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
+    return own | {name for name in around - own if not has_module(name)}
+
+
+class Installer:
+    """The one installation of a process, which stays until its last user has left.
+
+    Users are `install()`, however often it is called, and every open block of `installed()`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._current: Installation | None = None
+        self._kept = False
+        self._blocks = 0
+
+    def install(self, listener: Listener | None = None) -> bool:
+        """Puts the names in place until `uninstall`.
+
+        Returns:
+            Whether they were not there before.
+        """
+        with self._lock:
+            new = self._start(listener)
+            self._kept = True
+            return new
+
+    def uninstall(self) -> None:
+        """Takes them away, as soon as no block is open in any thread."""
+        with self._lock:
+            self._kept = False
+            self._end_if_unused()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Keeps the names in place while the block is open."""
+        with self._lock:
+            self._start(None)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                self._end_if_unused()
+
+    def _start(self, listener: Listener | None) -> bool:
+        if self._current is not None:
+            return False
+        installation = Installation(entries(), listener)
+        installation.start()
+        self._current = installation
+        return True
+
+    def _end_if_unused(self) -> None:
+        if self._current is not None and not self._kept and not self._blocks:
+            self._current.end()
+            self._current = None
+
+
+INSTALLER = Installer()
+"""That of this process."""
+
+
+def install() -> None:
+    """Puts the names of 2022 and 2023 where programs import them from. Twice is once.
+
+    Example:
+        >>> import jax
+        >>> from xlashard.legacy.installation import installer
+        >>> installer.install()
+        >>> jax.tree_map(lambda x: x + 1, {"w": 1})
+        {'w': 2}
+        >>> installer.uninstall()
+        >>> hasattr(jax, "tree_map")
+        False
+    """
+    INSTALLER.install()
+
+
+def uninstall() -> None:
+    """Takes them away again: JAX is as it was. What a program has imported goes on working.
+
+    While a block of `installed()` is open, in any thread, the names stay until it ends.
+    """
+    INSTALLER.uninstall()
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """The names of 2022 and 2023 are there inside; outside of it as before.
+
+    Blocks may overlap, in one thread or in several: the last one to end takes the names away.
+
+    Example:
+        >>> from xlashard import legacy
+        >>> with legacy.installed():
+        ...     from jax.experimental.maps import Mesh
+        >>> import jax, numpy as np
+        >>> Mesh(np.array(jax.devices()), ("data",)).axis_names
+        ('data',)
+    """
+    with INSTALLER.block():
+        yield

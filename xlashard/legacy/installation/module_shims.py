@@ -1,0 +1,234 @@
+"""Modules that stand where programs of the era import from."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType, ModuleType
+from typing import Any
+
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.legacy.modules.entry import Entry
+
+type Listener = Callable[[Entry, Any, FrameType], None]
+"""Is told of an entry that was asked for, what it is, and the frame that asked."""
+
+
+def find(source: str) -> Any:
+    """What a source of the table leads to.
+
+    Args:
+        source: `module:attribute`, or `module` for a whole module.
+
+    Example:
+        >>> find("math:pi")
+        3.141592653589793
+    """
+    home, _, member = source.partition(":")
+    value = importlib.import_module(home)
+    for part in filter(None, member.split(".")):
+        value = getattr(value, part)
+    return value
+
+
+@dataclass
+class Members:
+    """The names that are served to those who ask a module for an attribute.
+
+    Attributes:
+        module: The module's name.
+        whole: The module's own entry, all of whose attributes are served, if there is one.
+        entries: The entry of each name that has one.
+        children: The modules that stand below this one, by their last name.
+        behind: What the module gives without us; JAX's own code goes on getting that.
+        listener: Is told of every name that was asked for.
+    """
+
+    module: str
+    whole: Entry | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    children: dict[str, "StandIn"] = field(default_factory=dict)
+    behind: Callable[[str], Any] | None = None
+    listener: Listener | None = None
+    _found: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, frame: FrameType) -> Any:
+        """The value of a name.
+
+        Args:
+            name: The name.
+            frame: Who asks.
+
+        Raises:
+            AttributeError: There is none.
+        """
+        if self.behind is not None and _is_of_jax(frame):
+            return self.behind(name)
+        value = self._find(name)
+        if value is not LACKING:
+            if self.listener is not None:
+                self._tell(self.listener, name, value, frame)
+            return value
+        if self.behind is not None:
+            return self.behind(name)
+        # no-catalogue: Python's own message for a missing attribute
+        raise AttributeError(f"module {self.module!r} has no attribute {name!r}", name=name)
+
+    def names(self) -> set[str]:
+        """All names that are served."""
+        names = {*self.entries, *self.children}
+        if self.whole is not None:
+            home = importlib.import_module(self.whole.source)
+            names |= {name for name in dir(home) if not _is_private(name)}
+        return names
+
+    def _find(self, name: str) -> Any:
+        if name in self.children:
+            return self.children[name]
+        if name in self._found:
+            return self._found[name]
+        if name in self.entries:
+            self._found[name] = find(self.entries[name].source)
+            return self._found[name]
+        if self.whole is None or _is_private(name):
+            return LACKING
+        return getattr(importlib.import_module(self.whole.source), name, LACKING)
+
+    def _tell(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
+        entry = self.entries.get(name)
+        if isinstance(value, StandIn):
+            entry = value._members.whole
+        elif entry is None and self.whole is not None:
+            entry = replace(self.whole, name=f"{self.module}.{name}")
+        if entry is not None:
+            listener(entry, value, frame)
+
+
+def _is_private(name: str) -> bool:
+    """Whether a module's attribute is its own business: `__file__`, `__spec__`."""
+    return name.startswith("__")
+
+
+def _is_of_jax(frame: FrameType) -> bool:
+    """Return whether JAX's code asks, or a module of this package that was imported late."""
+    package, _, rest = (frame.f_globals.get("__name__") or "").partition(".")
+    if package == "xlashard":
+        return rest.partition(".")[0] != "legacy"
+    return package in ("jax", "jaxlib")
+
+
+class StandIn(ModuleType):
+    """A module of the era, in place of one that is gone or that is something else today.
+
+    It has the attributes that the table gives it, found when somebody first asks for them.
+
+    Args:
+        members: What it serves.
+        today: The module that it stands in place of, if there is one today.
+    """
+
+    _members: Members
+    _today: ModuleType | None
+    _read_elsewhere: dict[tuple[ModuleType, str], Any]
+
+    def __init__(self, members: Members, today: ModuleType | None = None) -> None:
+        super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
+        # What a program assigns, and what it has asked for, is kept in the dictionary as well.
+        self.__dict__.update(_members=members, _today=today, _read_elsewhere={})
+        # As a module has it: a method of the class would be asked after Python has already written
+        # an error message, which takes ten times as long.
+        self.__dict__.update(__getattr__=self._member)
+        path = getattr(today, "__path__", None) or ([] if members.children else None)
+        if path is not None:
+            self.__dict__.update(__path__=path)
+        if today is not None:
+            self.__dict__.update(__spec__=today.__spec__)
+
+    def _member(self, name: str) -> Any:
+        members = self._members
+        if name == "__all__":
+            return [name for name in dir(self) if not name.startswith("_")]
+        with short_tracebacks:
+            value = members.get(name, sys._getframe(1))
+        if members.listener is None and members.behind is None:
+            self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign an attribute, also in the modules of JAX that read it."""
+        for holder in self._readers_of(name):
+            self._read_elsewhere.setdefault((holder, name), getattr(holder, name))
+            setattr(holder, name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Undo the assignments of an attribute."""
+        for holder in self._readers_of(name):
+            if (holder, name) in self._read_elsewhere:
+                setattr(holder, name, self._read_elsewhere.pop((holder, name)))
+        super().__delattr__(name)
+
+    def _readers_of(self, name: str) -> Sequence[ModuleType]:
+        whole = self._members.whole
+        if whole is None or _is_private(name):
+            return ()
+        return getattr(importlib.import_module(whole.source), "READERS", {}).get(name, ())
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._members.names(), *dir(self._today)})
+
+
+LACKING: Any = object()
+"""What stands for a value where there is none."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One attribute, or one entry of a dictionary, that was changed.
+
+    Attributes:
+        holder: The dictionary, or what has the attribute.
+        name: The key or the attribute.
+        old: What was there before; `LACKING` if nothing was.
+        new: What is there now; `LACKING` if it was removed.
+
+    Example:
+        >>> ages = {"Ada": 36}
+        >>> change = Change.make(ages, "Ada", 37)
+        >>> change.undo()
+        >>> ages
+        {'Ada': 36}
+    """
+
+    holder: Any
+    name: str
+    old: Any
+    new: Any
+
+    @classmethod
+    def make(cls, holder: Any, name: str, new: Any) -> "Change":
+        """Makes a change, and remembers it."""
+        change = cls(holder, name, _get(holder, name), new)
+        _set(holder, name, new)
+        return change
+
+    def undo(self) -> None:
+        """Takes it back, unless somebody else has changed it since."""
+        if _get(self.holder, self.name) is self.new:
+            _set(self.holder, self.name, self.old)
+
+
+def _get(holder: Any, name: str) -> Any:
+    return (holder if isinstance(holder, dict) else vars(holder)).get(name, LACKING)
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        if value is LACKING:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif value is LACKING:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, value)

@@ -1,0 +1,12 @@
+"""`pjit` as of 2022 and 2023, in the array mode that the flags select for each call.
+
+| file | contents |
+|---|---|
+| `flags` | `jax_array` and the other flags of the era |
+| `array_mode` | `ArrayMode`, `CallFlags` and `PositionalSemantics`, read once per call |
+| `pjit` | `pjit` and `with_sharding_constraint` |
+| `mode_function`, `mode_stages` | a jitted function and its stages in one array mode |
+| `host_local` | host-local arguments and results of a call |
+| `result_classes` | the array class of a result |
+| `pjit_internals` | internals of `jax.experimental.pjit` that programs call |
+"""

@@ -1,0 +1,231 @@
+"""Calls with this process's part of each array, where a mesh spans processes.
+
+Arguments are made global, the program runs on global arrays, and results are seen as the part of
+this process again. Shards that lie as their resource says are neither copied nor moved.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any
+
+import jax
+
+from xlashard._jax.tracing import abstractify
+from xlashard._jax.transfer import assemble, split
+from xlashard.array import Array, device_put, make_array_from_single_device_arrays
+from xlashard.array.handles import wrap_result
+from xlashard.array.keys import is_key_array, key_handle, keys_over
+from xlashard.array.moving import at_path
+from xlashard.array.placement import places
+from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
+from xlashard.legacy.modes.mode_function import WorldFunction
+from xlashard.legacy.modes.result_classes import is_global, part_kind
+from xlashard.multihost.host_mesh import HostMesh, host_mesh
+from xlashard.multihost.views import lifted, lowered
+from xlashard.pjit.resources import Auto, FromGda, Resource, to_sharding
+from xlashard.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    partition_spec,
+)
+
+_REPLICATED = PartitionSpec()
+
+
+class HostLocal:
+    """The edge between one process and a program of several, for one function and mesh.
+
+    Args:
+        function: The function, in a world without `jax_array`.
+        mesh: The mesh in force, which spans processes.
+    """
+
+    def __init__(self, function: WorldFunction, mesh: Mesh) -> None:
+        self._function = function
+        self._mesh = mesh
+        self._in_specs = lru_cache(maxsize=256)(self._read_in_specs)
+        self._out_specs = lru_cache(maxsize=256)(self._read_out_specs)
+
+    @property
+    def gives_parts(self) -> bool:
+        """Whether results are this process's parts."""
+        return self._function.world.gives_host_local
+
+    def changes(self, args: tuple[Any, ...]) -> bool:
+        """Whether anything about a call with these arguments is this process's part.
+
+        Values that every process has alike, and that are bound to no device, go to a program of
+        several as they are.
+        """
+        if self.gives_parts:
+            return True
+        values, specs = self._with_specs(self._dynamic(args))
+        return not all(map(_goes_as_it_is, values, specs))
+
+    def lift(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call, as the global arrays of which they are parts."""
+        return self._with_static(args, self.lift_dynamic(self._dynamic(args)))
+
+    def lift_types(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a call, as the types of the global arrays of which they are parts."""
+        return self._with_static(args, self._mapped(self._dynamic(args), self._lifted_type))
+
+    def lift_dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments that are not static, as the global arrays of which they are parts."""
+        return self._mapped(args, self._lifted)
+
+    def lower(self, result: Any) -> Any:
+        """A result: this process's part of each array, unless results are global."""
+        if not self.gives_parts:
+            return result
+        values, tree = jax.tree_util.tree_flatten(result)
+        try:
+            return tree.unflatten(list(map(self._lowered, values, self._out_specs(tree))))
+        except BoxError as error:
+            # no-catalogue: needs several processes
+            raise BoxError(_block_text("a result", error)) from None
+
+    def lower_types(self, result: Any) -> Any:
+        """The types of what `lower` gives, of those of a result."""
+        if not self.gives_parts:
+            return result
+        values, tree = jax.tree_util.tree_flatten(result)
+        return tree.unflatten(list(map(self._lowered_type, values, self._out_specs(tree))))
+
+    def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        static = self._function.parameters.static_argnums
+        return tuple(arg for i, arg in enumerate(args) if i not in static)
+
+    def _with_static(self, args: tuple[Any, ...], dynamic: tuple[Any, ...]) -> tuple[Any, ...]:
+        static, rest = self._function.parameters.static_argnums, iter(dynamic)
+        return tuple(arg if i in static else next(rest) for i, arg in enumerate(args))
+
+    def _with_specs(self, dynamic: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+        values, tree = jax.tree_util.tree_flatten((dynamic, {}))
+        return values, self._in_specs(tree)
+
+    def _mapped(
+        self, dynamic: tuple[Any, ...], convert: Callable[[Any, Any], Any]
+    ) -> tuple[Any, ...]:
+        """The arguments with every leaf converted by its spec."""
+        values, specs = self._with_specs(dynamic)
+        made = []
+        for value, spec in zip(values, specs, strict=True):
+            try:
+                made.append(convert(value, spec))
+            except XlashardError as error:
+                # no-catalogue: needs several processes
+                raise self._told(error, dynamic, len(made), spec) from None
+        return jax.tree_util.tree_structure(dynamic).unflatten(made)
+
+    def _told(
+        self, error: XlashardError, dynamic: tuple[Any, ...], index: int, spec: Any
+    ) -> XlashardError:
+        """The error with the argument's path, and for a shape with what it must fit."""
+        path = self._path(dynamic, index)
+        if isinstance(error, BoxError):
+            return BoxError(_block_text(path, error))
+        if isinstance(error, GeometryError):
+            return PlacementError(
+                f"{path} is this process's part of an array, under {spec} on "
+                f"{self._host.describe()}: {error}"
+            )
+        return at_path(error, path)
+
+    def _path(self, dynamic: tuple[Any, ...], index: int) -> str:
+        parameters = self._function.parameters
+        positions = (i for i in count() if i not in parameters.static_argnums)
+        path = jax.tree_util.tree_flatten_with_path(dynamic)[0][index][0]
+        name = parameters.signature.name(next(islice(positions, path[0].idx, None)))
+        return name + jax.tree_util.keystr(path[1:])
+
+    def _read_in_specs(self, in_tree: Any) -> tuple[Any, ...]:
+        function = self._function
+        return self._specs(function.in_resources(in_tree), function.options.in_resources.what)
+
+    def _read_out_specs(self, out_tree: Any) -> tuple[Any, ...]:
+        function = self._function
+        return self._specs(function.out_resources(out_tree), function.options.out_resources.what)
+
+    def _specs(self, resources: Sequence[Resource], what: str) -> tuple[Any, ...]:
+        """For each resource its spec; `FROM_GDA` and `AUTO` as they are."""
+        return tuple(_spec(resource, self._mesh, what) for resource in resources)
+
+    @property
+    def _host(self) -> HostMesh:
+        return host_mesh(self._mesh)
+
+    def _lifted(self, value: Any, spec: Any) -> Any:
+        if not isinstance(spec, PartitionSpec) or _goes_as_it_is(value, spec):
+            return value
+        if spec == _REPLICATED:
+            return self._everywhere(value)
+        return lifted(value, self._host, spec)
+
+    def _everywhere(self, value: Any) -> Any:
+        """A value that every process has, on all devices of the mesh, however they lie in it."""
+        if is_key_array(value):
+            return keys_over(self._everywhere(key_handle(value)).to_jax(), value)
+        sharding, devices = NamedSharding(self._mesh, _REPLICATED), self._mesh.local_devices
+        if value.is_fully_replicated and value.devices() == set(devices):
+            here = [shard.data for shard in value.addressable_shards]
+        else:
+            here = [device_put(value, device) for device in devices]
+        return make_array_from_single_device_arrays(here[0].shape, sharding, here)
+
+    def _lifted_type(self, value: Any, spec: Any) -> Any:
+        if not isinstance(spec, PartitionSpec) or spec == _REPLICATED or is_global(value):
+            return value
+        aval = abstractify(value)
+        shape = self._host.global_shape(spec, aval.shape)
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+    def _lowered(self, value: Any, spec: PartitionSpec) -> Any:
+        if not isinstance(value, Array) or value.is_fully_addressable:
+            return value
+        part = _copies_here(value) if spec == _REPLICATED else lowered(value, self._host, spec)
+        return wrap_result(part.to_jax(), part_kind(part.to_jax()))
+
+    def _lowered_type(self, value: Any, spec: PartitionSpec) -> Any:
+        if spec == _REPLICATED:
+            return value
+        shape = self._host.local_shape(spec, value.shape)
+        return jax.ShapeDtypeStruct(shape, value.dtype, weak_type=value.weak_type)
+
+
+def _block_text(what: str, error: BoxError) -> str:
+    return (
+        f"{what} is this process's part of an array while jax_array is off, and must be one block "
+        "of the mesh in force, here called global_mesh; GlobalDeviceArrays and what is replicated "
+        f"(None) need no block. {error}"
+    )
+
+
+def _goes_as_it_is(value: Any, spec: Any) -> bool:
+    if is_global(value):
+        return True
+    return spec == _REPLICATED and not (isinstance(value, jax.Array) and value.committed)
+
+
+def _spec(resource: Resource, mesh: Mesh, what: str) -> Any:
+    if isinstance(resource.given, FromGda | Auto):
+        return resource.given
+    sharding = to_sharding(resource, mesh, what)
+    if not isinstance(sharding, NamedSharding):
+        raise ResourceError(  # no-catalogue: needs several processes
+            f"{what} holds {sharding}, but while jax_array is off values are parts of arrays, "
+            "which the names of mesh axes tell: give a PartitionSpec such as P('data')"
+        )
+    return partition_spec(sharding.normal_spec)
+
+
+def _copies_here(value: Array) -> Array:
+    """This process's copies of an array of which every device has all."""
+    pieces = split(value.to_jax())
+    devices = tuple(piece.device for piece in pieces)
+    there = places(value.shape, GSPMDSharding.get_replicated(devices))
+    aval = there.aval(value.dtype, value.weak_type)
+    return Array.from_jax(assemble(aval, there.twin, pieces))

@@ -1,0 +1,259 @@
+"""A pjit-ed function in one world: what the era asked of a call, and which arrays it gave."""
+
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax import tracing
+from xlashard._jax.executables import fingerprint
+from xlashard._jax.lowering import dtype_name
+from xlashard._jax.shardings import UnspecifiedValue
+from xlashard._jax.tracebacks import shortened
+from xlashard.errors import ArgumentError, MeshError, ResourceError
+from xlashard.legacy.arrays.gda import check_gda_mesh
+from xlashard.legacy.modes.array_mode import Manner
+from xlashard.legacy.modes.result_classes import is_gda, is_global, kind_of
+from xlashard.pjit.advice import described
+from xlashard.pjit.arguments import Argument
+from xlashard.pjit.call import Call
+from xlashard.pjit.function import Function
+from xlashard.pjit.lower import Order
+from xlashard.pjit.options import PjitOptions, Selected
+from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.resources import Auto, FromGda
+from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
+
+LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
+"""Where each run of a program is logged under `jax_distributed_debug`, as a warning."""
+
+_MESH_AROUND: ContextVar[Mesh | None] = ContextVar("mesh_around", default=None)
+"""The mesh of the outermost pjit-ed function that this thread is tracing."""
+
+_ON = "write jax.config.update('jax_array', True)"
+
+
+class WorldFunction(Function):
+    """What stands behind a function of the era in one world.
+
+    Args:
+        fun: The Python function.
+        options: The checked options.
+        static: Positions and names of static arguments.
+        manner: What the flags say of its calls.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        options: PjitOptions,
+        static: Selected,
+        manner: Manner,
+    ) -> None:
+        super().__init__(fun, replace(options, kind_of=kind_of(manner.world)), static)
+        self.manner = manner
+        self.world = manner.world
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.fun, self.options, self.static, self.manner)
+
+    def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
+        """Checks what a world without `jax_array` asks of every call.
+
+        Args:
+            kwargs: The arguments by name.
+            global_avals: Whether the call says that all its shapes are global.
+
+        Returns:
+            The mesh in force.
+
+        Raises:
+            ArgumentError: Arguments by name.
+            MeshError: No mesh is in force.
+            ResourceError: A resource that says nothing, or leaves it to the compiler.
+        """
+        mesh = tracing.mesh_in_force()
+        if self.world.jax_array:
+            return mesh
+        if kwargs:
+            raise ArgumentError(
+                f"{self.name} was called with {', '.join(kwargs)} by name, but while jax_array is "
+                f"off pjit takes arguments by position alone, as its resources do: write "
+                f"{self.name}({', '.join(self.parameters.signature.names)}), or {_ON}"
+            )
+        check_specified(self.options)
+        if mesh is None:
+            raise MeshError(
+                f"{self.name} was called with no mesh in force, which pjit needs while jax_array "
+                f"is off: call it inside `with mesh:`, or {_ON}"
+            )
+        if not global_avals:
+            _check_not_auto(self.options)
+        return mesh
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Trace for a call's arguments, inside the functions that are being traced.
+
+        Raises:
+            MeshError: The function around it runs on another mesh.
+        """
+        mesh, outer = tracing.mesh_in_force(), _MESH_AROUND.get()
+        if mesh is not None and outer is not None and mesh != outer:
+            raise MeshError(
+                f"{self.name} was called under {mesh}, inside a pjit-ed function that runs on "
+                f"{outer}: leave the inner `with mesh:` out, or call {self.name} outside of that "
+                "function"
+            )
+        before = _MESH_AROUND.set(mesh or outer)
+        try:
+            return super().trace(args, kwargs)
+        finally:
+            _MESH_AROUND.reset(before)
+
+    @shortened
+    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
+        out, path, again = super().miss(*args, **kwargs)
+        return out, None if self.manner.sees_every_call else path, again
+
+    def arguments(self, call: Call) -> tuple[Argument, ...]:
+        """Where the arguments of a call are.
+
+        Without `jax_array` those that are this process's part of an array go where their resource
+        says, wherever they are; global ones must be there.
+        """
+        found = super().arguments(call)
+        if self.manner.compares_meshes and call.mesh is not None:
+            check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
+        if self.world.jax_array:
+            return found
+        out = []
+        resources = self.in_resources(call.traced.in_tree)
+        every = zip(call.values, found, resources, call.in_shardings, strict=True)
+        for value, argument, resource, said in every:
+            if not is_global(value):
+                if not isinstance(resource.given, FromGda):
+                    argument = argument.unbound()
+                elif not isinstance(value, jax.ShapeDtypeStruct):
+                    raise ResourceError(
+                        _from_what(value, argument.path, self.options.in_resources.what),
+                        path=argument.path,
+                    )
+            elif is_gda(value) and said is not None:
+                _check_partitioning(argument, said, self.options.in_resources.what)
+            out.append(argument)
+        return tuple(out)
+
+    def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
+        """The program that a call needs."""
+        spans = jax.process_count() > 1 and tracing.is_top_level()
+        if spans and self.world.jax_array:
+            _check_same_everywhere(call)
+        return super().order(call, arguments)
+
+    def prepare(self, call: Call) -> Prepared:
+        """The compiled program of a call that is about to run."""
+        prepared = super().prepare(call)
+        if self.manner.tells_runs:
+            _log(call, prepared)
+        return prepared
+
+
+def check_specified(options: PjitOptions) -> None:
+    """Refuses resources that say nothing, which need `jax_array`.
+
+    Raises:
+        ResourceError: If there is one.
+    """
+    name = _holding(options, UnspecifiedValue)
+    if name is not None:
+        raise ResourceError(
+            f"{name} is not given, and while jax_array is off nothing else says where values go: "
+            f"give {name}=P('data'), None for replicated, or {_ON}"
+        )
+
+
+def _check_not_auto(options: PjitOptions) -> None:
+    name = _holding(options, Auto)
+    if name is not None:
+        raise ResourceError(
+            f"{name} holds AUTO, which needs shapes that are global while jax_array is off: write "
+            "compiled = pjit(f, ...).lower(*args, _global_avals=True).compile(), and call that, "
+            f"or {_ON}"
+        )
+
+
+def _holding(options: PjitOptions, kind: type) -> str | None:
+    """The name of the resources of which one is of a kind."""
+    for tree in (options.in_resources, options.out_resources):
+        if any(isinstance(leaf.given, kind) for leaf in tree.leaves):
+            return tree.what
+    return None
+
+
+def _from_what(value: Any, path: str, what: str) -> str:
+    return (
+        f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
+        "is this process's part of an array while jax_array is off: give P(...) for it, or pass a "
+        "GlobalDeviceArray"
+    )
+
+
+def _check_partitioning(argument: Argument, said: Any, what: str) -> None:
+    """Refuses a GlobalDeviceArray that lies otherwise than its resource says, on its devices."""
+    there, ndim = argument.sharding, argument.aval.ndim
+    if there is None or not isinstance(said, XLACompatibleSharding):
+        return
+    if said.devices != there.devices or said.is_equivalent_to(there, ndim):
+        return
+    raise ResourceError(
+        f"{what} of {argument.describe()} says {described(said)}, but the "
+        f"GlobalDeviceArray lies as {described(there)}: give FROM_GDA to take it as it lies, or "
+        f"{_spec_of(there)} in {what}",
+        path=argument.path,
+    )
+
+
+def _spec_of(sharding: XLACompatibleSharding) -> str:
+    if not isinstance(sharding, NamedSharding):
+        return "its spec"
+    return f"P({', '.join(map(repr, sharding.spec.partitions))})"
+
+
+def _check_same_everywhere(call: Call) -> None:
+    """Refuses arrays of NumPy that a program of several processes would cut.
+
+    Before `jax_array` they were each process's own part; now they would be taken for the whole.
+    """
+    places = zip(call.values, call.traced.arg_names, call.in_shardings, strict=True)
+    for value, path, sharding in places:
+        if not isinstance(value, np.ndarray) or not isinstance(sharding, XLACompatibleSharding):
+            continue
+        if sharding.is_fully_addressable or sharding.is_fully_replicated:
+            continue
+        spec = _spec_of(sharding)
+        raise ResourceError(  # no-catalogue: needs several processes
+            f"{path} is an array of NumPy that {described(sharding)} cuts across processes: if it "
+            "is this process's part, pass multihost.host_local_array_to_global_array("
+            f"{path}, mesh, {spec}); if all have the same, pass "
+            f"make_array_from_callback({path}.shape, NamedSharding(mesh, {spec}), {path}"
+            ".__getitem__)",
+            path=path,
+        )
+
+
+def _log(call: Call, prepared: Prepared) -> None:
+    program = prepared.program
+    first = len(prepared.consts)
+    LOGGER.warning(
+        "running %s\n  in_shardings: %s\n  out_shardings: %s\n  arguments: %s\n  fingerprint: %s",
+        call.traced.name,
+        [*map(described, program.parts.in_shardings[first:])],
+        [*map(described, program.parts.out_shardings)],
+        [*map(dtype_name, call.traced.in_avals)],
+        fingerprint(program.executable),
+    )

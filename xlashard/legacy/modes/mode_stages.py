@@ -1,0 +1,174 @@
+"""Traced, lowered and compiled functions of the era, with the dialects and methods of 2022.
+
+Without `jax_array` they take and give what a call would: this process's parts of arrays, unless
+they were made for global shapes. What they report of the program (`in_avals`, its text) is global.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xlashard._jax.modules import to_mhlo, to_text
+from xlashard._jax.tracebacks import shortened
+from xlashard._jax.tracing import abstractify
+from xlashard.legacy.modes.host_local import HostLocal
+from xlashard.legacy.modes.mode_function import WorldFunction
+from xlashard.legacy.modes.result_classes import is_global
+from xlashard.pjit import compiled, stages
+from xlashard.pjit.call import Call
+from xlashard.pjit.face import Face
+from xlashard.pjit.prepare import Prepared
+
+
+class Traced(stages.Traced):
+    """A function after tracing.
+
+    Args:
+        function: The function.
+        call: The call that it was traced for.
+        host_local: Where this process's parts become global; None if they are so already.
+    """
+
+    def __init__(self, function: WorldFunction, call: Call, host_local: HostLocal | None) -> None:
+        super().__init__(function, call)
+        self._host_local = host_local
+
+    @shortened
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs what was traced."""
+        edge = self._host_local
+        if edge is None or kwargs:
+            return super().__call__(*args, **kwargs)
+        return edge.lower(super().__call__(*edge.lift_dynamic(args)))
+
+    @property
+    def out_info(self) -> Any:
+        """Shapes and dtypes of what a call gives, as its tree of `jax.ShapeDtypeStruct`."""
+        whole = super().out_info
+        return whole if self._host_local is None else self._host_local.lower_types(whole)
+
+    @shortened
+    def lower(self, **options: Any) -> Any:
+        """Chooses the place and writes the module, as `xlashard.pjit` does."""
+        lowered = super().lower(**options)
+        if not isinstance(lowered, stages.Lowered):
+            return lowered  # by JAX itself, for its jax.export
+        return Lowered(lowered, self._host_local)
+
+
+class Lowered(stages.Lowered):
+    """A module whose program will be called as the era called it.
+
+    Args:
+        lowered: The module.
+        host_local: Where this process's parts become global; None if they are so already.
+    """
+
+    def __init__(self, lowered: stages.Lowered, host_local: HostLocal | None) -> None:
+        parts = lowered._order, lowered._interface, lowered._program, lowered._platform
+        super().__init__(lowered._traced, *parts)
+        self._host_local = host_local
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the module as text.
+
+        Args:
+            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
+            debug_info: Include the source locations.
+        """
+        if dialect == "mhlo":
+            return to_text(self.compiler_ir("mhlo"), debug_info=debug_info)
+        return super().as_text(dialect, debug_info=debug_info)
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """Return the module as an object.
+
+        Args:
+            dialect: `"stablehlo"`, which None means, `"mhlo"` or `"hlo"`.
+        """
+        if dialect == "mhlo":
+            return to_mhlo(super().compiler_ir("stablehlo"))
+        return super().compiler_ir(dialect)
+
+    @shortened
+    def compile(
+        self,
+        compiler_options: Mapping[str, Any] | None = None,
+        *,
+        share_binary: bool | None = None,
+        device_assignment: Sequence[Any] | None = None,
+    ) -> "Compiled":
+        """Compiles the module, as `xlashard.pjit` does."""
+        made = super().compile(
+            compiler_options, share_binary=share_binary, device_assignment=device_assignment
+        )
+        function: Any = self._traced._function
+        kind = Compiled if function.world.jax_array else CompiledForParts
+        return kind(made._face, made._prepared, made._body, self._host_local)
+
+
+class Compiled(compiled.Compiled):
+    """A compiled program.
+
+    Args:
+        face: Its outside.
+        prepared: The program.
+        body: Its jaxpr.
+        host_local: Where this process's parts become global; None if they are so already.
+    """
+
+    def __init__(
+        self,
+        face: Face,
+        prepared: Prepared,
+        body: Any = None,
+        host_local: HostLocal | None = None,
+    ) -> None:
+        super().__init__(face, prepared, body)
+        self._host_local = host_local
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program."""
+        edge = self._host_local
+        if edge is None or kwargs:
+            return super().__call__(*args, **kwargs)
+        return edge.lower(super().__call__(*edge.lift_dynamic(args)))
+
+    def compiler_ir(self) -> list[Any]:
+        """Return the optimised module of each partition, as an `HloModule` of jaxlib."""
+        return compiled_ir(self)
+
+
+class CompiledForParts(Compiled):
+    """A program that moves arguments to its devices; global arrays must be there."""
+
+    def _check_places(self, values: Sequence[Any]) -> None:
+        super()._check_places([v if is_global(v) else _type_of(v) for v in values])
+
+
+def _type_of(value: Any) -> jax.ShapeDtypeStruct:
+    aval = abstractify(value)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def compiled_ir(self: Any) -> list[Any]:
+    """Return the optimised modules of a compiled stage: the era's `Compiled.compiler_ir`."""
+    return self.runtime_executable().hlo_modules()
+
+
+_AS_TEXT, _COMPILER_IR = jax.stages.Lowered.as_text, jax.stages.Lowered.compiler_ir
+
+
+def lowered_ir(self: Any, dialect: str | None = None) -> Any:
+    """Return the module of a lowered stage of JAX, also in the dialect `"mhlo"`."""
+    if dialect == "mhlo":
+        return to_mhlo(_COMPILER_IR(self, "stablehlo"))
+    return _COMPILER_IR(self, dialect)
+
+
+def lowered_text(self: Any, dialect: str | None = None, *, debug_info: bool = False) -> str:
+    """Return the text of a lowered stage of JAX, also in the dialect `"mhlo"`."""
+    if dialect == "mhlo":
+        return to_text(lowered_ir(self, dialect), debug_info=debug_info)
+    return _AS_TEXT(self, dialect, debug_info=debug_info)

@@ -1,0 +1,242 @@
+"""What the era's pjit did with types and shardings before it ran, as programs reach for it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from xlashard._jax.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
+from xlashard.array.prefix import broadcast_prefix
+from xlashard.errors import GeometryError, MeshError, ShardingError
+from xlashard.geometry import TileAssignment
+from xlashard.legacy.modes.array_mode import PositionalSemantics, world_in_force
+from xlashard.legacy.shardings import mesh as meshes
+from xlashard.legacy.shardings.parsed_specs import (
+    get_array_mapping,
+    mesh_sharding,
+    parse_flatten_op_sharding,
+)
+from xlashard.legacy.shardings.partition_spec import is_unspecified_or_from_gda_or_auto
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, parse
+
+
+class _OnFakeDevices(GSPMDSharding):
+    """Tiles on objects that stand for devices, such as the mocks of a test.
+
+    Args:
+        devices: The objects.
+        assignment: The tiles.
+    """
+
+    def __init__(self, devices: Sequence[Any], assignment: TileAssignment) -> None:
+        JaxGSPMDSharding.__init__(self, devices, hlo_from_text(assignment.to_text()))
+        self._assignment = assignment
+
+
+def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDSharding:
+    """The same placement of arrays of a rank as bare tiles, which remember what they were made of.
+
+    Args:
+        s: A sharding of this package or of JAX.
+        ndim: The rank of the arrays.
+
+    Raises:
+        RankError: If the rank is too low.
+    """
+    own = from_jax(s)
+    if isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
+        made: Any = _OnFakeDevices(own.devices, own.rank_tiling(ndim).to_tile_assignment())
+    else:
+        made = parse.to_op_sharding_sharding(s, ndim)
+    if made is not s:
+        made._original_sharding = s
+    return made
+
+
+def create_sharding_for_array(mesh: Mesh, x: Any) -> Any:
+    """The sharding that a resource means on a mesh; one that is none comes back as it is.
+
+    Args:
+        mesh: The mesh.
+        x: A leaf of what `prepare_axis_resources` gives.
+
+    Raises:
+        MeshError: If it is a spec, and the mesh is the empty one.
+    """
+    if isinstance(x, JaxSharding | Sharding) or is_unspecified_or_from_gda_or_auto(x):
+        return x
+    if mesh.empty:
+        raise MeshError(
+            f"{x.get_partition_spec()} needs a mesh, and none is in force: call inside "
+            "`with mesh:`, or give NamedSharding(mesh, P(...))"
+        )
+    return mesh_sharding(mesh, x)
+
+
+class HashableTree:
+    """A pytree with a hash, which gives the tree when it is called.
+
+    Args:
+        tree: A tree whose leaves have hashes.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._treedef = jax.tree.flatten(tree)
+        self._leaves = tuple(leaves)
+
+    def __call__(self) -> Any:
+        """The tree."""
+        return self._treedef.unflatten(self._leaves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HashableTree):
+            return NotImplemented
+        return (self._treedef, self._leaves) == (other._treedef, other._leaves)
+
+    def __hash__(self) -> int:
+        return hash((self._treedef, self._leaves))
+
+
+def hashable_pytree(pytree: Any) -> Callable[[], Any]:
+    """A function without arguments that gives a tree, equal to that of an equal tree.
+
+    Args:
+        pytree: A tree whose leaves have hashes.
+
+    Example:
+        >>> hashable_pytree({"w": 1}) == hashable_pytree({"w": 1}), hashable_pytree({"w": 1})()
+        (True, {'w': 1})
+    """
+    return HashableTree(pytree)
+
+
+def flatten_axis_resources(
+    what: str, tree: Any, shardings: Any, tupled_args: bool
+) -> tuple[Any, ...]:
+    """For each leaf of a tree what a prefix of it says.
+
+    Args:
+        what: What to call the prefix in an error.
+        tree: The structure of the tree.
+        shardings: The prefix. A list at its top counts as a tuple where `tupled_args` is set.
+        tupled_args: Whether the tree is that of the arguments of a call.
+
+    Raises:
+        ArgumentError: If it is no prefix of the tree, with the place.
+
+    Example:
+        >>> tree = jax.tree.structure(({"w": 1, "b": 2}, 3))
+        >>> flatten_axis_resources("in_axis_resources", tree, ("P(x)", None), True)
+        ('P(x)', 'P(x)', None)
+    """
+    if tupled_args and type(shardings) is list:
+        shardings = tuple(shardings)
+    full = tree.unflatten([0] * tree.num_leaves)
+    name = "args" if tupled_args else "result"
+    return tuple(broadcast_prefix(shardings, full, lambda x: x is None, what, name))
+
+
+def check_aval_shardings(
+    shardings: Sequence[Any],
+    flat_avals: Sequence[Any],
+    what_aval: str,
+    allow_uneven_sharding: bool,
+) -> None:
+    """Checks that arrays of some types can be placed as some shardings say.
+
+    Args:
+        shardings: One for each type; what says no placement is passed over.
+        flat_avals: The types.
+        what_aval: What to call them in an error: `pjit arguments`.
+        allow_uneven_sharding: Whether a dimension may leave its last tiles smaller.
+
+    Raises:
+        ShardingError: With the first that does not fit, and the numbers.
+    """
+    for number, (sharding, aval) in enumerate(zip(shardings, flat_avals, strict=True)):
+        if is_unspecified_or_from_gda_or_auto(sharding):
+            continue
+        own = from_jax(sharding)
+        try:
+            if allow_uneven_sharding:
+                own.check_compatible_aval(aval.shape)
+            else:
+                own.is_compatible_aval(aval.shape)
+        except GeometryError as error:
+            raise ShardingError(
+                f"number {number} of {what_aval}, of shape {tuple(aval.shape)}, can't be placed by "
+                f"{sharding}: {error}"
+            ) from None
+
+
+def _mapping(sharding: Any, mesh: Mesh) -> Any:
+    own = from_jax(sharding)
+    if isinstance(own, NamedSharding):
+        return get_array_mapping(own.spec)
+    return get_array_mapping(parse_flatten_op_sharding(own, mesh)[0])
+
+
+def _scaled(
+    convert: Callable[[Mesh, Any, Any], Any],
+    semantics: Any,
+    avals: Sequence[Any],
+    shardings: Sequence[Any],
+    mesh: Mesh,
+) -> list[Any]:
+    if isinstance(semantics, PositionalSemantics):
+        semantics = [semantics] * len(shardings)
+    out = []
+    for meaning, aval, sharding in zip(semantics, avals, shardings, strict=True):
+        axes = {} if meaning is PositionalSemantics.GLOBAL else _mapping(sharding, mesh)
+        out.append(convert(mesh, axes, aval) if axes else aval)
+    return out
+
+
+def global_to_local(
+    positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
+) -> Sequence[Any]:
+    """The types of this process's parts of arrays; with `jax_array` on they stay what they are.
+
+    Args:
+        positional_semantics: One for all, or one for each; the `GLOBAL` ones stay.
+        avals: The types of the arrays.
+        shardings: Their shardings.
+        mesh: The mesh of all processes.
+    """
+    if world_in_force().jax_array:
+        return avals
+    return _scaled(meshes.global_to_local, positional_semantics, avals, shardings, mesh)
+
+
+def local_to_global(
+    positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
+) -> Sequence[Any]:
+    """The types of the arrays of which this process has parts; see `global_to_local`."""
+    if world_in_force().jax_array:
+        return avals
+    return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
+
+
+def check_gda_or_array_xla_sharding_match(
+    args: Sequence[Any], in_xla_shardings: Sequence[Any]
+) -> None:
+    """Check that global arrays lie as a compiled program takes them.
+
+    Args:
+        args: The arguments; only arrays that are committed are checked.
+        in_xla_shardings: The sharding of each.
+
+    Raises:
+        ShardingError: With the first array that lies otherwise, and both shardings.
+    """
+    for number, (x, wanted) in enumerate(zip(args, in_xla_shardings, strict=True)):
+        if not isinstance(x, jax.Array) or not x.committed:
+            continue
+        if is_unspecified_or_from_gda_or_auto(wanted):
+            continue
+        here, there = from_jax(x.sharding), from_jax(wanted)
+        if not here.is_equivalent_to(there, x.ndim):
+            raise ShardingError(
+                f"args[{number}] has the sharding {here}, but the compiled program takes {there}: "
+                f"write jax.device_put(args[{number}], sharding)"
+            )

@@ -1,0 +1,1 @@
+"""The removed names of `jax.experimental`, one file per module."""

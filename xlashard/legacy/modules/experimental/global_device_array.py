@@ -1,0 +1,132 @@
+"""`jax.experimental.global_device_array`."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from xlashard.legacy.arrays.device_arrays import DeviceArray
+from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.arrays.shards import (
+    Device,
+    Index,
+    MeshAxes,
+    Shape,
+    Shard,
+    get_shard_indices,
+    get_shard_indices_replica_ids,
+    get_shard_shape,
+)
+from xlashard.legacy.arrays.shards import (
+    get_shard_indices_replica_ids_uncached as _get_shard_indices_replica_ids_uncached,
+)
+from xlashard.legacy.modules.entry import Entry
+from xlashard.legacy.shardings.partition_spec import PartitionSpec
+
+__all__ = [
+    "ArrayLike",
+    "Device",
+    "DeviceArray",
+    "GlobalDeviceArray",
+    "Index",
+    "MeshAxes",
+    "PartitionSpec",
+    "Shape",
+    "Shard",
+    "_GdaFastPathArgs",
+    "_get_shard_indices_replica_ids_uncached",
+    "_hashed_index",
+    "get_shard_indices",
+    "get_shard_indices_replica_ids",
+    "get_shard_shape",
+]
+
+
+ArrayLike = np.ndarray | DeviceArray
+
+
+def _hashed_index(x: Index) -> int:
+    """Return a hash of an index, by the bounds of its slices."""
+    return hash(tuple((entry.start, entry.stop) for entry in x))
+
+
+class _GdaFastPathArgs(NamedTuple):
+    """What the constructor was spared; it may be given, and is not looked at."""
+
+    global_indices_replica_ids: Mapping[Device, tuple[Index, int]]
+    local_devices: Sequence[Device]
+
+
+_GDA = "jax.experimental.global_device_array"
+_DEVICE_ARRAYS = "xlashard.legacy.arrays.device_arrays"
+_MAKE = "jax.make_array_from_callback(shape, NamedSharding(mesh, P(...)), data_callback)"
+_KEPT = "The mapping can't be changed, for every call gives the same one."
+
+
+def _gda(name: str, today: str, note: str = "") -> Entry:
+    treatment = "differs" if note else "works"
+    return Entry(f"{_GDA}.{name}", "0.4.7", treatment, f"{__name__}:{name}", today, note)
+
+
+def _member(name: str, gone: str, today: str) -> Entry:
+    source = f"{_DEVICE_ARRAYS}:AddedMembers.{name}"
+    return Entry(f"jax.Array.{name}", gone, "works", source, today)
+
+
+# An array of today passes for one of the era's classes, so it must have their members.
+_MEMBERS = (
+    ("device_buffer", "0.4.22", "x.addressable_data(0)"),
+    ("device_buffers", "0.4.22", "[shard.data for shard in x.addressable_shards]"),
+    ("sharding_spec", "0.4.7", "x.sharding"),
+    ("indices", "0.4.7", "x.sharding.devices_indices_map(x.shape)"),
+    ("one_replica_buffer_indices", "0.4.7", "shard.replica_id == 0"),
+    ("to_py", "0.4.7", "np.asarray(x)"),
+)
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(_GDA, "0.4.7", "works", __name__, "jax.Array"),
+    _gda(
+        "GlobalDeviceArray",
+        _MAKE,
+        "It is an Array besides: an operation on one gives one. What the constructor is given is "
+        "checked also with `_enable_checks=False`, and it is pickled with its mesh.",
+    ),
+    _gda("Shard", "x.addressable_shards", "Two are equal if they are the same place."),
+    _gda("get_shard_indices", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _KEPT),
+    _gda(
+        "get_shard_indices_replica_ids",
+        "[(s.index, s.replica_id) for s in x.global_shards]",
+        _KEPT,
+    ),
+    _gda(
+        "get_shard_shape",
+        "NamedSharding(mesh, P(...)).shard_shape(shape)",
+        "A dimension that does not divide is an error; it was rounded down.",
+    ),
+    _gda("_get_shard_indices_replica_ids_uncached", "x.global_shards"),
+    _gda("_GdaFastPathArgs", _MAKE),
+    _gda("_hashed_index", "hash(tuple((s.start, s.stop) for s in index))"),
+    _gda("Device", "jax.Device"),
+    _gda("DeviceArray", "jax.Array"),
+    _gda("ArrayLike", "jax.typing.ArrayLike"),
+    _gda("Index", "tuple[slice, ...]"),
+    _gda("Shape", "tuple[int, ...]"),
+    _gda("MeshAxes", "jax.sharding.PartitionSpec"),
+    Entry(
+        "jax.numpy.DeviceArray",
+        "0.4.14",
+        "differs",
+        f"{_DEVICE_ARRAYS}:DeviceArray",
+        "jax.Array",
+        "`isinstance` holds for every array on this process's devices, also for those of today.",
+    ),
+    *(_member(name, gone, today) for name, gone, today in _MEMBERS),
+    Entry(
+        "jax.Device.__call__",
+        "0.4.27",
+        "works",
+        f"{_DEVICE_ARRAYS}:device_itself",
+        "x.device",
+        "`x.device()` was a method; now that `x.device` is the device, calling it gives it again.",
+    ),
+)

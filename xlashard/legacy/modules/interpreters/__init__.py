@@ -1,0 +1,1 @@
+"""The removed names of `jax.interpreters`, one file per module."""

@@ -1,0 +1,43 @@
+"""What `jax.interpreters.sharded_jit` held."""
+
+from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.modules.entry import Entry
+from xlashard.legacy.shardings.partition_spec import PartitionSpec
+
+sharded_jit = Refusal("jax.interpreters.sharded_jit.sharded_jit")
+with_sharding_constraint = Refusal("jax.interpreters.sharded_jit.with_sharding_constraint")
+
+__all__ = [
+    "PartitionSpec",
+    "sharded_jit",
+    "with_sharding_constraint",
+]
+
+_NO_SHARDED_JIT = "JAX has no sharded_jit any more, and what it was told is said to jit"
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "jax.interpreters.sharded_jit",
+        "0.3.16",
+        "differs",
+        __name__,
+        "jax.jit",
+        "`PartitionSpec` is there; the functions refuse.",
+    ),
+    Entry(
+        "jax.interpreters.sharded_jit.sharded_jit",
+        "0.3.16",
+        "refused",
+        f"{__name__}:sharded_jit",
+        "jax.jit(f, in_shardings=..., out_shardings=...)",
+        _NO_SHARDED_JIT,
+    ),
+    Entry(
+        "jax.interpreters.sharded_jit.with_sharding_constraint",
+        "0.3.16",
+        "refused",
+        f"{__name__}:with_sharding_constraint",
+        "jax.lax.with_sharding_constraint(x, sharding)",
+        _NO_SHARDED_JIT,
+    ),
+)

@@ -1,0 +1,158 @@
+"""What `jax.numpy`, `jax.lax`, `jax.nn` and `jax.scipy` had besides today's names."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.modules.entry import Entry, members
+
+NINF = -jnp.inf
+NZERO = -0.0
+PZERO = 0.0
+alltrue = jnp.all
+cumproduct = jnp.cumprod
+fix = jnp.trunc
+issubsctype = jnp.issubdtype
+normalize = jax.nn.standardize
+product = jnp.prod
+round_ = jnp.round
+row_stack = jnp.vstack
+sometrue = jnp.any
+trapz = jnp.trapezoid
+tril = jnp.tril
+triu = jnp.triu
+xeinsum = Refusal("jax.lax.xeinsum")
+zeros_like_array = jnp.zeros_like
+
+
+def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
+    """For each element of a flat array whether another array has it too.
+
+    Args:
+        ar1: The elements.
+        ar2: The other array.
+        assume_unique: Whether neither has an element twice.
+        invert: To say where it has not.
+    """
+    return jnp.isin(jnp.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
+
+
+def isscalar(element: Any) -> bool:
+    """Return whether a value is a number of Python or NumPy, or a traced number of Python.
+
+    An array of rank 0 with a dtype of its own is not one, as in `numpy.isscalar`.
+
+    Args:
+        element: The value.
+    """
+    if isinstance(element, jax.Array):
+        return element.ndim == 0 and element.weak_type
+    return np.isscalar(element)
+
+
+def msort(a: Any) -> jax.Array:
+    """The elements sorted along the first dimension."""
+    return jnp.sort(a, axis=0)
+
+
+def tie_in(x: Any, y: Any) -> Any:
+    """The second argument: under today's tracing nothing has to be tied to an argument."""
+    return y
+
+
+class _Index:
+    """What stands in brackets, as a value."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+index = _Index()
+
+
+def index_update(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with other values at an index."""
+    return jnp.asarray(x).at[idx].set(y, **options)
+
+
+def index_add(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with values added at an index."""
+    return jnp.asarray(x).at[idx].add(y, **options)
+
+
+def index_mul(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array multiplied at an index."""
+    return jnp.asarray(x).at[idx].multiply(y, **options)
+
+
+def index_min(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with the smaller of its values and others at an index."""
+    return jnp.asarray(x).at[idx].min(y, **options)
+
+
+def index_max(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
+    """An array with the larger of its values and others at an index."""
+    return jnp.asarray(x).at[idx].max(y, **options)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    *members("jax.numpy", "0.4.9", __name__, {"msort": "jax.numpy.sort(a, axis=0)"}),
+    *members(
+        "jax.numpy",
+        "0.4.16",
+        __name__,
+        {
+            "alltrue": "jax.numpy.all",
+            "cumproduct": "jax.numpy.cumprod",
+            "product": "jax.numpy.prod",
+            "sometrue": "jax.numpy.any",
+        },
+    ),
+    *members(
+        "jax.numpy",
+        "0.4.24",
+        __name__,
+        {
+            "NINF": "-jax.numpy.inf",
+            "NZERO": "-0.0",
+            "PZERO": "0.0",
+            "in1d": "jax.numpy.isin",
+            "issubsctype": "jax.numpy.issubdtype",
+            "row_stack": "jax.numpy.vstack",
+            "trapz": "jax.numpy.trapezoid",
+        },
+    ),
+    *members("jax.numpy", "0.4.32", __name__, {"isscalar": "numpy.isscalar(x)"}),
+    *members("jax.numpy", "0.5.0", __name__, {"round_": "jax.numpy.round"}),
+    *members("jax.numpy", "0.10.0", __name__, {"fix": "jax.numpy.trunc"}),
+    *members("jax.lax", "0.4.30", __name__, {"tie_in": "y"}),
+    *members("jax.lax", "0.9.0", __name__, {"zeros_like_array": "jax.numpy.zeros_like"}),
+    Entry(
+        "jax.lax.xeinsum",
+        "0.4.31",
+        "refused",
+        f"{__name__}:xeinsum",
+        "jax.numpy.einsum",
+        "subscripts with names of axes went with xmap",
+    ),
+    *members("jax.nn", "0.4.30", __name__, {"normalize": "jax.nn.standardize"}),
+    *members(
+        "jax.ops",
+        "0.3.2",
+        __name__,
+        {
+            "index": "numpy.index_exp",
+            "index_add": "x.at[idx].add(y)",
+            "index_max": "x.at[idx].max(y)",
+            "index_min": "x.at[idx].min(y)",
+            "index_mul": "x.at[idx].multiply(y)",
+            "index_update": "x.at[idx].set(y)",
+        },
+    ),
+    *members(
+        "jax.scipy.linalg", "0.4.24", __name__, {"tril": "jax.numpy.tril", "triu": "jax.numpy.triu"}
+    ),
+)

@@ -1,0 +1,8 @@
+"""`python -m xlashard.legacy`: run an unchanged program, and report the removed names it uses.
+
+| file | contents |
+|---|---|
+| `command` | the command line |
+| `program` | running a script or module as `__main__` |
+| `recorder`, `report` | recording uses of removed names, and printing them |
+"""

@@ -1,0 +1,323 @@
+"""Which names of the era a program uses, and at which of its lines."""
+
+import contextlib
+import linecache
+import os
+import re
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+
+from xlashard._jax.era import tell_when_set
+from xlashard._jax.frames import JAX_FOLDER
+from xlashard._jax.legacy_flags import code_of_reads
+from xlashard.legacy.arrays.gda import GlobalDeviceArray
+from xlashard.legacy.modes import flags
+from xlashard.legacy.modes.pjit import pjit
+from xlashard.legacy.modules import Entry, entries
+from xlashard.legacy.shardings.mesh import ThreadResources
+from xlashard.sharding import Mesh
+
+# Whoever runs in these folders is not the program that is asked about.
+_NOT_THE_PROGRAM = (
+    str(Path(__file__).parents[2]) + os.sep,
+    JAX_FOLDER,
+    "<frozen ",
+)
+_FREE_TOOLS = (3, 4)
+"""Numbers of tools that Python's monitoring gives to nobody in particular."""
+
+
+_CONTEXTS = contextlib.__file__
+"""`with` blocks of programs that pass through Python's own helpers."""
+
+_CALLED_BY_NAME = re.compile(r"\w+\s*\(")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name of the era at a line of a program.
+
+    Attributes:
+        entry: The name.
+        file: The file of the line.
+        line: Its number, from 1.
+        count: How often it ran.
+    """
+
+    entry: Entry
+    file: str
+    line: int
+    count: int
+
+
+type _Place = tuple[str, str, int]
+"""Name, file and line."""
+
+
+class Recorder:
+    """Counts the uses of the era's names, from `start` to `end`.
+
+    An import is a use, and so is reading a name from a module, calling what was imported, also
+    through another name or file, handing it to a function such as `functools.partial`, reading or
+    setting a flag, and a behaviour of the era: `with mesh:`, `in_axis_resources=None`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+        self._asked: Counter[_Place] = Counter()
+        self._called: Counter[_Place] = Counter()
+        # What a file has asked for, by identity: these are the calls to count in it. The values
+        # are kept, so that no other object can have the identity of one of them.
+        self._known: defaultdict[str, dict[int, tuple[Entry, Any]]] = defaultdict(dict)
+        # Functions and classes of the era that today's JAX has under no name: a call of one is a
+        # use in any file.
+        self._shared: dict[int, tuple[Entry, Any]] = {}
+        self._watched: dict[CodeType, Callable[[FrameType], Sequence[Entry]]] = {}
+        self._tool: int | None = None
+        self._endings: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begins to count calls and settings; `listen` counts what is asked for."""
+        for flag in flags.OWN:
+            entry = entries()[f"jax.config.{flag.name}"]
+            self._endings.append(tell_when_set(flag, _flag_listener(self, entry)))
+        monitoring = sys.monitoring
+        free = [tool for tool in _FREE_TOOLS if monitoring.get_tool(tool) is None]
+        if not free:
+            return
+        self._tool = free[0]
+        monitoring.use_tool_id(self._tool, "xlashard.legacy")
+        monitoring.register_callback(self._tool, monitoring.events.CALL, self._call)
+        monitoring.register_callback(self._tool, monitoring.events.PY_START, self._enter)
+        monitoring.set_events(self._tool, monitoring.events.CALL)
+        self._watched = watched_code()
+        for code in self._watched:
+            monitoring.set_local_events(self._tool, code, monitoring.events.PY_START)
+
+    def end(self) -> None:
+        """Counts no longer."""
+        for end in self._endings:
+            end()
+        self._endings.clear()
+        if self._tool is not None:
+            monitoring = sys.monitoring
+            # Some Pythons go on calling when the number is free, until all modules are torn down.
+            monitoring.set_events(self._tool, monitoring.events.NO_EVENTS)
+            for code in self._watched:
+                monitoring.set_local_events(self._tool, code, monitoring.events.NO_EVENTS)
+            for event in (monitoring.events.CALL, monitoring.events.PY_START):
+                monitoring.register_callback(self._tool, event, None)
+            monitoring.free_tool_id(self._tool)
+            self._tool = None
+
+    def listen(self, entry: Entry, value: Any, frame: FrameType) -> None:
+        """Counts that a name was asked for.
+
+        Args:
+            entry: The name.
+            value: What it is.
+            frame: Who asked.
+        """
+        file = frame.f_code.co_filename
+        if file.startswith(_NOT_THE_PROGRAM):
+            return
+        with self._lock:
+            self._entries[entry.name] = entry
+            self._known[file][id(value)] = entry, value
+            if _is_of_the_era(value):
+                self._shared.setdefault(id(value), (entry, value))
+            self._asked[entry.name, file, frame.f_lineno] += 1
+
+    def uses(self) -> Sequence[Use]:
+        """What was counted, by name, file and line."""
+        with self._lock:
+            places = sorted({*self._asked, *self._called})
+            # A call by its full name asks for the name and calls it: one use.
+            return [
+                Use(self._entries[place[0]], *place[1:], max(self._asked[place], called))
+                for place in places
+                for called in (self._called[place],)
+            ]
+
+    def _call(self, code: CodeType, offset: int, function: Any, argument: Any) -> Any:
+        """Count a call of something known, or one that gets it as its first argument."""
+        file = code.co_filename
+        found = self._found_in(file, _called(function))
+        handed_on = found is None and argument is not sys.monitoring.MISSING
+        if handed_on:
+            found = self._found_in(file, [argument])
+        place = _place_of_call(code, offset) if found else None
+        if found is None or place is None:
+            # Python does not ask again about this place.
+            return sys.monitoring.DISABLE
+        entry, value = found
+        first, last, by_name = place
+        if not (handed_on or by_name):
+            # Behind a dot: read from a module of the era, which counted it, or from another one.
+            lines = range(first, last + 1)
+            if id(value) not in self._shared or any(
+                self._asked[entry.name, file, line] for line in lines
+            ):
+                return sys.monitoring.DISABLE
+        with self._lock:
+            self._entries[entry.name] = entry
+            self._called[entry.name, file, first] += 1
+        return None
+
+    def _found_in(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
+        """The first of some values that a file has read, or that only the era has."""
+        if file.startswith(_NOT_THE_PROGRAM):
+            return None
+        known = self._known.get(file, {})
+        found = (known.get(id(value)) or self._shared.get(id(value)) for value in values)
+        return next((each for each in found if each is not None), None)
+
+    def _enter(self, code: CodeType, offset: int) -> None:
+        """Count what a call of a watched function stands for, at the line of the program."""
+        frame: FrameType | None = sys._getframe(1)
+        found = self._watched[code](frame)
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename.startswith(_CONTEXTS):
+            caller = caller.f_back
+        if caller is None or caller.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+            return
+        with self._lock:
+            for entry in found:
+                self._entries[entry.name] = entry
+                self._called[entry.name, caller.f_code.co_filename, caller.f_lineno] += 1
+
+
+def _called(function: Any) -> list[Any]:
+    """What a call calls: also the function of a `partial`, and the class of a class method."""
+    if isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    return [getattr(function, "__func__", function), *[owner] * isinstance(owner, type)]
+
+
+def _is_of_the_era(value: Any) -> bool:
+    """Return whether a value is a function or class of this package, not one of JAX's own."""
+    of_module = getattr(value, "__module__", None)
+    return callable(value) and isinstance(of_module, str) and of_module.startswith("xlashard.")
+
+
+def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
+    def told() -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+            frame = frame.f_back
+        if frame is not None:
+            recorder.listen(entry, entry, frame)
+
+    return told
+
+
+@lru_cache(maxsize=4096)
+def _place_of_call(code: CodeType, offset: int) -> tuple[int, int, bool] | None:
+    """First and last line of a call, and whether what is called is a name without dots."""
+    line, last, column, _ = next(islice(code.co_positions(), offset // 2, None))
+    if line is None:
+        return None
+    if column is None:
+        return line, last or line, True
+    text = linecache.getline(code.co_filename, line).encode()[column:].decode()
+    return line, last or line, _CALLED_BY_NAME.match(text) is not None
+
+
+type Watcher = Callable[[FrameType], Sequence[Entry]]
+"""Returns the entries that a call stands for, from the frame of the called function."""
+
+WITH_MESH = Entry(
+    "with mesh:",
+    "",
+    "differs",
+    "",
+    "with jax.set_mesh(mesh):",
+    "JAX deprecates `with mesh:`, and jax.jit does not read its mesh for a PartitionSpec in "
+    "in_shardings or out_shardings.",
+)
+NONE_IN = Entry(
+    "in_axis_resources=None",
+    "",
+    "differs",
+    "",
+    "in_shardings=jax.P()",
+    "None replicated the argument; in jax.jit's in_shardings it keeps the argument's own sharding.",
+)
+NONE_OUT = Entry(
+    "out_axis_resources=None",
+    "",
+    "differs",
+    "",
+    "out_shardings=jax.P()",
+    "None replicated the result; in jax.jit's out_shardings it lets the compiler choose.",
+)
+BEHAVIOURS = (WITH_MESH, NONE_IN, NONE_OUT)
+
+_GDA = "jax.experimental.global_device_array.GlobalDeviceArray"
+_MEMBERS = {
+    "mesh": "x.sharding.mesh",
+    "mesh_axes": "x.sharding.spec",
+    "local_shards": "x.addressable_shards",
+    "local_data": "x.addressable_data(0)",
+}
+
+
+def watched_code() -> dict[CodeType, Watcher]:
+    """Return the functions to watch, by their code objects."""
+    env = ThreadResources.env
+    reads_mesh = (entries()["jax.experimental.maps.thread_resources"],)
+    return {
+        Mesh.__enter__.__code__: lambda _: (WITH_MESH,),
+        pjit.__code__: _none_in_resources,
+        code_of_reads(): _read_flag,
+        _code(env.fget): lambda _: reads_mesh,
+        _code(env.fset): lambda _: reads_mesh,
+        **dict(_members()),
+    }
+
+
+def _members() -> Iterator[tuple[CodeType, Watcher]]:
+    """Members of a GlobalDeviceArray that today's arrays lack."""
+    for name, today in _MEMBERS.items():
+        member = vars(GlobalDeviceArray)[name]
+        entry = replace(entries()[_GDA], name=f"{_GDA}.{name}", today=today, note="")
+        yield _code(getattr(member, "fget", member)), lambda _, entry=entry: (entry,)
+
+
+def _code(function: Any) -> CodeType:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function.__code__
+
+
+def _read_flag(frame: FrameType) -> Sequence[Entry]:
+    flag = frame.f_locals.get("flag")
+    return tuple(entries()[f"jax.config.{own.name}"] for own in flags.OWN if own is flag)
+
+
+def _none_in_resources(frame: FrameType) -> Sequence[Entry]:
+    given = frame.f_locals
+    return [
+        behaviour
+        for behaviour, names in (
+            (NONE_IN, ("in_axis_resources", "in_shardings")),
+            (NONE_OUT, ("out_axis_resources", "out_shardings")),
+        )
+        if any(_has_none(given[name]) for name in names)
+    ]
+
+
+def _has_none(resources: Any) -> bool:
+    return any(leaf is None for leaf in jax.tree.leaves(resources, is_leaf=lambda x: x is None))

@@ -1,0 +1,165 @@
+"""What a program uses of the era, for people and for other programs."""
+
+import json
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from xlashard.errors import counted
+from xlashard.legacy.runner.recorder import Use
+
+_NOTHING = "no name of 2022 or 2023 ran: today's JAX runs this program as it is"
+_APART = "in installed packages, not counted: newer releases of them have today's names"
+_INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run used of the era, as far as something else is to be written today.
+
+    Attributes:
+        own: Uses in the program's own files.
+        installed: Uses in packages that are installed, which the program's author can't change.
+    """
+
+    own: Sequence[Use]
+    installed: Sequence[Use]
+
+    @classmethod
+    def of(cls, uses: Sequence[Use], folder: str = "") -> "Report":
+        """Sort the uses of a run.
+
+        Args:
+            uses: What ran.
+            folder: Folder of the program, which counts as its own even where it is installed.
+        """
+        asking = [use for use in uses if not use.entry.stays]
+        apart = {use for use in asking if _is_installed(use) and not _is_below(use.file, folder)}
+        return cls([use for use in asking if use not in apart], [u for u in asking if u in apart])
+
+
+def show_report(report: Report, to: TextIO) -> None:
+    """Writes which names ran, where, and what to write today.
+
+    Args:
+        report: The sorted uses.
+        to: Where to write it: in colours on a terminal, elsewhere lines of plain text.
+    """
+    if not to.isatty():
+        to.write(text_of(report))
+    else:
+        Console(file=to, highlight=False).print(*_coloured(report), sep="\n")
+
+
+def text_of(report: Report) -> str:
+    """The report as plain text: each name with what to write, and its lines below it.
+
+    Args:
+        report: The sorted uses.
+    """
+    lines = [_title(report.own), *_lines(report.own)]
+    if report.installed:
+        lines += [_APART, *_lines(report.installed)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(uses: Sequence[Use]) -> Iterator[str]:
+    for entry, of_name in _by_name(uses):
+        until = f" (until JAX {entry.gone})" if entry.gone else ""
+        yield f"{entry.name}{until}; today: {entry.today}"
+        if entry.note:
+            yield f"  {entry.treatment}: {entry.note}"
+        yield from (f"  {_place(use)}{_times(use)}" for use in of_name)
+
+
+def json_of(report: Report) -> str:
+    """The report for programs: `{"uses": [{"name", "today", "lines", ...}], "installed": [...]}`.
+
+    Args:
+        report: The sorted uses.
+    """
+    parts = {"uses": _records(report.own), "installed": _records(report.installed)}
+    return json.dumps(parts, indent=1) + "\n"
+
+
+def _records(uses: Sequence[Use]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": entry.name,
+            "gone": entry.gone,
+            "treatment": entry.treatment,
+            "today": entry.today,
+            "note": entry.note,
+            "count": sum(use.count for use in of_name),
+            "lines": [{"file": use.file, "line": use.line, "count": use.count} for use in of_name],
+        }
+        for entry, of_name in _by_name(uses)
+    ]
+
+
+def _by_name(uses: Sequence[Use]) -> Iterator[tuple[Any, list[Use]]]:
+    ordered = sorted(uses, key=lambda use: (use.entry.name, use.file, use.line))
+    for _, group in groupby(ordered, key=lambda use: use.entry.name):
+        of_name = list(group)
+        yield of_name[0].entry, of_name
+
+
+def _title(uses: Sequence[Use]) -> str:
+    if not uses:
+        return _NOTHING
+    names = len({use.entry.name for use in uses})
+    lines = len({(use.file, use.line) for use in uses})
+    return f"{counted(names, 'name')} of 2022 and 2023 ran, at {counted(lines, 'line')}"
+
+
+def _coloured(report: Report) -> Iterator[RenderableType]:
+    """The report for a terminal of any width: nothing stands beside anything else."""
+    yield Text(_title(report.own), "italic")
+    yield from _coloured_lines(report.own)
+    if report.installed:
+        yield Text(f"\n{_APART}", "italic")
+        yield from _coloured_lines(report.installed)
+
+
+def _coloured_lines(uses: Sequence[Use]) -> Iterator[RenderableType]:
+    for entry, of_name in _by_name(uses):
+        until = f"  until JAX {entry.gone}" if entry.gone else ""
+        yield Text.assemble("\n", (entry.name, "bold"), (until, "dim"))
+        yield _indented(Text.assemble("today  ", (entry.today, "green")))
+        if entry.note:
+            yield _indented(Text(f"{entry.treatment}: {entry.note}", "dim"))
+        for use in of_name:
+            yield _indented(Text(f"{_place(use)}{_times(use)}"))
+
+
+def _indented(text: Text) -> Padding:
+    """Also the lines that follow where the terminal is too narrow for one."""
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def _is_installed(use: Use) -> bool:
+    return use.file.startswith(_INSTALLED)
+
+
+def _is_below(file: str, folder: str) -> bool:
+    return bool(folder) and file.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _place(use: Use) -> str:
+    """File and line, as short as a person needs it to find them."""
+    folders = [folder for folder in _INSTALLED if use.file.startswith(folder)]
+    if folders:
+        return f"{use.file.removeprefix(max(folders, key=len))}:{use.line}"
+    near = os.path.relpath(use.file)
+    return f"{use.file if near.startswith(os.pardir) else near}:{use.line}"
+
+
+def _times(use: Use) -> str:
+    return "" if use.count == 1 else f" ×{use.count}"

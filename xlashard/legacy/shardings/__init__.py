@@ -1,0 +1,10 @@
+"""Meshes, partition specs and shardings under the names of 2022 and 2023.
+
+| file | contents |
+|---|---|
+| `partition_spec` | `PartitionSpec` as a tuple, and the markers `AUTO` and `FROM_GDA` |
+| `parsed_specs` | `ParsedPartitionSpec`, array mappings and `OpSharding`s |
+| `mesh` | `Mesh`, `ResourceEnv` and `thread_resources` |
+| `sharding_classes` | `XLACompatibleSharding`, `PmapSharding`, `PositionalSharding` |
+| `sharding_specs` | `ShardingSpec`s of meshes and of `pmap` |
+"""

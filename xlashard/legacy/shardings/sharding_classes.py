@@ -1,0 +1,305 @@
+"""Shardings by the names of the era, and what programs asked of them."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from xlashard import NamedSharding, P, ShardingSpec
+from xlashard import PmapSharding as TodaysPmapSharding
+from xlashard._jax.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
+from xlashard._jax.shardings import op_sharding as _proto
+from xlashard.errors import ShardingError
+from xlashard.geometry import TileAssignment
+from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec
+from xlashard.sharding import GSPMDSharding, Sharding, from_jax
+from xlashard.sharding import XLACompatibleSharding as _Own
+from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
+
+
+class _CompatibleType(type(_Own)):
+    """Every sharding that XLA can be told of counts as one, those of JAX too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if isinstance(instance, Sharding):
+            return isinstance(instance, _Own)
+        return isinstance(instance, JaxSharding)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if cls in subclass.__mro__:
+            return True
+        return issubclass(subclass, _Own if issubclass(subclass, Sharding) else JaxSharding)
+
+
+class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
+    """Shardings whose tiles depend on the rank alone; those of JAX are all of that kind.
+
+    Example:
+        >>> import jax
+        >>> isinstance(jax.numpy.zeros(3).sharding, XLACompatibleSharding)
+        True
+    """
+
+
+class DeviceRow(tuple[Device, ...]):
+    """Devices in a row: a tuple that also answers as the NumPy array that it was once.
+
+    Example:
+        >>> import jax
+        >>> row = DeviceRow(jax.devices()[:1])
+        >>> row.shape, len(row), row == tuple(row.flat)
+        ((1,), 1, True)
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return super().__getattribute__(name)  # which says that there is none
+        return getattr(np.array(list(self), dtype=object), name)
+
+
+class _MadePmapSharding(TodaysPmapSharding):
+    """One whose `devices` also answer as a NumPy array."""
+
+    @property
+    def devices(self) -> Any:
+        """The devices of the grid in row-major order."""
+        return DeviceRow(super().devices)
+
+
+# Not the class above itself: its metaclass is one of jaxlib's, which can't be derived from.
+class _PmapType(type):
+    """Makes shardings of the class above, and counts all of today as its instances."""
+
+    def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
+        return _MadePmapSharding(devices, sharding_spec)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, TodaysPmapSharding)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return subclass is cls or issubclass(subclass, TodaysPmapSharding)
+
+
+class PmapSharding(metaclass=_PmapType):
+    """`pmap`'s shardings: the `devices` of those that it makes also answer as a NumPy array.
+
+    Args:
+        devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
+        sharding_spec: How arrays are cut and dealt to them.
+
+    Example:
+        >>> import jax
+        >>> made = PmapSharding.default((1, 4), devices=jax.devices()[:1])
+        >>> isinstance(made, PmapSharding), made.devices.shape
+        (True, (1,))
+    """
+
+    default = _MadePmapSharding.default
+
+
+def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
+    """A sharding on a mesh.
+
+    Args:
+        mesh: The mesh.
+        pspec: The spec, or None for the replicated one.
+        parsed_pspec: The same spec parsed, which says nothing more.
+    """
+    return NamedSharding(mesh, P() if pspec is None else pspec)
+
+
+def op_sharding_of(sharding: Any, ndim: int) -> Any:
+    """XLA's `OpSharding` of a placement of arrays of a rank: the era's `_to_xla_op_sharding`.
+
+    Args:
+        sharding: A sharding of this package or of JAX.
+        ndim: The rank.
+    """
+    return _proto(jax_hlo_sharding(sharding, ndim))
+
+
+def is_compatible_aval(self: Any, aval_shape: Sequence[int]) -> None:
+    """Check that arrays of a rank can be placed so: a method of the era's shardings.
+
+    Args:
+        self: A sharding of JAX.
+        aval_shape: The shape of the array; the rank is checked.
+
+    Raises:
+        GeometryError: The rank is too low.
+    """
+    from_jax(self).check_compatible_aval(tuple(aval_shape))
+
+
+@property
+def op_sharding(self: Any) -> Any:
+    """XLA's `OpSharding` of bare tiles: the era's `_op_sharding`."""
+    return _proto(self._hlo_sharding)
+
+
+@property
+def parsed_pspec(self: Any) -> Any:
+    """The parsed spec of a sharding on a mesh: the era's `_parsed_pspec`."""
+    return ParsedPartitionSpec.from_user_input(self.spec, "spec", allow_unconstrained_dims=True)
+
+
+class PositionalSharding(GSPMDSharding):
+    """Cuts dimension `i` of an array into as many tiles as dimension `i` of a grid has entries.
+
+    Each entry of the grid is the set of devices that hold one tile. `reshape`, `transpose`,
+    `replicate` and indexing make other grids of the same devices. JAX and this package take it
+    wherever a sharding may stand.
+
+    Args:
+        devices: The devices: an array of any shape, or a list.
+        memory_kind: The memory of each device that holds the data, the default one if None.
+
+    Raises:
+        ShardingError: There are no devices, or one is there twice.
+
+    Example:
+        >>> import jax
+        >>> sharding = PositionalSharding(jax.devices()[:1]).reshape(1, 1)
+        >>> sharding.shape, sharding.replicate(axis=0, keepdims=False).shape
+        ((1, 1), (1,))
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device] | np.ndarray,
+        *,
+        memory_kind: str | None = None,
+    ) -> None:
+        given = np.asarray(devices, dtype=object)
+        ids = np.arange(given.size).reshape(*given.shape, 1)
+        self._place(given.ravel().tolist(), ids, memory_kind)
+
+    def _place(self, devices: Sequence[Device], ids: np.ndarray, memory_kind: str | None) -> None:
+        """Set the grid: `ids` holds positions in `devices`, `[*shape, replicas]`."""
+        *shape, replicas = ids.shape
+        subgroups = ("replicated",) if replicas > 1 or not shape else ()
+        dims = (*shape, replicas) if subgroups else shape
+        if ids.size == 1:
+            assignment = TileAssignment.replicated()
+        else:
+            assignment = TileAssignment.listed(dims, ids.ravel().tolist(), subgroups)
+        super().__init__(devices, assignment, memory_kind=memory_kind)
+        self._ids = ids
+
+    def _remade(self, ids: np.ndarray) -> Self:
+        return _remake(type(self), self.devices, ids, self.memory_kind)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of tiles along each dimension."""
+        return self._ids.shape[:-1]
+
+    @property
+    def ndim(self) -> int:
+        """The rank of the grid, and of the arrays that it places."""
+        return len(self.shape)
+
+    @property
+    def T(self) -> Self:
+        """The grid with its dimensions in reverse order."""
+        return self.transpose()
+
+    def reshape(self, *shape: Any) -> Self:
+        """Arrange the same sets of devices in another grid.
+
+        Args:
+            *shape: The shape of the grid, as numbers or as one tuple; one number may be -1.
+
+        Raises:
+            ShardingError: The shape takes another number of sets.
+        """
+        wanted = tuple(shape[0]) if shape and isinstance(shape[0], Sequence) else shape
+        try:
+            return self._remade(self._ids.reshape(*wanted, self._ids.shape[-1]))
+        except ValueError:
+            raise ShardingError(
+                f"a PositionalSharding of shape {self.shape} can't be reshaped to {wanted}: give a "
+                f"shape of {self._ids[..., 0].size} entries, such as reshape(-1)"
+            ) from None
+
+    def transpose(self, *axes: Any) -> Self:
+        """Permute the dimensions of the grid.
+
+        Args:
+            *axes: The permutation, as numbers or as one tuple; the reverse order if left out.
+        """
+        order = tuple(axes[0]) if axes and isinstance(axes[0], Sequence) else axes
+        order = normalize_axis_tuple(order or range(self.ndim)[::-1], self.ndim)
+        return self._remade(self._ids.transpose(*order, self.ndim))
+
+    def replicate(self, axis: int | Sequence[int] | None = None, keepdims: bool = True) -> Self:
+        """Give each tile to all the devices along some dimensions of the grid.
+
+        Args:
+            axis: The dimension or dimensions; all of them if None.
+            keepdims: Whether these dimensions stay, with size 1.
+
+        Raises:
+            numpy.exceptions.AxisError: The grid has no such dimension.
+        """
+        dims = normalize_axis_tuple(range(self.ndim) if axis is None else axis, self.ndim)
+        kept = [d for d in range(self.ndim) if d not in dims]
+        moved = self._ids.transpose(*kept, *sorted(dims), self.ndim)
+        shape = [1 if d in dims else n for d, n in enumerate(self.shape) if keepdims or d in kept]
+        return self._remade(np.sort(moved.reshape(*shape, -1), axis=-1))
+
+    def __getitem__(self, index: Any) -> Self:
+        """Return the part of the grid at an index, over the devices of that part alone."""
+        full = index if isinstance(index, tuple) else (index,)
+        rest = () if any(entry is Ellipsis for entry in full) else (Ellipsis,)
+        part = self._ids[(*full, *rest, slice(None))]
+        used, ids = np.unique(part, return_inverse=True)
+        devices = [self.devices[position] for position in used]
+        return _remake(type(self), devices, ids.reshape(part.shape), self.memory_kind)
+
+    def with_memory_kind(self, kind: str) -> Self:
+        """Return the same grid in another memory of the same devices."""
+        return _remake(type(self), self.devices, self._ids, kind)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PositionalSharding):
+            return super().__eq__(other)
+        return (
+            self.devices == other.devices
+            and self.memory_kind == other.memory_kind
+            and np.array_equal(self._ids, other._ids)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.devices, self.shape, self.memory_kind))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickle, (type(self), names_of(self.devices), self._ids, self.memory_kind)
+
+    def __repr__(self) -> str:
+        platform = self.devices[0].platform.upper()
+        texts = np.empty(self.shape, dtype=object)
+        for place in np.ndindex(*self.shape):
+            ids = sorted(self.devices[position].id for position in self._ids[place])
+            texts[place] = f"{{{platform} {' '.join(map(str, ids))}}}"
+        name = f"{type(self).__name__}("
+        grid = np.array2string(texts, formatter={"all": str}, prefix=name, threshold=1 << 20)
+        kind = "" if self.memory_kind is None else f", memory_kind={self.memory_kind}"
+        return f"{name}{grid}{kind})"
+
+
+def _remake[S: PositionalSharding](
+    cls: type[S], devices: Sequence[Device], ids: np.ndarray, memory_kind: str | None
+) -> S:
+    made = cls.__new__(cls)
+    made._place(devices, ids, memory_kind)
+    return made
+
+
+def _unpickle(
+    cls: type[PositionalSharding], names: DeviceNames, ids: np.ndarray, memory_kind: str | None
+) -> PositionalSharding:
+    return _remake(cls, devices_of(names), ids, memory_kind)
