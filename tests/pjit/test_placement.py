@@ -133,6 +133,43 @@ def test_uncommitted_arrays_go_where_they_are_told(mesh):
         assert spec_of(f(jnp.asarray(f32(8)))) == ("x",)
 
 
+UNUSED = {
+    "an unused argument": lambda x, y: x * 2,
+    "dead code": lambda x, y: (jnp.sin(y), x * 2)[1],
+    "a constant": lambda x, y: jnp.ones(8),
+    "a constraint in dead code": lambda x, y: (constrained(y), x * 2)[1],
+}
+
+
+def constrained(y):
+    mesh = make_mesh((4, 2), ("x", "y"))
+    return jax.lax.with_sharding_constraint(y, NamedSharding(mesh, P("x")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", UNUSED.values(), ids=list(UNUSED))
+def test_what_no_result_needs_does_not_place_a_program(mesh, function):
+    """A committed argument of that kind, or its in_shardings: as in jax.jit."""
+    first, last = jax.devices()[1], jax.devices()[2]
+    rows = NamedSharding(mesh, P("x"))
+    for x in (f32(8), device_put(f32(8), first), device_put(f32(8), rows)):
+        for y, options in (
+            (device_put(f32(8), last), {}),
+            (device_put(f32(8), rows), {}),
+            (f32(8), {"in_shardings": (None, rows)}),
+        ):
+            out, wanted = jit(function, **options)(x, y), jax.jit(function, **options)(x, y)
+            assert out.sharding == wanted.sharding and out.committed == wanted.committed
+    with pytest.raises(ResourceError, match="in_shardings puts y"):
+        jit(function, in_shardings=(None, rows))(f32(8), device_put(f32(8), last))
+
+
+def test_unused_arguments_that_are_kept_place_a_program():
+    f = jit(UNUSED["an unused argument"], keep_unused=True)
+    device = jax.devices()[2]
+    assert f(f32(8), device_put(f32(8), device)).devices() == {device}
+
+
 @pytest.mark.parametrize("value", [2, 2.5, True, 1j, np.float32(2), np.int8(3)])
 def test_python_numbers_keep_their_types(value):
     f = pjit(lambda x: x)

@@ -8,6 +8,7 @@ import numpy as np
 from jax._src import core, literals
 from jax._src.interpreters import partial_eval as pe
 
+from xlashard._jax.refs import is_reference
 from xlashard._jax.tracing import equations
 
 type Jaxpr = Any
@@ -90,6 +91,16 @@ def drop_unused(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...]]:
     """
     smaller, _, kept = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
     return smaller, tuple(kept)
+
+
+def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]:
+    """Return a jaxpr without dead code, and which consts and arguments are in use.
+
+    References count as used: what is written to them is a result.
+    """
+    smaller, consts, args = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
+    pairs = zip(args, jaxpr.in_avals, strict=True)
+    return smaller, tuple(consts), tuple(used or is_reference(aval) for used, aval in pairs)
 
 
 def is_host_array(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The values that a function closes over: which become arguments of its program, and where."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,20 +59,20 @@ type ClosedOver = tuple[tuple[Callable[[], str], Sharding], ...]
 """Of closed-over arrays what to call them, and where they are."""
 
 
-def closed_over_places(jaxpr: Any, function: Any) -> ClosedOver:
-    """The arrays that a jaxpr closes over and that are bound to several devices.
+def closed_over_places(values: Iterable[Any], function: Any) -> ClosedOver:
+    """Find the closed-over arrays that are bound to several devices.
 
     What a reference holds stays where it is, also on one device.
 
     Args:
-        jaxpr: The closed jaxpr.
-        function: What it was traced from.
+        values: What a function closes over and makes use of.
+        function: The function.
 
     Returns:
         For each what to call it in an error, and where it is.
     """
     found, held = [], []
-    for value in jaxpr.consts:
+    for value in values:
         if is_ref(value):
             held.append((_a_reference, from_jax(bare(value).sharding)))
         elif isinstance(value, jax.Array) and bare(value).committed:

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -32,9 +33,10 @@ from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.parameters import Parameters
 from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
+    all_parts_of,
     constrained_body,
-    inner_shardings,
     pjit_p,
+    used_parts_of,
 )
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
@@ -153,7 +155,7 @@ class Function:
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
         options = self.options
-        wanted = self._sharding_request(call, arguments)
+        wanted = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.making.arguments = arguments = wanted.arguments
         in_layouts, out_layouts = call.layouts
         return Order(
@@ -166,22 +168,32 @@ class Function:
             share_binary=options.share_binary,
         )
 
-    def _sharding_request(self, call: Call, arguments: tuple[Argument, ...]) -> Wanted:
-        """Return what decides the devices and shardings of a call."""
+    def _sharding_request(
+        self, call: Call, arguments: tuple[Argument, ...], *, keep_unused: bool
+    ) -> Wanted:
+        """Return what decides the devices and shardings of a call.
+
+        Args:
+            call: The call.
+            arguments: Its arguments.
+            keep_unused: Place the program by unused arguments and dead code too.
+        """
         traced, options = call.traced, self.options
         check_closed_over(traced.jaxpr, traced.name, self.fun)
         device = self._device()
         if device is not None:
             # It was asked for by name: whatever is elsewhere comes there.
             arguments = tuple(a.unbound() for a in arguments)
+        used = (all_parts_of if keep_unused else used_parts_of)(traced.jaxpr)
         return Wanted(
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
             result_avals=tuple(map(tracing.shaped, traced.jaxpr.out_avals)),
             result_paths=traced.result_paths,
-            inner=inner_shardings(traced.jaxpr),
-            closed=closed_over_places(traced.jaxpr, self.fun),
+            used=used.args,
+            inner=used.inner,
+            closed=closed_over_places(compress(traced.jaxpr.consts, used.consts), self.fun),
             mesh=call.mesh if device is None else None,
             device=device,
             assign=call.assign,
@@ -308,7 +320,7 @@ class Function:
         """
         # Inside a trace the whole is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
-        request = self._sharding_request(call, arguments)
+        request = self._sharding_request(call, arguments, keep_unused=True)
         placement = resolve(replace(request, assign=unassigned_devices))
         # Else the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned

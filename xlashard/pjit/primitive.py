@@ -15,7 +15,7 @@ import jax
 
 from xlashard._jax import dispatch, tracing
 from xlashard._jax.caches import kept_by_jaxpr
-from xlashard._jax.jaxprs import as_function, boundary, hoist, surround
+from xlashard._jax.jaxprs import as_function, boundary, hoist, surround, used_parts
 from xlashard._jax.primitives import call_primitive
 from xlashard.array.takers import Taker
 from xlashard.lazily import dataclass
@@ -108,15 +108,16 @@ def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
         None if argument.committed else _closed(sharding, argument.aval)
         for sharding, argument in zip(ins, arguments, strict=True)
     )
-    inner = inner_shardings(jaxpr)
-    placed = inner or any(argument.committed for argument in arguments)
+    used = used_parts_of(jaxpr)
+    placed = used.inner or any(a.committed for a in compress(arguments, used.args))
     wanted = Wanted(
         arguments=arguments,
         in_shardings=in_shardings,
         out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
         result_avals=tuple(map(tracing.shaped, jaxpr.out_avals)),
         result_paths=tuple(f"result {i} of {label}" for i in range(len(outs))),
-        inner=inner,
+        used=used.args,
+        inner=used.inner,
         mesh=None if placed else tracing.mesh_in_force(),
     )
     free = (None,) * len(args), (None,) * len(outs)
@@ -166,6 +167,35 @@ def inner_shardings(jaxpr: Any) -> tuple[Sharding, ...]:
         found |= dict.fromkeys(constraints_in(rest))
         found |= dict.fromkeys(map(from_jax, tracing.inner_shardings(rest)))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class UsedParts:
+    """Parts of a jaxpr that results or effects depend on; no other part places a program.
+
+    Attributes:
+        args: For each argument, whether it is in use.
+        consts: For each closed-over value, whether it is in use.
+        inner: The shardings of the constraints in use.
+    """
+
+    args: tuple[bool, ...]
+    consts: tuple[bool, ...]
+    inner: tuple[Sharding, ...]
+
+
+@kept_by_jaxpr
+def used_parts_of(jaxpr: Any) -> UsedParts:
+    """Find the parts of a closed jaxpr that are in use."""
+    smaller, consts, args = used_parts(jaxpr)
+    return UsedParts(args, consts, inner_shardings(smaller))
+
+
+@kept_by_jaxpr
+def all_parts_of(jaxpr: Any) -> UsedParts:
+    """Return all parts of a closed jaxpr as used."""
+    args, consts = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.consts)
+    return UsedParts(args, consts, inner_shardings(jaxpr))
 
 
 def constrained_body(

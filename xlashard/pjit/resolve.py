@@ -4,9 +4,10 @@ Computation follows data: what a person said comes first, then where committed a
 it must agree on one device assignment.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 from xlashard._jax.compile_only import UnassignedDevice
@@ -106,6 +107,7 @@ class Wanted:
         out_shardings: What was said of each result; None for nothing.
         result_avals: The abstract values of the results.
         result_paths: The results' paths.
+        used: For each argument whether the program takes it: others place nothing. Empty for all.
         inner: Shardings that constraints inside the function name.
         closed: Arrays that the function closes over, by what to call them, and where they are.
         mesh: The mesh in force, or None.
@@ -120,12 +122,19 @@ class Wanted:
     out_shardings: tuple[Sharding | None, ...]
     result_avals: tuple[Any, ...]
     result_paths: tuple[str, ...]
+    used: tuple[bool, ...] = ()
     inner: tuple[Sharding, ...] = ()
     closed: tuple[tuple[Callable[[], str], Sharding], ...] = ()
     mesh: Mesh | None = None
     device: Device | None = None
     assign: Callable[[int], tuple[Device, ...]] | None = None
     names: tuple[str, str] = ("in_shardings", "out_shardings")
+
+    @property
+    def placing(self) -> "Iterator[tuple[Argument, Sharding | None]]":
+        """The arguments that the program takes, each with what was said of it."""
+        pairs = zip(self.arguments, self.in_shardings, strict=True)
+        return compress(pairs, self.used or repeat(True))
 
 
 def resolve(wanted: Wanted) -> Placement:
@@ -145,20 +154,7 @@ def resolve(wanted: Wanted) -> Placement:
         wanted = _on_devices(wanted, devices)
     mesh = _mesh_of(wanted, devices)
     multi = len(devices) > 1
-    ins = []
-    for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
-        value = _Value(wanted.names[0], argument.path, argument.aval)
-        sharding = _concrete(said, value, devices, mesh)
-        if sharding is not None:
-            _check_fits(sharding, value)
-            _check_type(sharding, value)
-            sharding = _agreeing(argument, sharding, wanted.names[0])
-        elif argument.committed:
-            sharding = argument.sharding
-        elif multi and argument.aval.ndim == 0:
-            # A scalar is everywhere anyway; saying so keeps calls with and without one alike.
-            sharding = _replicated(devices, mesh)
-        ins.append(sharding)
+    ins = _argument_shardings(wanted, devices, mesh)
     outs = []
     for aval, path, said in zip(
         wanted.result_avals, wanted.result_paths, wanted.out_shardings, strict=True
@@ -173,6 +169,28 @@ def resolve(wanted: Wanted) -> Placement:
     return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
 
 
+def _argument_shardings(
+    wanted: Wanted, devices: tuple[Device, ...], mesh: Mesh | None
+) -> list[XLACompatibleSharding | None]:
+    """Return the sharding of each argument; None for those that the program does not take."""
+    ins = []
+    used = wanted.used or repeat(True)
+    for argument, said, is_used in zip(wanted.arguments, wanted.in_shardings, used, strict=False):
+        value = _Value(wanted.names[0], argument.path, argument.aval)
+        sharding = _concrete(said, value, devices, mesh)
+        if sharding is not None:
+            _check_fits(sharding, value)
+            _check_type(sharding, value)
+            sharding = _agreeing(argument, sharding, wanted.names[0])
+        elif argument.committed:
+            sharding = argument.sharding
+        elif len(devices) > 1 and argument.aval.ndim == 0:
+            # A scalar is everywhere anyway; saying so keeps calls with and without one alike.
+            sharding = _replicated(devices, mesh)
+        ins.append(sharding if is_used else None)
+    return ins
+
+
 type _Abstract = tuple[str, AbstractMesh]
 """A name for a sharding, and the abstract mesh on which it stands."""
 
@@ -180,14 +198,11 @@ type _Abstract = tuple[str, AbstractMesh]
 def _abstract_meshes(wanted: Wanted) -> list[_Abstract]:
     """Return the shardings of arguments and results that stand on abstract meshes."""
     said_in, said_out = wanted.names
-    arguments, paths = wanted.arguments, [a.path for a in wanted.arguments]
-    placed = [a.sharding if a.committed else None for a in arguments]
-    requested = (*wanted.in_shardings, *placed, *wanted.out_shardings)
-    if all(s is None or names_devices(s) for s in requested):
+    if all(map(names_devices, filter(None, (*_of_arguments(wanted), *wanted.out_shardings)))):
         return []
     every = (
-        *zip((f"{said_in} of {path}" for path in paths), wanted.in_shardings, strict=True),
-        *zip((f"the sharding of {path}" for path in paths), placed, strict=True),
+        *((f"{said_in} of {a.path}", said) for a, said in wanted.placing),
+        *((f"the sharding of {a.path}", a.sharding) for a, _ in wanted.placing if a.committed),
         *zip(
             (f"{said_out} of {path}" for path in wanted.result_paths),
             wanted.out_shardings,
@@ -260,11 +275,11 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         voices.append(_Voice("the device asked for", (wanted.device,)))
     if wanted.mesh is not None:
         voices.append(_Voice("the mesh in force", wanted.mesh._flat_devices_tuple))
-    for argument, said in zip(wanted.arguments, wanted.in_shardings, strict=True):
+    for argument, said in wanted.placing:
         if said is not None and names_devices(said):
             who = partial(_described, f"the {wanted.names[0]} of", argument)
             voices.append(_Voice(who, tuple(said.devices)))
-    for argument in wanted.arguments:
+    for argument, _ in wanted.placing:
         if argument.committed and argument.sharding is not None:
             if not names_devices(argument.sharding):
                 continue
@@ -283,13 +298,19 @@ def _described(what: str, argument: Argument) -> str:
     return f"{what} {argument.describe()}"
 
 
+def _of_arguments(wanted: Wanted) -> list[Sharding | None]:
+    """Return what was requested of used arguments, then the shardings of the committed ones."""
+    pairs = list(wanted.placing)
+    placed = (a.sharding for a, _ in pairs if a.committed)
+    return [*(requested for _, requested in pairs), *placed]
+
+
 def _device_lists(wanted: Wanted) -> list[tuple[Device, ...]]:
     """Return the devices that each member of `_voices` names; the texts for errors cost more."""
     lists = [] if wanted.device is None else [(wanted.device,)]
     if wanted.mesh is not None:
         lists.append(wanted.mesh._flat_devices_tuple)
-    placed = [a.sharding for a in wanted.arguments if a.committed and a.sharding is not None]
-    for sharding in (*wanted.in_shardings, *placed, *wanted.out_shardings):
+    for sharding in (*_of_arguments(wanted), *wanted.out_shardings):
         if sharding is not None and names_devices(sharding):
             lists.append(tuple(sharding.devices))
     lists += [tuple(sharding.devices) for sharding in wanted.inner]
@@ -338,8 +359,8 @@ def _ids(devices: Sequence[Device]) -> str:
 def _mesh_of(wanted: Wanted, devices: tuple[Device, ...]) -> Mesh | None:
     if wanted.mesh is not None:
         return wanted.mesh
-    said = [*wanted.in_shardings, *wanted.out_shardings]
-    there = [a.sharding for a in wanted.arguments if a.committed]
+    said = [*(said for _, said in wanted.placing), *wanted.out_shardings]
+    there = [a.sharding for a, _ in wanted.placing if a.committed]
     closed = [sharding for _, sharding in wanted.closed]
     for sharding in (*said, *there, *wanted.inner, *closed):
         if isinstance(sharding, NamedSharding) and sharding.devices == devices:

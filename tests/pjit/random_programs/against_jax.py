@@ -17,8 +17,7 @@ def find_difference(text: str, partitioner: str | None = None) -> Failure | None
     Compared are whether it is refused, and of its results trees, dtypes, weak types, values and
     types. Their shardings too where the program is called as it is: within a transformation JAX
     and xlashard cut a program into different pieces, and each piece has shardings of its own. Not
-    where it closes over a placed array, which is a constant to JAX and an argument here, nor where
-    no result needs a placed argument: JAX drops those before it looks where arguments are.
+    where it closes over a placed array, which is a constant to JAX and an argument here.
 
     Args:
         text: The program.
@@ -64,8 +63,6 @@ def _compare_refusals(ours: Any, theirs: Any) -> Failure | None:
 
 def _compare_places(got: Any, wanted: Any, *, exact: bool) -> None:
     """Compare types, and with `exact` shardings and whether results are bound to their devices."""
-    if not any(right.committed for right in jax.tree.leaves(wanted)):
-        return  # JAX found nothing to place the program by
     leaves = zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(wanted), strict=True)
     for (path, mine), right in leaves:
         name = "result" + jax.tree_util.keystr(path)
