@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax._src.interpreters import partial_eval
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import (
     Array,
@@ -88,7 +89,7 @@ def test_a_deleted_argument_names_the_function(place):
         lambda: x + 1,
         lambda: x.addressable_shards,
     ):
-        with pytest.raises(DeletedError, match="donated to update"):
+        with pytest.raises(DeletedError, match="donated.* update"):
             use()
 
 
@@ -132,7 +133,7 @@ def test_the_same_array_twice(place, donated):
         return x + y, y * 2
 
     f = pjit(add, donate_argnums=donated)
-    said = "add was given the same buffers as x and as y, and .* is donated.*jnp.copy"
+    said = naming("add ", "buffers", " x ", " y", "jnp.copy(x)")
     x = place(f32(8))
     with pytest.raises(DonationError, match=said):
         f(x, x)
@@ -256,9 +257,7 @@ def test_a_deleted_array_is_not_donated(place):
     f = pjit(lambda state: state["w"] + 1, donate_argnums=0)
     x = place(f32(8))
     x.delete()
-    with pytest.raises(
-        DeletedError, match=r"state\['w'\] \(float32\[8\]\) has been deleted: delete\(\) was"
-    ):
+    with pytest.raises(DeletedError, match=naming("state['w'] (float32[8])", "delete()")):
         f({"w": x})
 
 
@@ -273,12 +272,12 @@ def test_repeat_calls_are_named_too(place):
     for _ in range(3):
         states.append(f(states[-1], 1.0))
     first, *_, repeated, _ = (state["w"] for state in states)
-    with pytest.raises(DeletedError, match=r"it was donated to advance, as state\['w'\]; use what"):
+    with pytest.raises(DeletedError, match=naming("donated", "advance, as state['w']")):
         first + 1
-    likely = r"it was most likely donated to advance, as state\['w'\]; use what that call returned"
+    likely = naming("likely donated", "advance, as state['w']")
     with pytest.raises(DeletedError, match=likely):
         repeated + 1
-    with pytest.raises(DeletedError, match=rf"x \(float32\[24,5\]\) has been deleted: {likely}"):
+    with pytest.raises(DeletedError, match=likely + naming("x (float32[24,5])")):
         pjit(lambda x: x * 2)(repeated)
 
     def retreat(w):
@@ -288,13 +287,13 @@ def test_repeat_calls_are_named_too(place):
     x = place(f32(*shape))
     for _ in range(3):
         x, last = g(x), x
-    one_of = r"likely donated to one of: advance, as state\['w'\]; retreat, as w; use what"
+    one_of = naming("likely donated", "advance, as state['w']", "retreat, as w")
     with pytest.raises(DeletedError, match=one_of):
         last + 1
     # A function that is gone has taken nothing that anybody could still be told of.
     del f
     gc.collect()
-    with pytest.raises(DeletedError, match="likely donated to retreat, as w"):
+    with pytest.raises(DeletedError, match=naming("likely donated", "retreat, as w")):
         last + 1
 
 
@@ -304,16 +303,14 @@ def test_who_may_have_taken_an_array_is_not_a_long_list(place):
     for f in functions:
         x, last = f(x), x
         x, last = f(x), x
-    with pytest.raises(DeletedError, match=r"<lambda>, as x \(2 more take such arrays\)"):
+    with pytest.raises(DeletedError, match=naming("<lambda>, as x", "2 more")):
         last + 1
 
 
 def test_what_nobody_can_have_taken():
     x = jax.numpy.ones((1, 2, 3, 4))
     x.delete()
-    with pytest.raises(
-        DeletedError, match=r"delete\(\) was called on it, or it was donated to a pr"
-    ):
+    with pytest.raises(DeletedError, match=naming("float32[1,2,3,4]", "delete()", "donated")):
         device_put(f32(1)) + x
 
 
@@ -360,7 +357,9 @@ class TestSharedBuffers:
         loaded = Compiled.deserialize(compiled.serialize())
         for call in (f, f, compiled, compiled, loaded, loaded):
             x = jnp.float32(3)
-            with pytest.raises(DonationError, match="same buffers as a and as b, and b is donated"):
+            with pytest.raises(
+                DonationError, match=naming("buffers", "as a and as b", "b is donated")
+            ):
                 call(x, x)
             assert float(x) == 3 and float(call(jnp.float32(3), x)) == 27
 
@@ -373,7 +372,9 @@ class TestSharedBuffers:
         )
         for _ in range(2):
             for first, second in ((x, mixed), (mixed, x), (x, x.to_jax()), (x, Array.from_jax(x))):
-                with pytest.raises(DonationError, match="same buffers as x and as y, and x is"):
+                with pytest.raises(
+                    DonationError, match=naming("buffers", "as x and as y", "x is donated")
+                ):
                     f(first, second)
             f(place(f32(8)), x)
         np.testing.assert_array_equal(mixed, f32(8))
@@ -385,7 +386,7 @@ class TestSharedBuffers:
         y = place(f32(8))
         f = pjit(lambda x: x + y, donate_argnums=0)
         for _ in range(2):
-            with pytest.raises(DonationError, match="an array that <lambda> closes over and as x"):
+            with pytest.raises(DonationError, match=naming("buffers", "<lambda> clos", "as x")):
                 f(y)
             np.testing.assert_array_equal(f(place(f32(8))), f32(8) * 2)
         np.testing.assert_array_equal(y, f32(8))
@@ -399,7 +400,7 @@ class TestSharedBuffers:
             lambda: roll(key, key),
             lambda: f(empty, empty),
         ):
-            with pytest.raises(DonationError, match="same buffers"):
+            with pytest.raises(DonationError, match="buffers"):
                 call()
         assert not (x.is_deleted() or key.is_deleted() or empty.is_deleted())
 
@@ -409,7 +410,9 @@ class TestSharedBuffers:
 
         g, x = pjit(f, static_argnums=0, donate_argnames="y"), place(f32(8))
         for _ in range(2):
-            with pytest.raises(DonationError, match="same buffers as x and as y, and y is"):
+            with pytest.raises(
+                DonationError, match=naming("buffers", "as x and as y", "y is donated")
+            ):
                 g(2, x, y=x)
             g(2, x, y=place(f32(8)))
 
@@ -454,6 +457,6 @@ class TestSharedBuffers:
         x = device_put(f32(8), rows).to_jax()
         f(device_put(f32(8), rows), f32(8))
         x.addressable_shards[3].data.delete()
-        with pytest.raises(DeletedError, match="x lacks the buffer of one of its devices"):
+        with pytest.raises(DeletedError, match=naming("x ", "buffer", "<lambda>")):
             f(x, f32(8))
         assert float(f(device_put(f32(8), rows), f32(8))[1]) == f32(8).sum()

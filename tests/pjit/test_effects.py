@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import (
     NamedSharding,
@@ -167,7 +168,7 @@ def test_ordered_effects_on_many_devices(mesh):
         jax.debug.print("{}", x, ordered=True)
         return x
 
-    with pytest.raises(CompileError, match="fun.*ordered effects.*8"):
+    with pytest.raises(CompileError, match=naming("fun ", "OrderedDebugEffect", "8")):
         pjit(fun, in_shardings=NamedSharding(mesh, P("x")))(f32(8))
 
 
@@ -264,7 +265,7 @@ def test_no_tracing():
     with jax.no_tracing():
         for value in (f32(3), x, device_put(f32(3), jax.devices()[1])):
             np.testing.assert_array_equal(f(value), f32(3) + 1)
-        with pytest.raises(TracingError, match="jax.no_tracing forbids"):
+        with pytest.raises(TracingError, match=naming("<lambda>", "jax.no_tracing")):
             f(f32(4))
     f(f32(4))
 
@@ -320,7 +321,7 @@ def test_a_token_goes_in_and_comes_out(sharding, transformed):
     token, _ = jax.jit(fun)(token, x)  # JAX takes it, and makes the next one
     assert type(f(token, x)[0]) is type(jax.lax.create_token())
     assert f.eval_shape(token, x)[0] == jax.eval_shape(jax.jit(fun), token, x)[0]
-    with pytest.raises(ArgumentError, match=r"for token as token.*called with float32\[8\]"):
+    with pytest.raises(ArgumentError, match=naming("fun ", "token", "float32[8]")):
         f.lower(token, x).compile()(x, x)
 
 
@@ -352,5 +353,5 @@ def test_results_of_callbacks_are_on_all_devices(mesh, partitioner, ordered):
     np.testing.assert_array_equal(pjit(lambda y, x: y * x)(y, x), doubled * f32(8, 2))
     assert device_put(y, rows).sharding == rows
     assert "P()" in str(visualize(y)) and "8 devices" in str(explain(pjit(call), x))
-    with pytest.warns(DonationWarning, match=r"result\[0\] is of its type, but"):
+    with pytest.warns(DonationWarning, match=naming("result[0]")):
         pjit(call, donate_argnums=0)(x)

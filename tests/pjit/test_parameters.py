@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32, spec_of
 from xlashard import P, device_put, pjit
 from xlashard.errors import ArgumentError, ResourceError
@@ -50,7 +51,9 @@ def test_a_parameter_left_to_its_default_needs_no_argument(mesh):
 
     with mesh:
         np.testing.assert_allclose(pjit(f, in_shardings=(P("x"), None))(f32(8)), f32(8) * 2)
-        with pytest.raises(ResourceError, match=r"3 entries, but f takes 2 arguments \(x, y\)"):
+        with pytest.raises(
+            ResourceError, match=naming("in_shardings", "3 entries", "f ", "2 arguments (x, y)")
+        ):
             pjit(f, in_shardings=(P("x"), None, None))(f32(8), y=3.0)
 
 
@@ -61,9 +64,13 @@ def test_any_number_of_arguments(mesh):
     f = pjit(total, in_shardings=(P("x"), P("y"), None))
     with mesh:
         assert in_specs(f, f32(8), f32(8), f32(8)) == ([P("x"), P("y"), P()], {})
-        with pytest.raises(ResourceError, match=r"was called with 4 arguments \(first, rest\[0\]"):
+        with pytest.raises(
+            ResourceError, match=naming("3 entries", "4 arguments (first, rest[0], ")
+        ):
             f(f32(8), f32(8), f32(8), f32(8))
-        with pytest.raises(ResourceError, match=r"2 arguments \(first, rest\[0\]\): give one"):
+        with pytest.raises(
+            ResourceError, match=naming("3 entries", "2 arguments (first, rest[0])")
+        ):
             f(f32(8), f32(8))
         with pytest.raises(ResourceError, match=r"in_shardings of rest\[0\] \(float32\[1\]\) "):
             f(f32(8), f32(1), f32(8))
@@ -139,7 +146,7 @@ def test_a_callable_without_a_signature(mesh):
         assert spec_of(f(jnp.zeros(8), f32(8))) in {("x",), ()}
         with pytest.raises(ResourceError, match=r"in_shardings of args\[0\] "):
             f(f32(7), f32(7))
-        with pytest.raises(ResourceError, match=r"2 entries, but Bare was called with 3 arguments"):
+        with pytest.raises(ResourceError, match=naming("2 entries", "Bare ", "3 arguments")):
             f(f32(8), f32(8), f32(8))
 
 
@@ -193,24 +200,26 @@ def test_an_unhashable_static_argument():
         return x
 
     for g in (pjit(f, static_argnums=1), pjit(f, static_argnames="sizes")):
-        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+        with pytest.raises(ArgumentError, match=naming("sizes ", "list", "tuple")):
             g(f32(3), [1, 2])
-        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+        with pytest.raises(ArgumentError, match=naming("sizes ", "list", "tuple")):
             g(f32(3), sizes=[1, 2])
-        with pytest.raises(ArgumentError, match="static argument sizes is a list.*tuple"):
+        with pytest.raises(ArgumentError, match=naming("sizes ", "list", "tuple")):
             g.lower(f32(3), [1, 2])
 
 
 @pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
 def test_positions_that_dont_exist(keyword):
     for wrong in (3, -4, (0, 7)):
-        with pytest.raises(ArgumentError, match=rf"{keyword}.*axpy takes 3.*\(a, x, y\)"):
+        with pytest.raises(
+            ArgumentError, match=naming(keyword, "axpy ", "3 positional", "(a, x, y)")
+        ):
             pjit(axpy, **{keyword: wrong})
 
 
 @pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
 def test_names_that_dont_exist(keyword):
-    with pytest.raises(ArgumentError, match=rf"{keyword}.*'yy'.*\(a, x, y\)"):
+    with pytest.raises(ArgumentError, match=naming(keyword, "'yy'", "(a, x, y)", "'y'?")):
         pjit(axpy, **{keyword: ("a", "yy")})
 
     def anything(x, **more):
@@ -222,14 +231,14 @@ def test_names_that_dont_exist(keyword):
 @pytest.mark.parametrize("keyword", ["static_argnums", "donate_argnums"])
 @pytest.mark.parametrize("wrong", ["a", 1.0, (0, "a"), True, {"a": 1}])
 def test_positions_are_ints(keyword, wrong):
-    with pytest.raises(ArgumentError, match=rf"{keyword} must be an int or a tuple of ints"):
+    with pytest.raises(ArgumentError, match=naming(keyword, "tuple of ints", f"{keyword}=(")):
         pjit(axpy, **{keyword: wrong})
 
 
 @pytest.mark.parametrize("keyword", ["static_argnames", "donate_argnames"])
 @pytest.mark.parametrize("wrong", [1, ("a", 2)])
 def test_names_are_texts(keyword, wrong):
-    with pytest.raises(ArgumentError, match=rf"{keyword} must be a name or a tuple of names"):
+    with pytest.raises(ArgumentError, match=naming(keyword, "tuple of names", f"{keyword}=(")):
         pjit(axpy, **{keyword: wrong})
 
 
@@ -240,14 +249,14 @@ def test_static_and_donated_at_once():
         {"static_argnums": 0, "donate_argnames": "a"},
         {"static_argnums": -3, "donate_argnums": 0},
     ):
-        with pytest.raises(ArgumentError, match="a is both static and donated"):
+        with pytest.raises(ArgumentError, match=naming("a ", "static", "donate_argnums")):
             pjit(axpy, **keywords)
 
 
 def test_a_donated_position_that_a_call_lacks():
     f = pjit(lambda *args: args[0] * 1, donate_argnums=2)
     with pytest.raises(
-        ArgumentError, match="donate_argnums holds 2, but .* called with 1 positional"
+        ArgumentError, match=naming("donate_argnums", " 2", "<lambda>", "1 positional")
     ):
         f(f32(3))
 
@@ -276,9 +285,9 @@ def test_what_is_no_function():
 
 
 def test_other_options_of_the_wrong_kind(mesh):
-    with pytest.raises(ArgumentError, match="donation must be 'warn' or 'strict', not 'loud'"):
+    with pytest.raises(ArgumentError, match=naming("donation", "'warn' or 'strict'", "'loud'")):
         pjit(axpy, donation="loud")
-    with pytest.raises(ArgumentError, match="compiler_options must be a dict"):
+    with pytest.raises(ArgumentError, match=naming("compiler_options", "dict")):
         pjit(axpy, compiler_options=["xla"])
     with pytest.raises(ArgumentError, match="compiler_options.*names.*3"):
         pjit(axpy, compiler_options={3: True})
@@ -286,7 +295,7 @@ def test_other_options_of_the_wrong_kind(mesh):
         pjit(axpy, device=jax.devices()[0], backend="cpu")
     with pytest.raises(ArgumentError, match=r"SingleDeviceSharding\(device\)"):
         pjit(axpy, device=jax.devices()[0], in_shardings=None)
-    with pytest.raises(ArgumentError, match="device must be a jax.Device.*'cpu'"):
+    with pytest.raises(ArgumentError, match=naming("device ", "jax.Device", "'cpu'")):
         pjit(axpy, device="cpu")
     with pytest.raises(ArgumentError, match="backend.*'quantum'.*cpu"):
         pjit(axpy, backend="quantum")(1.0, 2.0, 3.0)
@@ -312,7 +321,7 @@ def test_options_alone_make_a_decorator():
     assert x.is_deleted()
     assert power.__name__ == "power" and power.__doc__ == "Some power."
     assert "x, *, n" in str(inspect.signature(power))
-    with pytest.raises(ArgumentError, match="pjit takes a function, not NoneType"):
+    with pytest.raises(ArgumentError, match=naming("pjit ", "function", "NoneType")):
         pjit(donate_argnums=0)(None)
 
 

@@ -8,6 +8,7 @@ from jax.experimental.layout import Format, Layout
 from jax.lax import with_sharding_constraint as with_sharding_constraint_of_jax
 from jax.sharding import AxisType
 
+from tests.facts import naming
 from tests.pjit.helpers import device_ids, f32, make_mesh, spec_of
 from xlashard import (
     Array,
@@ -83,7 +84,7 @@ def test_committed_deep_inside_a_tree():
 
 def test_committed_off_the_mesh(mesh):
     f = pjit(lambda x: x + 1)
-    with mesh, pytest.raises(DeviceMismatchError, match="the mesh in force.*8 devices.*argument x"):
+    with mesh, pytest.raises(DeviceMismatchError, match=naming("mesh", "8 devices", "argument x")):
         f(on(0))
     sharding = NamedSharding(mesh, P("x"))
     with pytest.raises(DeviceMismatchError, match="in_shardings of x.*argument x.*device_put"):
@@ -97,13 +98,19 @@ def test_the_same_devices_in_another_order(add):
     back = make_mesh((8,), ("x",), jax.devices()[::-1])
     x = device_put(f32(8), NamedSharding(forth, P("x")))
     y = device_put(f32(8), NamedSharding(back, P("x")))
-    with pytest.raises(DeviceMismatchError, match="same devices in another order"):
+    with pytest.raises(
+        DeviceMismatchError,
+        match=naming("argument x", "argument y", "[7, 6, 5, 4, 3, 2, 1, 0]", "order"),
+    ):
         add(x, y)
 
 
 def test_a_mesh_over_fewer_devices(add, mesh):
     x = device_put(f32(8), NamedSharding(mesh, P("x")))
-    with make_mesh((4,), ("x",)), pytest.raises(DeviceMismatchError, match="the mesh in force"):
+    with (
+        make_mesh((4,), ("x",)),
+        pytest.raises(DeviceMismatchError, match=naming("mesh", "[0, 1, 2, 3]", "argument x")),
+    ):
         add(x, 1.0)
 
 
@@ -213,7 +220,7 @@ def test_a_device_asked_for_by_name_draws_everything(mesh):
     with mesh:
         assert f(spread).devices() == {device}
     inner = pjit(lambda x: with_sharding_constraint(x, spread.sharding), device=device)
-    with pytest.raises(DeviceMismatchError, match="the device asked for.*a sharding constraint"):
+    with pytest.raises(DeviceMismatchError, match=naming("device [4]", "constraint", "8 devices")):
         inner(f32(4))
 
 

@@ -15,6 +15,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
+from tests.facts import naming
 from tests.pjit.helpers import f32, fresh, under
 from tests.waiting import wait_for
 from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
@@ -262,7 +263,7 @@ def test_as_text_json_and_table():
 
 @pytest.mark.parametrize("given", [abs, 3, jax.jit(jnp.sin), None], ids=lambda g: type(g).__name__)
 def test_what_is_no_pjitted_function(given):
-    with pytest.raises(ArgumentError, match="takes a function that pjit made"):
+    with pytest.raises(ArgumentError, match=naming("explain_recompile", "f = pjit(fun)")):
         explain_recompile(given)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.facts import naming
 from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, P, pjit
 from xlashard.errors import ArgumentError, DeviceMismatchError, ResourceError, SavedProgramError
@@ -166,11 +167,14 @@ def test_refusals(mesh):
     here = jax.new_ref(jnp.asarray(X))
     with pytest.raises(DeviceMismatchError, match=r"argument ref .*device \[0\]"):
         pjit(add_to, in_shardings=(None, named))(here, X)
-    with pytest.raises(ResourceError, match="in_shardings puts ref .*committed as"):
+    with pytest.raises(
+        ResourceError,
+        match=naming("in_shardings", "ref (Ref{float32[8]})", "P('y',)", "committed", "P('x',)"),
+    ):
         pjit(add_to, in_shardings=(NamedSharding(mesh, P("y")), None))(dealt_out(mesh), X)
-    with pytest.raises(ArgumentError, match=r"can't be bound.*jax\.new_ref"):
+    with pytest.raises(ArgumentError, match=r"<lambda>.*jax\.new_ref"):
         pjit(lambda x: x + here[...]).lower(X).compile().bind(X)
-    with pytest.raises(SavedProgramError, match=r"can't be saved.*jax\.new_ref"):
+    with pytest.raises(SavedProgramError, match=r"add_to.*jax\.new_ref"):
         pjit(add_to).lower(here, X).compile().serialize()
     with pytest.raises(ValueError, match="only one reference"):
         pjit(lambda a, b: a.__setitem__(..., b[...]))(here, here)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.facts import naming
 from tests.forking import python_command
 from tests.pjit.helpers import f32, make_mesh
 from tests.pjit.saved import cases
@@ -80,13 +81,13 @@ def test_a_loaded_program_is_called_like_any_other():
     assert isinstance(program, Compiled) and isinstance(program, jax.stages.Compiled)
     x = device_put(f32(4))
     np.testing.assert_array_equal(program(x, f32(4)), f32(4) * 2)
-    with pytest.raises(DeletedError, match="donated to <lambda>, as x"):
+    with pytest.raises(DeletedError, match=naming("donated", "<lambda>, as x")):
         program(x, f32(4))
-    with pytest.raises(ArgumentError, match=r"compiled for x as float32\[4\], .* float32\[3\]"):
+    with pytest.raises(ArgumentError, match=naming("<lambda>", "x as float32[4]", "float32[3]")):
         program(f32(3), f32(4))
     with pytest.raises(ArgumentError, match="structure"):
         program(f32(4))
-    with pytest.raises(ArgumentError, match=r"without its StableHLO module: as_text\('hlo'\)"):
+    with pytest.raises(ArgumentError, match=naming("<lambda>", "StableHLO", "as_text('hlo')")):
         program.as_text("stablehlo")
 
 
@@ -117,9 +118,9 @@ def test_other_devices_of_an_equal_arrangement():
         assert float(total) == f32(4, 8).sum()
         assert program.input_shardings[0][0] == NamedSharding(mesh, P("x", "y"))
         assert transposed.devices() == set(last)
-    with pytest.raises(SavedProgramError, match="for 4 devices, and 8 were given"):
+    with pytest.raises(SavedProgramError, match=naming("4 devices", "8")):
         Compiled.deserialize(data, devices=jax.devices())
-    with pytest.raises(ArgumentError, match="devices must be a Mesh or"):
+    with pytest.raises(ArgumentError, match=naming("devices ", "Mesh", "jax.devices()")):
         Compiled.deserialize(data, devices=[0, 1, 2, 3])
 
 
@@ -132,7 +133,9 @@ def test_a_module_of_its_own():
     loaded = StableHLOProgram.deserialize(program.serialize())
     assert repr(loaded) == repr(program) and loaded.donate_argnums == (0,)
     np.testing.assert_array_equal(loaded(f32(4))[0], f32(4) * 2)
-    with pytest.raises(SavedProgramError, match=r"write StableHLOProgram.deserialize\(data\)"):
+    with pytest.raises(
+        SavedProgramError, match=naming("Compiled", "StableHLOProgram.deserialize(data)")
+    ):
         Compiled.deserialize(program.serialize())
 
 
@@ -153,7 +156,7 @@ CALLS = {
 @pytest.mark.parametrize("function", CALLS.values(), ids=CALLS)
 def test_programs_that_call_python_stay_where_they_are(function):
     compiled = pjit(function).lower(f32(3)).compile()
-    with pytest.raises(SavedProgramError, match=r"calls the Python function shout, which"):
+    with pytest.raises(SavedProgramError, match=naming("pjit_<lambda>", "shout")):
         compiled.serialize()
 
 
@@ -180,27 +183,27 @@ def on_device(**facts):
 OTHERS = {
     "jaxlib": (
         lambda e: e.update(jaxlib="0.4.1"),
-        r"made with jaxlib 0\.4\.1, this is jaxlib 0\.1",
+        r"jaxlib 0\.4\.1.*jaxlib 0\.1",
     ),
-    "jax": (lambda e: e.update(jax="0.4.2"), r"made with jax 0\.4\.2, this is jax 0\.1"),
-    "platform": (lambda e: e.update(platform="tpu"), r"made for tpu, and this process has cpu"),
-    "runtime": (lambda e: e.update(runtime="cpu 7"), r"made for the runtime cpu 7, this is cpu"),
-    "processor": (lambda e: e.update(machine="vax"), r"made for the processor vax, this is"),
+    "jax": (lambda e: e.update(jax="0.4.2"), r"jax 0\.4\.2.*jax 0\.1"),
+    "platform": (lambda e: e.update(platform="tpu"), r"\btpu\b.*\bcpu\b"),
+    "runtime": (lambda e: e.update(runtime="cpu 7"), r"runtime cpu 7.*\bcpu\b"),
+    "processor": (lambda e: e.update(machine="vax"), r"processor vax"),
     "features": (
         lambda e: e["features"].append("avx9000"),
-        r"made for a processor with avx9000, which this one lacks",
+        r"processor.*avx9000",
     ),
-    "processes": (lambda e: e.update(processes=4), r"made for 4 processes, these are 1"),
-    "kind": (on_device(kind="TPU v9"), r"device 0 was made for a TPU v9, this is a cpu"),
-    "process": (on_device(process=3), r"device 0 belonged to process 3, this one to process 0"),
-    "core": (on_device(core=1), r"device 0 was at \(\), core 1 in the torus"),
+    "processes": (lambda e: e.update(processes=4), r"\b4 processes.*\b1\b"),
+    "kind": (on_device(kind="TPU v9"), r"device 0.*TPU v9.*\bcpu\b"),
+    "process": (on_device(process=3), r"device 0.*process 3.*process 0"),
+    "core": (on_device(core=1), r"device 0.*\(\), core 1"),
     "number": (
         on_device(id=77),
-        r"1 cpu devices, of which this process, having 8, lacks number 77: .*devices=jax.devices",
+        r"\b1 cpu device.*\b8\b.*\b77\b.*devices=jax.devices",
     ),
     "count": (
         lambda e: e.update(devices=[{**e["devices"][0], "id": i} for i in range(9)]),
-        r"made for 9 cpu devices, of which this process, having 8, lacks number 8",
+        r"\b9 cpu devices.*\b8\b.*\b8\b",
     ),
 }
 
@@ -224,7 +227,7 @@ def test_a_torus_may_move_and_not_be_bent():
     )
     assert differences(row, moved) == []
     (said,) = differences(row, bent)
-    assert "device 1 was at (1, 0) in the torus" in said and "here they are at (0, 1)" in said
+    assert "device 1" in said and "(1, 0)" in said and "(0, 1)" in said
 
 
 def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
@@ -232,7 +235,9 @@ def test_a_program_of_other_flags_is_refused_unless_that_is_asked_for():
     assert dict(environment["flags"]).get("XLA_FLAGS") == os.environ.get("XLA_FLAGS")
     other = [["XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_other=1"]]
     data = edited(saved_sum(), lambda e: e.update(flags=other))
-    with pytest.raises(SavedProgramError, match=r"with --xla_other=1 in XLA_FLAGS, which is not"):
+    with pytest.raises(
+        SavedProgramError, match=naming("--xla_other=1", "XLA_FLAGS", "allow_other_flags=True")
+    ):
         Compiled.deserialize(data)
     Compiled.deserialize(data, allow_other_flags=True)
 
@@ -241,20 +246,22 @@ def test_sixty_four_bits():
     with jax.enable_x64(True):
         data = pjit(lambda x: x + 1).lower(np.ones(2)).compile().serialize()
         np.testing.assert_array_equal(Compiled.deserialize(data)(np.ones(2)), [2.0, 2.0])
-    with pytest.raises(SavedProgramError, match=r"has float64 values.*jax_enable_x64', True"):
+    with pytest.raises(
+        SavedProgramError, match=naming("float64", "jax.config.update('jax_enable_x64', True)")
+    ):
         Compiled.deserialize(data)
 
 
 DAMAGE = {
-    "empty": (lambda d: b"", "is no saved program: it begins with b''"),
-    "text": (lambda d: b"HloModule", "is no saved program: it begins with b'HloModul'"),
-    "pickle": (lambda d: b"\x80\x04\x95" + d, "is no saved program"),
-    "cut in its start": (lambda d: d[:20], "cut off after 20 bytes"),
-    "cut": (lambda d: d[:-7], r"cut off: [\d,]+ of its [\d,]+ bytes are there"),
-    "longer": (lambda d: d + b"\0", "is damaged"),
-    "a bit": (lambda d: d[:500] + bytes([d[500] ^ 1]) + d[501:], "is damaged"),
-    "of the future": (lambda d: d[:8] + b"\x03" + d[9:], "of format 3, and this .* format 2"),
-    "of the past": (lambda d: d[:8] + b"\x01" + d[9:], "of format 1, and this .* format 2"),
+    "empty": (lambda d: b"", "b''"),
+    "text": (lambda d: b"HloModule", "b'HloModul'"),
+    "pickle": (lambda d: b"\x80\x04\x95" + d, r"b'\\x80\\x04\\x95"),
+    "cut in its start": (lambda d: d[:20], "20 bytes"),
+    "cut": (lambda d: d[:-7], r"\d,\d{3} of .*\d,\d{3} bytes"),
+    "longer": (lambda d: d + b"\0", "checksum"),
+    "a bit": (lambda d: d[:500] + bytes([d[500] ^ 1]) + d[501:], "checksum"),
+    "of the future": (lambda d: d[:8] + b"\x03" + d[9:], "format 3.* format 2"),
+    "of the past": (lambda d: d[:8] + b"\x01" + d[9:], "format 1.* format 2"),
 }
 
 
@@ -265,7 +272,7 @@ def test_damage_is_told(harm, text):
 
 
 def test_what_is_no_bytes():
-    with pytest.raises(ArgumentError, match=r"is bytes, not str: .*read_bytes\(\)"):
+    with pytest.raises(ArgumentError, match=r"bytes.* str.*read_bytes\(\)"):
         Compiled.deserialize("model.bin")
     np.testing.assert_array_equal(
         Compiled.deserialize(bytearray(saved_sum()))(f32(4), f32(4)), f32(4) * 2
@@ -361,5 +368,5 @@ def test_one_process_saves_and_all_load(tmp_path):
 
 
 def test_pickle_is_told_the_way():
-    with pytest.raises(ArgumentError, match=r"no pickle.*data = compiled.serialize\(\)"):
+    with pytest.raises(ArgumentError, match=naming("Compiled", "pickle", "compiled.serialize()")):
         pickle.dumps(Compiled.deserialize(saved_sum()))

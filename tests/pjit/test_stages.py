@@ -7,6 +7,7 @@ import pytest
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import Array, Compiled, Lowered, NamedSharding, P, Traced, device_put, pjit
 from xlashard.errors import ArgumentError, CompileError, DeletedError, MeshError, ResourceError
@@ -68,9 +69,13 @@ def test_an_abstract_mesh_takes_the_devices_of_compile(kind, partitioner):
         assert sharding.spec == P("x") and list(sharding.mesh.devices.flat) == backwards
         x = jax.device_put(f32(8, 4), sharding)
         np.testing.assert_array_equal(compiled(x), f32(8, 4) * 2)
-    with pytest.raises(CompileError, match="of 4 devices, but its abstract mesh stands for 8"):
+    with pytest.raises(
+        CompileError, match=naming("device_assignment", "<lambda>", "4 devices", "8 devices")
+    ):
         lowered.compile(device_assignment=backwards[:4])
-    with pytest.raises(MeshError, match="nothing else names devices"):
+    with pytest.raises(
+        MeshError, match=naming("of x ", "abstract mesh ('x': 4, 'y': 2)", "jax.set_mesh(mesh)")
+    ):
         traced.lower()
 
 
@@ -92,7 +97,7 @@ def test_lowering(f):
     assert "HloModule" in lowered.compiler_ir("hlo").as_hlo_text()
     assert "loc(" in lowered.as_text(debug_info=True) and "loc(" not in lowered.as_text()
     for refused in (lambda: lowered.as_text("mhlo2"), lambda: lowered.compiler_ir("tosa")):
-        with pytest.raises(ArgumentError, match="dialect must be 'stablehlo'"):
+        with pytest.raises(ArgumentError, match=naming("dialect", "'stablehlo' or 'hlo'")):
             refused()
 
 
@@ -240,7 +245,7 @@ def test_compiler_options(f):
         compiled(PARAMS, f32(8, 4))["y"], affine(PARAMS, f32(8, 4))["y"], rtol=1e-6
     )
     assert compiled.output_shardings == lowered.compile().output_shardings
-    with pytest.raises(ArgumentError, match="compiler_options must be a dict"):
+    with pytest.raises(ArgumentError, match=naming("compiler_options", "dict")):
         lowered.compile(["xla"])
 
 
@@ -320,9 +325,9 @@ def test_calling_what_was_traced(f):
     np.testing.assert_allclose(inside(f32(8, 4)), wanted + 1, rtol=1e-6)
     gradient = jax.grad(lambda x: traced(PARAMS, x)["y"].sum())(f32(8, 4))
     np.testing.assert_allclose(gradient, np.ones((8, 8)) @ PARAMS["w"].T, rtol=1e-6)
-    with pytest.raises(ArgumentError, match=r"affine was traced for x as float32\[8,4\], but"):
+    with pytest.raises(ArgumentError, match=naming("affine", "traced", "x as float32[8,4]")):
         traced(PARAMS, f32(4, 4))
-    with pytest.raises(ArgumentError, match="was traced for arguments of the structure"):
+    with pytest.raises(ArgumentError, match=naming("traced", "structure")):
         traced(PARAMS)
 
 
@@ -332,11 +337,11 @@ def test_lowering_for_another_platform():
     assert "lapack" in traced.lower().as_text()
     there = traced.lower(lowering_platforms=("tpu",))
     assert "lapack" not in there.as_text()
-    with pytest.raises(ArgumentError, match="lowered for tpu, but its devices are of cpu"):
+    with pytest.raises(ArgumentError, match=naming("tpu", "cpu", "lowering_platforms")):
         there.compile()
     own = traced.lower(lowering_platforms=("cpu",))
     np.testing.assert_allclose(own.compile()(np.eye(3, dtype=np.float32)), np.eye(3))
-    with pytest.raises(ArgumentError, match="'vax'; it has some for cpu, "):
+    with pytest.raises(ArgumentError, match=naming("'vax'", "cpu, ")):
         traced.lower(lowering_platforms=("vax",))
     with pytest.raises(ArgumentError, match=r"one platform.*jax.export"):
         traced.lower(lowering_platforms=("tpu", "cpu"))
@@ -363,7 +368,7 @@ def test_a_compiled_program_shows_what_was_compiled(f):
     compiled = lowered.compile()
     assert compiled.as_text("stablehlo") == lowered.as_text()
     assert compiled.as_text("hlo") == compiled.as_text()
-    with pytest.raises(ArgumentError, match="dialect must be 'hlo' or 'stablehlo'"):
+    with pytest.raises(ArgumentError, match=naming("dialect", "'hlo' or 'stablehlo'")):
         compiled.as_text("mhlo")
     np.testing.assert_array_equal(
         compiled.call(PARAMS, f32(8, 4))["y"], compiled(PARAMS, f32(8, 4))["y"]
@@ -379,7 +384,10 @@ def test_arguments_move_to_the_device_that_was_requested():
             result = program(device_put(f32(4), elsewhere))
             np.testing.assert_array_equal(result, f32(4) + 1)
             assert result.devices() == {there}
-    with pytest.raises(ResourceError, match="is committed as"):
+    with pytest.raises(
+        ResourceError,
+        match=naming("x (float32[4])", "CpuDevice(id=3)", "committed", "CpuDevice(id=1)"),
+    ):
         pjit(lambda x: x + 1).lower(device_put(f32(4), there)).compile()(
             device_put(f32(4), elsewhere)
         )

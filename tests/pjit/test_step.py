@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import Array, BoundStep, Compiled, NamedSharding, P, device_put, pjit
 from xlashard.errors import (
@@ -65,9 +66,9 @@ def test_the_state_at_any_time(shardings):
     before = step.state
     step(f32(3))
     after = step.state
-    with pytest.raises(DeletedError, match="the bound step update"):
+    with pytest.raises(DeletedError, match=naming("donated", "bound step update")):
         np.asarray(before["w"])
-    with pytest.raises(DeletedError, match="the bound step update"):
+    with pytest.raises(DeletedError, match=naming("donated", "bound step update")):
         before["n"] + 1
     assert int(after["n"]) == int(step.state["n"]) == 2
     step(f32(3))
@@ -91,7 +92,7 @@ def test_the_first_state_is_donated_too(shardings):
     )
     step = program.bind(placed)
     step(f32(3))
-    with pytest.raises(DeletedError, match="the bound step update"):
+    with pytest.raises(DeletedError, match=naming("donated", "bound step update")):
         np.asarray(placed["w"])
 
 
@@ -192,10 +193,10 @@ def test_inputs_that_dont_fit(shardings):
         lambda: step(): r"update.*structure",
         lambda: step(f32(3), 1.0): "update.*structure",
         lambda: step({"x": f32(3)}): "update.*structure",
-        lambda: step(f32(4)): r"x as float32\[3\], but was called with float32\[4\]",
-        lambda: step(np.arange(3)): r"x as float32\[3\], but was called with int",
+        lambda: step(f32(4)): r"x as float32\[3\].* float32\[4\]",
+        lambda: step(np.arange(3)): r"x as float32\[3\].* int32\[3\].*x\.astype\('float32'\)",
         lambda: step("text"): "x is 'text'",
-        lambda: step(np.array(["a"] * 3)): "x is a NumPy array of dtype <U1",
+        lambda: step(np.array(["a"] * 3)): "x .*<U1",
         lambda: step(jax.ShapeDtypeStruct((3,), np.float32)): "x is a ShapeDtypeStruct",
     }.items():
         with pytest.raises(ArgumentError, match=said):
@@ -219,13 +220,15 @@ def test_a_step_inside_a_trace(shardings):
 def test_what_is_no_state_to_bind(shardings):
     program = compiled(shardings)
     for call, said in {
-        lambda: program.bind({"w": f32(8, 4)}): "update was compiled for a state of the structure",
-        lambda: program.bind({"w": f32(8, 4), "n": 0.5}): r"state\['n'\] as int32\[\], but float32",
+        lambda: program.bind({"w": f32(8, 4)}): "update .*structure",
+        lambda: program.bind(
+            {"w": f32(8, 4), "n": 0.5}
+        ): r"state\['n'\] as int32\[\].* float32\[\]",
         lambda: program.bind({"w": f32(8), "n": np.int32(0)}): r"state\['w'\] as float32\[8,4\]",
         lambda: program.bind({"w": "text", "n": np.int32(0)}): r"state\['w'\] is 'text'",
-        lambda: program.bind(first(), argnum=2): "can't be bound at argument 2.*2 positional",
-        lambda: program.bind(first(), argnum=-1): "can't be bound at argument -1",
-        lambda: program.bind(f32(3), argnum=1): "update can't be bound: its result must be",
+        lambda: program.bind(first(), argnum=2): "update .*argument 2.*2 positional",
+        lambda: program.bind(first(), argnum=-1): "update .*argument -1",
+        lambda: program.bind(f32(3), argnum=1): "update .*return state, out",
     }.items():
         with pytest.raises(ArgumentError, match=said):
             call()
@@ -237,14 +240,14 @@ def test_what_is_no_state_to_bind(shardings):
 
 def test_a_result_that_is_no_new_state():
     for fun, said in {
-        (lambda s, x: x): "its result must be the new state",
-        (lambda s, x: (x, s)): "its result must be the new state",
-        (lambda s, x: {"a": s}): "its result must be the new state",
+        (lambda s, x: x): "return state, out",
+        (lambda s, x: (x, s)): "return state, out",
+        (lambda s, x: {"a": s}): "return state, out",
     }.items():
         with pytest.raises(ArgumentError, match=said):
             pjit(fun).lower({"k": f32(3)}, f32(2)).compile().bind({"k": f32(3)})
     with pytest.raises(
-        ArgumentError, match=r"s goes in as float32\[3\] and comes out as int32\[3\]"
+        ArgumentError, match=naming("s ", "float32[3]", "int32[3]", ".astype('float32')")
     ):
         pjit(lambda s: s.astype(int)).lower(f32(3)).compile().bind(f32(3))
     with pytest.raises(ArgumentError, match="keyword"):
@@ -254,7 +257,7 @@ def test_a_result_that_is_no_new_state():
 def test_a_state_that_comes_out_elsewhere(mesh):
     named = NamedSharding(mesh, P("x")), NamedSharding(mesh, P("y"))
     program = pjit(lambda s: s + 1, in_shardings=named[0], out_shardings=named[1])
-    with pytest.raises(ArgumentError, match="s goes in as.*comes out as.*out_shardings"):
+    with pytest.raises(ArgumentError, match=naming("s ", "P('x',)", "P('y',)", "out_shardings")):
         program.lower(f32(8)).compile().bind(f32(8))
 
 
@@ -272,7 +275,7 @@ def test_a_state_passed_as_an_input(shardings):
     fun = pjit(lambda s, x: (s + x, x), donate_argnums=0)
     step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
     step(f32(4))
-    with pytest.raises(DonationError, match="same buffers as s and as x.*jnp.copy"):
+    with pytest.raises(DonationError, match=naming("buffers", "as s and as x", "jnp.copy(x)")):
         step(step.state)
     step(f32(4))
     np.testing.assert_array_equal(step.state, f32(4) * 3)
@@ -281,7 +284,7 @@ def test_a_state_passed_as_an_input(shardings):
 def test_one_array_twice_in_the_state():
     fun = pjit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     x = device_put(f32(4))
-    with pytest.raises(DonationError, match=r"same buffers as s\['a'\] and as s\['b'\]"):
+    with pytest.raises(DonationError, match=naming("buffers", "as s['a'] and as s['b']")):
         fun.lower({"a": x, "b": x}).compile().bind({"a": x, "b": x})
 
 
@@ -297,7 +300,7 @@ def test_a_call_that_fails_after_it_took_the_state():
     with pytest.raises(Exception, match="in the callback"):
         jax.block_until_ready(step(1.0))
         jax.block_until_ready(step.state)
-    with pytest.raises(Exception, match="in the callback|bind a new state"):
+    with pytest.raises(Exception, match="in the callback|state of fun"):
         jax.block_until_ready(step(1.0))
 
 
@@ -373,7 +376,7 @@ def test_a_state_that_was_read_and_is_passed_as_an_input_later(shardings):
     step = fun.lower(f32(4), f32(4)).compile().bind(f32(4))
     for _ in range(2):
         step(f32(4))
-        with pytest.raises(DonationError, match="same buffers as s and as x"):
+        with pytest.raises(DonationError, match=naming("buffers", "as s and as x")):
             step(step.state)
     x = device_put(f32(4))
     step(x)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, UnreducedKind, reshard
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from tests.together import Together
 from xlashard import NamedSharding, P, device_put, explain, jit, pjit, with_sharding_constraint
@@ -146,7 +147,10 @@ def test_what_is_lowered_and_explained(mesh):
     step = state.bind(out)
     step()
     assert np.allclose(summed(step.state), 2 * (X.T @ X))
-    with pytest.raises(UnreducedError, match="as partial results"):
+    with pytest.raises(
+        UnreducedError,
+        match=naming("<lambda>", "result", "unreduced={'x'}", "device_put(result, sharding)"),
+    ):
         state.bind(X[:4])
     report = explain(pjit(lambda x: reshard(x, P())), jit(gram)(device_put(X, P("x"))))
     text = str(report)
@@ -160,16 +164,19 @@ def test_what_jax_does_not_refuse_and_xla_fails_on(mesh):
     out = jit(gram)(device_put(X, P("x")))
     to_other = P(unreduced={"y"})
     refused = {
-        "other axes": (lambda x: reshard(x, to_other), "from partial results over"),
-        "a callback": (lambda x: jax.pure_callback(np.sin, x, x), "to a pure_callback"),
-        "a print": (lambda x: (jax.debug.print("{}", x), x)[1], "to a debug_print"),
+        "other axes": (lambda x: reshard(x, to_other), "['x']"),
+        "a callback": (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
+        "a print": (lambda x: (jax.debug.print("{}", x), x)[1], "debug_print"),
     }
     with Together() as together:
         for name, (function, words) in refused.items():
             for call in (jit(function), pjit(lambda x, f=function: pjit(f)(x))):
                 with together.case(name), pytest.raises(UnreducedError, match=words):
                     call(out)
-    with pytest.raises(ResourceError, match="at once: reduce first"):
+    with pytest.raises(
+        ResourceError,
+        match=naming("out_shardings of result", "['x']", "['y']", "jax.sharding.reshard("),
+    ):
         jit(lambda x: x, out_shardings=to_other)(out)
     with pytest.raises(ResourceError, match="real and the imaginary part"):
         jit(lambda x: x, out_shardings=U)(device_put(X.astype(complex), P()))
@@ -197,7 +204,10 @@ def test_a_constant_is_not_added_up_as_often_as_there_are_partial_sums(mesh):
             "jnp.full": lambda x: jnp.full((4, 4), 3.0, out_sharding=U),
             "nested": lambda x: pjit(lambda: reshard(ones, U))(),
         }.items():
-            with together.case(name), pytest.raises(UnreducedError, match="of a constant by"):
+            with (
+                together.case(name),
+                pytest.raises(UnreducedError, match="constant"),
+            ):
                 jit(function)(x)
 
 
@@ -207,7 +217,9 @@ def test_types_and_boundaries_that_disagree(mesh):
     with pytest.raises(ResourceError, match="committed as NamedSharding.*unreduced"):
         jit(lambda x: x, in_shardings=P())(out)
     for value in (X, jnp.asarray(X)):
-        with pytest.raises(ResourceError, match="pass an unreduced array"):
+        with pytest.raises(
+            ResourceError, match=naming("in_shardings of x (float32[8,4])", "device_put(x, ")
+        ):
             jit(lambda x: x, in_shardings=U)(value)
     with pytest.raises(ResourceError, match="is unreduced over \\['x'\\].*reshard"):
         jit(lambda x: with_sharding_constraint(x, P()))(out)
@@ -222,7 +234,7 @@ def test_automatic_axes_beside_unreduced_ones_are_refused():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
     with jax.set_mesh(mesh):
         x = device_put(X, P("x"))
-        with pytest.raises(UnreducedError, match="Auto axes \\['y'\\], where XLA would reduce it"):
+        with pytest.raises(UnreducedError, match=naming("Auto", "['y']", "AxisType.Explicit")):
             jit(lambda x: reshard(gram(x), P()))(x)
         assert np.array_equal(summed(device_put(X, U)), X)
 
@@ -230,7 +242,7 @@ def test_automatic_axes_beside_unreduced_ones_are_refused():
 @pytest.mark.skipif(not GSPMD, reason="only GSPMD refuses")
 def test_gspmd_refuses_what_it_would_get_wrong(mesh):
     assert np.array_equal(summed(device_put(X, U)), X)
-    with pytest.raises(UnreducedError, match="the GSPMD partitioner can't reduce: use Shardy"):
+    with pytest.raises(UnreducedError, match=naming("GSPMD", "Shardy")):
         jit(gram)(device_put(X, P("x")))
-    with pytest.raises(UnreducedError, match="reduces no partial results: use Shardy"):
+    with pytest.raises(UnreducedError, match="Shardy"):
         jit(lambda x: x)(device_put(X, U))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import NamedSharding, P, device_put, pjit, with_sharding_constraint
 from xlashard.errors import DeletedError, DonationError, DonationWarning
@@ -17,7 +18,7 @@ def test_a_donated_argument_that_no_result_can_take_over(place):
         return state["w"].sum()
 
     f = pjit(total, donate_argnums=0)
-    said = r"total was given a donated argument.*\n.*state\['w'\]: float32\[8,4\].*no result has"
+    said = naming("total ", "state['w']: float32[8,4]", "128 bytes", "result: float32[]")
     with pytest.warns(DonationWarning, match=said) as caught:
         f({"w": place(f32(8, 4))})
     assert [w.filename for w in caught] == [__file__]
@@ -31,7 +32,7 @@ def test_a_strict_function_raises_before_it_compiles(place, compilations):
     f = pjit(lambda x, y: (x[:2], y), donate_argnums=(0, 1), donation="strict")
     for _ in range(2):
         x, y = place(f32(8)), place(f32(16))
-        with pytest.raises(DonationError, match="x: float32.*no result has its"):
+        with pytest.raises(DonationError, match=naming("x: float32[8]", "32 bytes")):
             f(x, y)
         assert not x.is_deleted() and not y.is_deleted()
     with pytest.raises(DonationError):
@@ -42,13 +43,13 @@ def test_a_strict_function_raises_before_it_compiles(place, compilations):
 def test_an_unused_donated_argument(place):
     f = pjit(lambda x, y: y * 2, donate_argnums=0)
     x = place(f32(8))
-    said = r"x: float32\[8\].*: the function makes no use of it, so its buffers stay as they are"
+    said = r"x: float32\[8\].*\bus"
     with pytest.warns(DonationWarning, match=said):
         out = f(x, f32(8))
     np.testing.assert_array_equal(out, f32(8) * 2)
     assert not x.is_deleted()
     x.delete()
-    with pytest.raises(DeletedError, match=r"delete\(\) was called on it"):
+    with pytest.raises(DeletedError, match=r"delete\(\)"):
         x + 1
     x = place(f32(8))
     kept = pjit(
@@ -63,9 +64,9 @@ def test_an_unused_donated_argument(place):
 
 
 def test_what_is_of_no_use_under_vmap_is_told_too(place):
-    with pytest.warns(DonationWarning, match=r"total was .*\n.*no result has its shape \[8, 3\]"):
+    with pytest.warns(DonationWarning, match=naming("total ", "x: float32[8,3]", "96 bytes")):
         jax.vmap(pjit(total, donate_argnums=0))(place(f32(8, 3)))
-    with pytest.raises(DonationError, match="no result has its shape"):
+    with pytest.raises(DonationError, match=naming("x: float32[8,3]", "96 bytes")):
         jax.vmap(pjit(total, donate_argnums=0, donation="strict"))(place(f32(8, 3)))
 
 
@@ -164,7 +165,7 @@ def test_what_the_partitioner_chooses_may_be_of_no_use(mesh, partitioner):
     assert f.lower(x).compile().memory_analysis().alias_size_in_bytes == 0
     strict = pjit(function, donate_argnums=0, donation="strict")
     for call in (strict, strict, lambda x: strict.lower(x).compile()):
-        with pytest.raises(DonationError, match="give out_shardings="):
+        with pytest.raises(DonationError, match=naming("x: float32[8,4]", "out_shardings=P('x')")):
             call(x)
         assert not x.is_deleted()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, P, explain, pjit, with_sharding_constraint
 from xlashard.errors import ArgumentError, ResourceError
@@ -136,13 +137,13 @@ def test_other_functions_are_refused_with_what_to_write(fun, says):
 
 def test_stages_with_arguments_and_calls_inside_a_trace_are_refused(step):
     lowered = step.lower(f32(8, 16), f32(64, 8))
-    with pytest.raises(ArgumentError, match=r"a Lowered has its arguments already"):
+    with pytest.raises(ArgumentError, match=naming("Lowered", "xlashard.explain(")):
         explain(lowered, f32(8, 16))
     double = pjit(lambda x: x * 2)
-    with pytest.raises(ArgumentError, match=r"call xlashard.explain outside"):
+    with pytest.raises(ArgumentError, match=naming("<lambda>", "tracer", "xlashard.explain")):
         jax.jit(lambda x: explain(double, x))(f32(8))
     other = double.trace(f32(8)).lower(lowering_platforms=("tpu",))
-    with pytest.raises(ArgumentError, match=r"lowered for tpu, but its devices are of cpu"):
+    with pytest.raises(ArgumentError, match=naming("tpu", "cpu", "lowering_platforms")):
         explain(other)
 
 
@@ -191,11 +192,11 @@ def test_json_brings_back_the_same_report(step, mesh):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [('{"format": 99}', "reads format 1"), ("{}", "has no format"), ("[]", "has no format")],
+    ("text", "facts"),
+    [('{"format": 99}', ("99", "format 1")), ("{}", ("format",)), ("[]", ("format",))],
 )
-def test_json_of_another_format_is_refused(text, said):
-    with pytest.raises(ArgumentError, match=said):
+def test_json_of_another_format_is_refused(text, facts):
+    with pytest.raises(ArgumentError, match=naming(*facts, "xlashard.explain(")):
         xlashard.ProgramReport.from_json(text)
 
 
