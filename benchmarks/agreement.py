@@ -38,7 +38,7 @@ from benchmarks._measure import (
 from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost, pjit
 from xlashard._jax import compiling
 from xlashard._jax.lowering import uses_shardy
-from xlashard.processes import Invitation, meetings, store
+from xlashard.processes import RENDEZVOUS, Barrier, store
 from xlashard.program.agreement import AGREEMENTS, Terms
 from xlashard.testing import pod
 
@@ -81,7 +81,7 @@ class Member:
 
     def meet(self, series: str = "benchmark") -> None:
         """Waits for the others."""
-        meetings.meet(Invitation(self.everybody, series, 600), "")
+        RENDEZVOUS.exchange(Barrier(self.everybody, series, 600), "")
 
     def in_step(self, candidates: Mapping[str, Callable[[], object]]) -> Samples:
         """Times what all processes do together, each time after all have come."""

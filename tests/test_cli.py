@@ -12,7 +12,7 @@ import pytest
 
 from tests.forking import python_command
 from xlashard.cli import main
-from xlashard.testing.environment import DEVICE_COUNT_FLAG
+from xlashard.testing.launch.pod_environment import DEVICE_COUNT_FLAG
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(ROOT / "configs" / "tiny.toml")

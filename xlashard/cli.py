@@ -22,7 +22,7 @@ from xlashard.wording import printable
 
 _COMMANDS = {
     "train": "xlashard.train.command",
-    "pod": "xlashard.testing.command",
+    "pod": "xlashard.testing.launch.pod_command",
     "preflight": "xlashard.commands.preflight",
     "compile": "xlashard.commands.compile",
     "legacy": "xlashard.commands.legacy",

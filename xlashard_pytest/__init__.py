@@ -32,7 +32,7 @@ def _is_outside(config: pytest.Config) -> bool:
 
 
 def _pods() -> Any:
-    return importlib.import_module("xlashard.testing.pytest_pods")
+    return importlib.import_module("xlashard.testing.pytest_plugin.controller")
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,7 +59,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not _is_outside(config) or pyfuncitem.get_closest_marker("pod") is None:
         return None
     if _POOL not in config.stash:
-        config.stash[_POOL] = _pods().Pool(config)
+        config.stash[_POOL] = _pods().PoolCache(config)
     config.stash[_POOL].run(pyfuncitem)
     return True
 
@@ -71,7 +71,7 @@ def pytest_runtest_makereport(
     """Puts what every process says in place of what is known here."""
     report = yield
     if report.failed and "xlashard" in sys.modules and "XLA_FLAGS" in os.environ:
-        note = importlib.import_module("xlashard.testing.emulated").late_flags_text()
+        note = importlib.import_module("xlashard.testing.emulated_devices").late_flags_text()
         if note:
             report.sections.append(("XLA_FLAGS was set too late", note))
     if _POOL in item.config.stash:

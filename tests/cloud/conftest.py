@@ -17,7 +17,7 @@ from xlashard.cloud.commands import DryRunner, SystemRunner
 from xlashard.cloud.retrying import SystemClock
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import load_settings
-from xlashard.testing.environment import flags_for_devices
+from xlashard.testing.launch.pod_environment import flags_for_devices
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlashard import multihost
-from xlashard.multihost import ending
+from xlashard.multihost.lifecycle import shutdown
 
 logging.basicConfig(format="%(message)s")
 how, victim = sys.argv[1], int(sys.argv[2])
@@ -37,7 +37,7 @@ if how == "failed":
 if how == "over":
     if pod.process == victim:
         sys.exit("no data left")
-    ending._SAID = 2.0
+    shutdown._SAID = 2.0
     threading.Timer(10, os._exit, (9,)).start()
     float(step(x))
 if how == "raised":

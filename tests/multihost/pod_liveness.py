@@ -19,7 +19,7 @@ import xlashard
 from tests.processes import expect
 from xlashard import multihost
 from xlashard.errors import DeadlockError, ProcessesError
-from xlashard.processes import Invitation, MissedError, meetings, reporter, store
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, store, wait_graph
 
 LOG: list[str] = []
 
@@ -87,7 +87,7 @@ def check_barriers() -> None:
 
 def check_a_timeout_names_the_missing() -> None:
     if ME != 1:
-        reporter._FIRST = 1.0
+        wait_graph._FIRST = 1.0
         began = time.monotonic()
         error = expect(
             ProcessesError,
@@ -138,7 +138,7 @@ def check_threads_that_wait_are_no_deadlock() -> None:
 
 def check_meetings() -> None:
     def meet(subject: str, series: str = "test", processes: tuple[int, ...] = (0, 1, 2)) -> None:
-        came = meetings.meet(Invitation(processes, series, 30), subject)
+        came = RENDEZVOUS.exchange(Barrier(processes, series, 30), subject)
         assert came == {p: f"{subject.partition(' ')[0]} {p}" for p in processes}, came
 
     for number in range(3):
@@ -168,7 +168,9 @@ def check_meetings() -> None:
         meet(f"late {ME}", series="late")
         return
     error = expect(
-        MissedError, "", lambda: meetings.meet(Invitation((0, 1, 2), "late", 0.5), "early")
+        BarrierTimeoutError,
+        "",
+        lambda: RENDEZVOUS.exchange(Barrier((0, 1, 2), "late", 0.5), "early"),
     )
     assert error.processes == (2,)
     store.write(f"gave-up/{ME}", b"")
@@ -183,14 +185,16 @@ def check_an_interrupted_wait_ends_for_all() -> None:
         # It comes when both others have been waiting and given up.
         store.read("interrupted", 30)
     elif ME == 1:
-        invitation = Invitation((0, 1, 2), "interrupted", 30, interrupt)
+        invitation = Barrier((0, 1, 2), "interrupted", 30, interrupt)
         try:
-            meetings.meet(invitation, "")
+            RENDEZVOUS.exchange(invitation, "")
         except KeyboardInterrupt:
             store.write("interrupted", b"")
     else:
         error = expect(
-            MissedError, "", lambda: meetings.meet(Invitation((0, 1, 2), "interrupted", 30), "")
+            BarrierTimeoutError,
+            "",
+            lambda: RENDEZVOUS.exchange(Barrier((0, 1, 2), "interrupted", 30), ""),
         )
         assert error.processes == (1,)
     multihost.barrier("counted")

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT, run_pod
-from tests.processes.test_roll_call import free_port
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import PodRun, Rules
+from tests.processes.test_startup_barrier import free_port
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.supervision import EndingRules, PodRun
 
 HERE = Path(__file__).parent
 
 
 def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
     """What became of a script in a pod of one device in each process."""
-    rules = Rules(timeout=200, grace=15)
+    rules = EndingRules(timeout=200, grace=15)
     return run_pod([str(HERE / script), *args], PodSize(processes, 1), rules, **variables)
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.processes import ROOT
 from xlashard.multihost import STUCK_EXIT_CODE, Watchdog
-from xlashard.multihost.stuck import StuckReport
-from xlashard.processes.asking import Answer, Progress
-from xlashard.processes.stacks import Frame, ThreadStack, own_stacks
+from xlashard.multihost.lifecycle.hang_report import HangReport
+from xlashard.processes.stack_dump import ProcessDump, StepProgress
+from xlashard.processes.thread_stacks import StackFrame, ThreadStack, own_stacks
 
 
 class _Said(logging.Handler):
@@ -85,9 +85,9 @@ def test_it_ends_its_process_if_asked_to() -> None:
 
 
 def answer(step: int | None, *places: tuple[str, str], paused: str = "", on_device: bool = False):
-    frames = tuple(Frame(f"/a/{file}", 7, "f", "call()", kind) for file, kind in places)
-    progress = None if step is None else Progress(step, 3.0, paused)
-    return Answer(progress, (ThreadStack("MainThread", True, on_device, frames),))
+    frames = tuple(StackFrame(f"/a/{file}", 7, "f", "call()", kind) for file, kind in places)
+    progress = None if step is None else StepProgress(step, 3.0, paused)
+    return ProcessDump(progress, (ThreadStack("MainThread", True, on_device, frames),))
 
 
 WAITING = answer(42, ("api.py", "runtime"), ("train.py", "user"))
@@ -117,9 +117,9 @@ BUSY = answer(42, ("save.py", "user"), paused="a checkpoint")
     ],
 )
 def test_who_the_others_wait_for(
-    answers: dict[int, Answer], culprits: tuple[int, ...], words: str
+    answers: dict[int, ProcessDump], culprits: tuple[int, ...], words: str
 ) -> None:
-    report = StuckReport(3, answers, {0: "barrier 'epoch' (train.py:7)"})
+    report = HangReport(3, answers, {0: "barrier 'epoch' (train.py:7)"})
     assert report.culprits == culprits
     assert words in str(report)
     assert ("(barrier 'epoch' (train.py:7))" in str(report)) == (0 not in culprits)
@@ -130,27 +130,27 @@ def test_who_the_others_wait_for(
 
 
 def test_one_that_has_just_made_a_step_is_not_stuck() -> None:
-    assert StuckReport(2, {0: WAITING, 1: LOADING}, {}, recent=2.0).moving == ()
-    report = StuckReport(2, {0: WAITING, 1: LOADING}, {}, recent=4.0)
+    assert HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=2.0).moving == ()
+    report = HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=4.0)
     assert report.moving == (0, 1) and "processes 0, 1 made a step just now" in str(report)
 
 
 def test_equal_stacks_are_shown_once() -> None:
-    text = str(StuckReport(8, dict.fromkeys(range(8), WAITING), {}))
+    text = str(HangReport(8, dict.fromkeys(range(8), WAITING), {}))
     assert text.count("thread 'MainThread'") == 1
     assert "processes 0, 1, 2, 3, 4, 5, 6, 7, thread 'MainThread'" in text
 
 
 def test_answers_go_through_the_store_unchanged() -> None:
-    sent = Answer(Progress(3, 1.5, "compiling"), own_stacks())
-    assert Answer.from_bytes(sent.to_bytes()) == sent
-    assert Answer.from_bytes(LOADING.to_bytes()) == LOADING
+    sent = ProcessDump(StepProgress(3, 1.5, "compiling"), own_stacks())
+    assert ProcessDump.from_bytes(sent.to_bytes()) == sent
+    assert ProcessDump.from_bytes(LOADING.to_bytes()) == LOADING
     assert answer(None).main is not None and answer(None).main.user_frame is None
 
 
 def test_calls_inside_of_the_packages_are_not_all_shown() -> None:
-    inside = tuple(Frame(f"/a/inner{n}.py", n, "g", "", "runtime") for n in range(5))
-    user = Frame("/a/train.py", 7, "main", "float(loss)", "user")
+    inside = tuple(StackFrame(f"/a/inner{n}.py", n, "g", "", "runtime") for n in range(5))
+    user = StackFrame("/a/train.py", 7, "main", "float(loss)", "user")
     text = ThreadStack("MainThread", True, False, (*inside, user)).text()
     assert [line.strip() for line in text.split("\n")] == [
         "thread 'MainThread':",

@@ -10,9 +10,9 @@ import jax
 
 from tests.forking import python_command
 from xlashard.config import PodPlace
-from xlashard.testing.environment import pod_environment
-from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.supervision import PodRun, Rules, run_to_end
+from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.launch.pod_environment import pod_environment
+from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ def run_many(
     Returns:
         What each printed, if all ended well.
     """
-    done = run_pod([str(script), *args], PodSize(processes, devices), Rules(timeout))
+    done = run_pod([str(script), *args], PodSize(processes, devices), EndingRules(timeout))
     assert done.verdict.well, done.report()
     return list(done.outputs)
 
@@ -58,7 +58,7 @@ def run_in_one_pod(scripts: Sequence[Path], processes: int, devices: int) -> lis
     return told
 
 
-def run_pod(words: Sequence[str], size: PodSize, rules: Rules, **variables: str) -> PodRun:
+def run_pod(words: Sequence[str], size: PodSize, rules: EndingRules, **variables: str) -> PodRun:
     """What became of a script in the processes of an emulated pod, however they ended.
 
     Args:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.supervision import PodRun, Rules, run_to_end
+from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def plan(command: Sequence[str], processes: int = 2, **more: object) -> LaunchPl
 
 def ran(command: Sequence[str], processes: int = 2, **rules: float) -> PodRun:
     """What became of a command in all processes."""
-    return run_to_end(Launch(plan(command, processes, one_stream=True)), Rules(**rules))
+    return run_to_end(Launch(plan(command, processes, one_stream=True)), EndingRules(**rules))
 
 
 # Prints the numbers of three processes: itself, one of its group, and one that has left it, as

@@ -7,9 +7,9 @@ import pytest
 
 from tests.testing.helpers import python, start
 from xlashard.cli import main
-from xlashard.testing.launcher import Printed
-from xlashard.testing.printing import PrefixPrinter, as_shown
-from xlashard.testing.text import last_lines, without_noise
+from xlashard.testing.launch.launcher import OutputChunk
+from xlashard.testing.launch.output_text import last_lines, without_noise
+from xlashard.testing.launch.prefix_printer import PrefixPrinter, as_shown
 
 WHO = "import os; me = os.environ['XLASHARD_POD_PROCESS_ID']; "
 
@@ -121,7 +121,7 @@ def shown(*pieces: tuple[int, bytes], processes: int = 2, **streams: io.StringIO
     stream = streams.get("stream", io.StringIO())
     printer = PrefixPrinter(stream, stream, processes)
     for process, text in pieces:
-        printer.show(Printed(process, "stdout", text))
+        printer.show(OutputChunk(process, "stdout", text))
     printer.finish()
     return stream.getvalue()
 
@@ -137,7 +137,7 @@ def test_a_line_without_an_end_is_shown_at_the_end() -> None:
 
 def test_a_line_that_never_ends_is_shown_meanwhile() -> None:
     stream = io.StringIO()
-    PrefixPrinter(stream, stream, 1).show(Printed(0, "stdout", b"x" * 70_000))
+    PrefixPrinter(stream, stream, 1).show(OutputChunk(0, "stdout", b"x" * 70_000))
     assert len(stream.getvalue()) > 70_000
 
 

@@ -13,10 +13,20 @@ import pytest
 from tests.testing.helpers import all_gone, plan, python, ran
 from xlashard.config import PodPlace, place_variables, read_flags
 from xlashard.errors import LaunchError
-from xlashard.testing.environment import flagged_devices, flags_for_devices, pod_environment
-from xlashard.testing.launcher import Ended, Launch, LaunchPlan, Printed, Said
-from xlashard.testing.supervision import Rules, Verdict, run_to_end
-from xlashard.testing.wires import CHANNEL
+from xlashard.testing.launch.launcher import (
+    ChannelData,
+    Launch,
+    LaunchPlan,
+    OutputChunk,
+    ProcessExit,
+)
+from xlashard.testing.launch.pipes import CHANNEL
+from xlashard.testing.launch.pod_environment import (
+    flagged_devices,
+    flags_for_devices,
+    pod_environment,
+)
+from xlashard.testing.launch.supervision import EndingRules, Verdict, run_to_end
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -42,8 +52,8 @@ def test_two_launches_have_two_ports() -> None:
 def output_of(launch: Launch) -> bytes:
     text = b""
     while launch.running:
-        text += b"".join(e.text for e in launch.events(30) if isinstance(e, Printed))
-    return text + b"".join(e.text for e in launch.rest() if isinstance(e, Printed))
+        text += b"".join(e.text for e in launch.events(30) if isinstance(e, OutputChunk))
+    return text + b"".join(e.text for e in launch.rest() if isinstance(e, OutputChunk))
 
 
 @pytest.mark.parametrize("processes", [1000, 10**20])
@@ -116,10 +126,10 @@ def test_streams_are_apart_or_in_the_order_of_writing() -> None:
         found = {"stdout": b"", "stderr": b""}
         while launch.running:
             for event in launch.events(30):
-                if isinstance(event, Printed):
+                if isinstance(event, OutputChunk):
                     found[event.stream] += event.text
         for event in launch.rest():
-            if isinstance(event, Printed):
+            if isinstance(event, OutputChunk):
                 found[event.stream] += event.text
     assert found == {"stdout": b"0\n1\n2\n", "stderr": b"0\n-1\n-2\n"}
     assert ran(python(source), 1).outputs == ("0\n0\n1\n-1\n2\n-2\n",)
@@ -145,7 +155,7 @@ def test_channels_carry_words_both_ways() -> None:
             launch.send(number, word)
         while len(heard) < 2:
             for event in launch.events(30):
-                if isinstance(event, Said):
+                if isinstance(event, ChannelData):
                     heard[event.process] = event.text
     assert heard == {0: b"cba", 1: b"zyx"}
 
@@ -231,7 +241,9 @@ in_front()
 
 
 def test_all_that_fail_are_told_in_order() -> None:
-    verdict = Verdict((4, 0, -9), (Ended(2, -9), Ended(0, 4)), (), (), (), None, Rules())
+    verdict = Verdict(
+        (4, 0, -9), (ProcessExit(2, -9), ProcessExit(0, 4)), (), (), (), None, EndingRules()
+    )
     assert verdict.summary() == (
         "process 2 failed first: killed by SIGKILL, then process 0: exit code 4"
     )
@@ -288,7 +300,7 @@ class HeardLate(Launch):
 
 
 def test_processes_may_end_before_anybody_listens() -> None:
-    done = run_to_end(HeardLate(plan(["true"], 4)), Rules())
+    done = run_to_end(HeardLate(plan(["true"], 4)), EndingRules())
     assert done.verdict.codes == (0,) * 4
 
 
@@ -306,5 +318,5 @@ def test_who_ended_first_is_known_also_on_a_busy_machine(tmp_path: Path) -> None
         os.kill(launch._guard.pid, signal.SIGCONT)
         ends = []
         while launch.running:
-            ends += [event.process for event in launch.events(30) if isinstance(event, Ended)]
+            ends += [event.process for event in launch.events(30) if isinstance(event, ProcessExit)]
     assert ends == [2, 1, 0]

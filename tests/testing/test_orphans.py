@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.helpers import all_gone, families, family, plan, python, ran, start
-from xlashard.testing.launcher import Launch, Printed
+from xlashard.testing.launch.launcher import Launch, OutputChunk
 
 POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 
@@ -67,7 +67,7 @@ def lines_of(launch: Launch):
     unread = {number: b"" for number in range(2)}
     while launch.running:
         for event in launch.events(30):
-            if isinstance(event, Printed):
+            if isinstance(event, OutputChunk):
                 *lines, unread[event.process] = (unread[event.process] + event.text).split(b"\n")
                 yield from (line.decode() for line in lines)
 

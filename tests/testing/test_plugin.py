@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.testing.helpers import environment
-from xlashard.testing.channel import Raised, Reply
-from xlashard.testing.launcher import Ended, PodSize
-from xlashard.testing.rounds import Patience, Round, pod_error
+from xlashard.testing.launch.launcher import PodSize, ProcessExit
+from xlashard.testing.workers.channel import RemoteException, Reply
+from xlashard.testing.workers.pool_result import PoolResult, Timeouts, pod_error
 
 SAMPLE = Path(__file__).with_name("plugin_tests.py")
 
@@ -211,32 +211,34 @@ def test_pytest_starts_without_jax() -> None:
     assert not {"jax", "numpy", "xlashard"} & set(done.stdout.split())
 
 
-def around(**facts: object) -> Round:
+def result(**facts: object) -> PoolResult:
     """What came of a request to two processes."""
-    return Round(PodSize(2, 1), Patience(9, 4), **facts)  # pyright: ignore[reportArgumentType]
+    return PoolResult(PodSize(2, 1), Timeouts(9, 4), **facts)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_fate_of_who_does_not_reply_is_told() -> None:
-    ended = around(replies={0: Reply(True, 3)}, ended=[Ended(1, -11)])
+    ended = result(replies={0: Reply(True, 3)}, ended=[ProcessExit(1, -11)])
     assert ended.fate(0) == ""
     assert ended.fate(1) == "ended, before the others: killed by SIGSEGV"
-    assert around(late=(1,), timed_out=True).fate(1) == "still ran when 9 s were over"
-    paused = around(late=(0, 1), paused=(1,), timed_out=True)
+    assert result(late=(1,), timed_out=True).fate(1) == "still ran when 9 s were over"
+    paused = result(late=(0, 1), paused=(1,), timed_out=True)
     assert paused.fate(1) == "was stopped by a signal (SIGSTOP) when 9 s were over"
-    assert around(late=(1,)).fate(1) == "still ran 4 s after another process had failed"
+    assert result(late=(1,)).fate(1) == "still ran 4 s after another process had failed"
 
 
 def test_processes_are_in_step_when_they_fail_at_the_same_place() -> None:
-    same = {n: Reply(False, Raised("text", None), "a.py:3") for n in (0, 1)}
-    assert around(replies=same).in_step
-    assert not around(replies={**same, 1: Reply(False, Raised("text", None), "a.py:4")}).in_step
-    assert not around(replies={**same, 1: Reply(True, None)}).in_step
-    assert not around(replies={0: Reply(True, None)}).in_step
+    same = {n: Reply(False, RemoteException("text", None), "a.py:3") for n in (0, 1)}
+    assert result(replies=same).in_step
+    assert not result(
+        replies={**same, 1: Reply(False, RemoteException("text", None), "a.py:4")}
+    ).in_step
+    assert not result(replies={**same, 1: Reply(True, None)}).in_step
+    assert not result(replies={0: Reply(True, None)}).in_step
 
 
 def test_an_error_tells_equal_failures_once_and_outputs_by_process() -> None:
-    replies = {n: Reply(False, Raised("ValueError: no", ValueError("no"))) for n in (1, 0)}
-    error = pod_error("it failed", around(replies=replies, outputs={1: b"one\n"}, heard=[1, 0]))
+    replies = {n: Reply(False, RemoteException("ValueError: no", ValueError("no"))) for n in (1, 0)}
+    error = pod_error("it failed", result(replies=replies, outputs={1: b"one\n"}, heard=[1, 0]))
     assert str(error) == (
         "it failed\n--- processes 0, 1 of 2 ---\nValueError: no\n--- output of process 1 ---\none"
     )

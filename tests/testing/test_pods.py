@@ -13,7 +13,7 @@ from tests.testing import pod_functions as functions
 from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod
-from xlashard.testing.functions import name_of
+from xlashard.testing.workers.function_lookup import name_of
 
 pytestmark = pytest.mark.slow
 

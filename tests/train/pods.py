@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.processes import pod_python
-from xlashard.testing.launcher import Ended, Launch, LaunchPlan, PodSize, Printed
+from xlashard.testing.launch.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 240.0
@@ -71,9 +71,9 @@ def train(
     try:
         while launch.running and time.monotonic() < end:
             for event in launch.events(1.0):
-                if isinstance(event, Printed):
+                if isinstance(event, OutputChunk):
                     pod.texts[event.process] += event.text.decode(errors="replace")
-                elif isinstance(event, Ended):
+                elif isinstance(event, ProcessExit):
                     pod.codes[event.process] = event.code
                     pod.ended[event.process] = time.monotonic()
             if watch and not acted:

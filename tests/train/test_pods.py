@@ -16,7 +16,7 @@ from tests.train.examples import devices
 from tests.train.pods import signalled, train
 from tests.train.test_job import Recorder
 from xlashard.multihost import GONE_EXIT_CODE
-from xlashard.testing.launcher import PodSize
+from xlashard.testing.launch.launcher import PodSize
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.folder import CHECKPOINTS, METRICS
 from xlashard.train.job import Outcome, run_job

@@ -14,7 +14,13 @@ from xlashard.array.reshard import reshard
 from xlashard.array.text import index_text
 from xlashard.errors import ArgumentError, NotAddressableError, ProcessesError, counted
 from xlashard.geometry import Tiling
-from xlashard.processes import Invitation, MissedError, meetings, processes_of, told_by_process
+from xlashard.processes import (
+    RENDEZVOUS,
+    Barrier,
+    BarrierTimeoutError,
+    format_by_process,
+    processes_of,
+)
 from xlashard.sharding import GSPMDSharding, Sharding, from_jax
 
 Policy = Literal["local", "gather", "replicated"]
@@ -115,10 +121,10 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
     processes = processes_of(sharding.devices)
     subject = f"{type_text(handle)} under {sharding}"
     try:
-        came = meetings.meet(
-            Invitation(processes, "to_host", timeout, what="to_host('gather')"), subject
+        came = RENDEZVOUS.exchange(
+            Barrier(processes, "to_host", timeout, what="to_host('gather')"), subject
         )
-    except MissedError as error:
+    except BarrierTimeoutError as error:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') of an Array {type_text(handle)} "
             f"{error.after(timeout, len(processes))}: every process with a device of the array "
@@ -128,6 +134,7 @@ def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
     if len(set(came.values())) > 1:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"x.to_host('gather') was called with different arrays at the same time: "
-            f"{told_by_process(came)}; let all processes gather the same arrays in the same order",
+            f"{format_by_process(came)}; "
+            "let all processes gather the same arrays in the same order",
             processes=tuple(came),
         )

@@ -183,8 +183,8 @@ def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
     for group, its in sorted(by_group.items()):
         mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
         try:
-            came = processes.meetings.meet(_invitation(group), json.dumps(mine))
-        except processes.MissedError as error:
+            came = processes.RENDEZVOUS.exchange(_invitation(group), json.dumps(mine))
+        except processes.BarrierTimeoutError as error:
             raise _missed(error, its, group) from None  # no-catalogue: needs several processes
         said = {process: json.loads(text) for process, text in came.items()}
         types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
@@ -210,7 +210,7 @@ def _type_of(x: Any) -> str:
 
 
 def _listed(types: dict[int, list[str]]) -> str:
-    return processes.told_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
+    return processes.format_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
 
 
 type _Key = tuple[Any, ...]
@@ -249,20 +249,22 @@ def _compare(own: Sequence[_Leaf], check: Check) -> None:
         key = _key(its)
         if check == "once" and key in _compared:
             continue
-        named = [processes.Named(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its]
+        named = [
+            processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its
+        ]
         try:
             found = processes.differences(_invitation(group), named)
-        except processes.MissedError as error:
+        except processes.BarrierTimeoutError as error:
             raise _missed(error, its, group) from None  # no-catalogue: needs several processes
         if found:
             raise _unequal(found, group)  # no-catalogue: needs several processes
         _compared.add(key)
 
 
-def _unequal(found: "Sequence[processes.Difference]", group: tuple[int, ...]) -> UnequalError:
+def _unequal(found: "Sequence[processes.ValueDifference]", group: tuple[int, ...]) -> UnequalError:
     return UnequalError(
         f"device_put to devices of {len(group)} processes takes the same value in each, "
-        f"and {processes.told_differences(found)}: give all the same value (by one "
+        f"and {processes.format_differences(found)}: give all the same value (by one "
         "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
         "its own, write make_array_from_process_local_data(sharding, part)",
         processes=sorted({p for d in found for p in d.processes}),
@@ -289,16 +291,16 @@ def _value(x: Any) -> np.ndarray:
     return np.asarray(value, dtype)
 
 
-def _invitation(group: tuple[int, ...]) -> "processes.Invitation":
+def _invitation(group: tuple[int, ...]) -> "processes.Barrier":
     """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
     series = "device_put"
     if threading.current_thread() is not threading.main_thread():
         series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"
-    return processes.Invitation(group, series, _TIMEOUT, what="device_put")
+    return processes.Barrier(group, series, _TIMEOUT, what="device_put")
 
 
 def _missed(
-    error: "processes.MissedError", leaves: Sequence[_Leaf], group: tuple[int, ...]
+    error: "processes.BarrierTimeoutError", leaves: Sequence[_Leaf], group: tuple[int, ...]
 ) -> ProcessesError:
     first = leaves[0]
     if isinstance(first.x, jax.Array) and first.x.committed:

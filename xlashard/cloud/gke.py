@@ -17,8 +17,7 @@ from xlashard.cloud.retrying import Backoff, run_again
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import check_name
 from xlashard.errors import CloudError, counted
-from xlashard.testing.signals import kept_signals
-from xlashard.testing.supervision import signal_name
+from xlashard.testing.launch.supervision import collect_signals, signal_name
 
 _TICK = 0.2
 _LAST_LINES = 20
@@ -224,7 +223,7 @@ class _Watch:
         book = LogBook(Path(session.settings.run.logs) / name / stamp, labels)
         session.say(f"following {counted(len(labels), 'pod')}; logs in {book.folder}")
         try:
-            with kept_signals() as signals:
+            with collect_signals() as signals:
                 end = self._look_until(book, signals)
         finally:
             for follower in self._followers.values():

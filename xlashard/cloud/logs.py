@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from xlashard.testing.launcher import Printed
-from xlashard.testing.printing import PrefixPrinter
-from xlashard.testing.text import last_lines
+from xlashard.testing.launch.launcher import OutputChunk
+from xlashard.testing.launch.output_text import last_lines
+from xlashard.testing.launch.prefix_printer import PrefixPrinter
 
 
 class LogBook:
@@ -38,7 +38,7 @@ class LogBook:
         with self._lock:
             self._files[label].write(text)
             self._files[label].flush()
-            self._printer.show(Printed(self._numbers[label], "stdout", text))
+            self._printer.show(OutputChunk(self._numbers[label], "stdout", text))
 
     def last_lines(self, label: str, most: int) -> str:
         """The end of what a worker wrote."""

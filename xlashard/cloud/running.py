@@ -19,8 +19,7 @@ from xlashard.cloud.session import Session
 from xlashard.cloud.settings import read_pairs
 from xlashard.cloud.slices import Worker
 from xlashard.errors import CloudError, counted
-from xlashard.testing.signals import kept_signals
-from xlashard.testing.supervision import signal_name
+from xlashard.testing.launch.supervision import collect_signals, signal_name
 
 _LAST_LINES = 20
 # How long the last words of workers may take to come, when they have ended, in seconds.
@@ -170,7 +169,7 @@ class _Watch:
         """Returns when the job is over on all workers, or they can't be reached."""
         told: int | None = None
         lost = ""
-        with kept_signals() as signals:
+        with collect_signals() as signals:
             for follower in self._followers:
                 follower.start()
             try:

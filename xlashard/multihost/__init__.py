@@ -14,19 +14,18 @@
 | `parts`, `pieces` | whether what processes give or hold fits together |
 """
 
+from xlashard.multihost.assert_equal import assert_equal
 from xlashard.multihost.barriers import barrier, sync_global_devices
-from xlashard.multihost.broadcast import broadcast_one_to_all
-from xlashard.multihost.equal import assert_equal
-from xlashard.multihost.gather import process_allgather
-from xlashard.multihost.gone import GONE_EXIT_CODE
-from xlashard.multihost.host_local import (
+from xlashard.multihost.host_collectives import broadcast_one_to_all, process_allgather
+from xlashard.multihost.host_local.convert import (
     global_array_to_host_local_array,
     host_local_array_to_global_array,
 )
-from xlashard.multihost.initialize import Pod, initialize, leave
-from xlashard.multihost.programs import check_programs, checked_programs
-from xlashard.multihost.security import MutualTLS
-from xlashard.multihost.watchdog import STUCK_EXIT_CODE, Watchdog
+from xlashard.multihost.lifecycle.cluster_info import MutualTLS
+from xlashard.multihost.lifecycle.initialize import Pod, initialize, leave
+from xlashard.multihost.lifecycle.peer_failure import GONE_EXIT_CODE
+from xlashard.multihost.lifecycle.watchdog import STUCK_EXIT_CODE, Watchdog
+from xlashard.multihost.program_checks import check_programs, checked_programs
 
 __all__ = [
     "GONE_EXIT_CODE",

@@ -5,8 +5,8 @@ import jax
 from xlashard._jax import coordination
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ProcessesError
-from xlashard.processes import Invitation, MissedError, meetings, told_by_process
-from xlashard.processes.names import key_part
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_by_process
+from xlashard.processes.process_groups import quote_key
 
 _PATIENCE = 300.0
 _ADVICE = "; all processes must call it, in the same order"
@@ -36,20 +36,21 @@ def barrier(
     """
     with short_tracebacks:
         _check_name("barrier", name)
-        everybody = tuple(range(coordination.process_count()))
-        group = everybody if processes is None else tuple(sorted(set(processes)))
+        all_processes = tuple(range(coordination.process_count()))
+        group = all_processes if processes is None else tuple(sorted(set(processes)))
         me = coordination.process_index()
-        if me not in group or not set(group) <= set(everybody):
+        if me not in group or not set(group) <= set(all_processes):
             raise ProcessesError(
-                f"barrier({name!r}, processes={processes}) of process {me} of {len(everybody)}: "
-                f"name processes from 0 to {everybody[-1]}, and call it only in those",
+                f"barrier({name!r}, processes={processes}) of process {me} of "
+                f"{len(all_processes)}: name processes from 0 to {all_processes[-1]}, "
+                "and call it only in those",
                 processes=group,
             )
         what = f"barrier {name!r}"
-        invitation = Invitation(group, f"barriers/{key_part(name)}", timeout, what=what)
+        invitation = Barrier(group, f"barriers/{quote_key(name)}", timeout, what=what)
         try:
-            meetings.meet(invitation, "")
-        except MissedError as error:
+            RENDEZVOUS.exchange(invitation, "")
+        except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"{what} {error.after(timeout, len(group))}{_ADVICE}", processes=error.processes
             ) from None
@@ -76,16 +77,17 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
         for array in jax.live_arrays():
             array.block_until_ready()
         jax.effects_barrier()
-        everybody = tuple(range(coordination.process_count()))
+        all_processes = tuple(range(coordination.process_count()))
         what = f"sync_global_devices({name!r})"
         try:
-            came = meetings.meet(Invitation(everybody, "sync", timeout, what=what), name)
-        except MissedError as error:
+            came = RENDEZVOUS.exchange(Barrier(all_processes, "sync", timeout, what=what), name)
+        except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{what} {error.after(timeout, len(everybody))}{_ADVICE}", processes=error.processes
+                f"{what} {error.after(timeout, len(all_processes))}{_ADVICE}",
+                processes=error.processes,
             ) from None
         if len(set(came.values())) > 1:
-            names = told_by_process({process: repr(theirs) for process, theirs in came.items()})
+            names = format_by_process({process: repr(theirs) for process, theirs in came.items()})
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"sync_global_devices was called with different names at the same time: {names}; "
                 "let all processes come to the same points in the same order",

@@ -20,7 +20,7 @@ from xlashard.wording import typed
 
 
 @dataclass(eq=False)
-class Leaf:
+class HostLeaf:
     """One value of a tree.
 
     Attributes:
@@ -57,7 +57,7 @@ class Leaf:
         return value if self.keys is None else keys_over(value, self.keys)
 
 
-def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[Leaf]:
+def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[HostLeaf]:
     """Reads the leaves of a tree; all transfers to the host start before the first is awaited.
 
     Args:
@@ -80,7 +80,9 @@ def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
     return [(name + jax.tree_util.keystr(path), x) for path, x in flat]
 
 
-def read_named(named: Sequence[tuple[str, Any]], use: str, *, whole: bool = False) -> list[Leaf]:
+def read_named(
+    named: Sequence[tuple[str, Any]], use: str, *, whole: bool = False
+) -> list[HostLeaf]:
     """As `read_leaves`, of leaves with their paths."""
     leaves = []
     for path, x in named:
@@ -105,7 +107,7 @@ def _at(path: str) -> Iterator[None]:
         raise at_path(error, path) from None
 
 
-def _opened(path: str, x: Any, use: str) -> Leaf:
+def _opened(path: str, x: Any, use: str) -> HostLeaf:
     if isinstance(x, Tracer):
         raise ArgumentError(
             f"it is traced, and {use} exchanges known values: call it outside of jit, grad and vmap"
@@ -114,9 +116,9 @@ def _opened(path: str, x: Any, use: str) -> Leaf:
     if keys is not None:
         x = key_handle(keys)
     if not isinstance(x, Array | HandleType):
-        return Leaf(path, value=as_host_value(x, lambda: "it").value)
+        return HostLeaf(path, value=as_host_value(x, lambda: "it").value)
     check_alive(x)
-    return Leaf(path, array=x if isinstance(x, Array) else Array.from_jax(x), keys=keys)
+    return HostLeaf(path, array=x if isinstance(x, Array) else Array.from_jax(x), keys=keys)
 
 
 def _is_read(array: Array, whole: bool) -> bool:

@@ -18,7 +18,7 @@ from xlashard.array import Array
 from xlashard.array.guards import free_transfers
 from xlashard.array.host import read_value
 from xlashard.array.moving import device_put
-from xlashard.multihost.host_local import host_local_array_to_global_array
+from xlashard.multihost.host_local.convert import host_local_array_to_global_array
 from xlashard.pjit import pjit
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 

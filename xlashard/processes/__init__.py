@@ -11,30 +11,35 @@
 | `names` | processes in messages, and names in keys |
 """
 
-from xlashard.processes.meeting import Invitation, MissedError, checked_seconds, meetings
-from xlashard.processes.names import grouped, named_processes, processes_of, told_by_process
-from xlashard.processes.sameness import (
-    Difference,
-    Named,
+from xlashard.processes.equality import (
+    NamedValue,
+    ValueDifference,
     differences,
     digest,
-    odd_ones,
-    told_differences,
+    format_differences,
+    minority,
 )
+from xlashard.processes.process_groups import (
+    format_by_process,
+    format_processes,
+    group_by_value,
+    processes_of,
+)
+from xlashard.processes.rendezvous import RENDEZVOUS, Barrier, BarrierTimeoutError, checked_seconds
 
 __all__ = [
-    "Difference",
-    "Invitation",
-    "MissedError",
-    "Named",
+    "RENDEZVOUS",
+    "Barrier",
+    "BarrierTimeoutError",
+    "NamedValue",
+    "ValueDifference",
     "checked_seconds",
     "differences",
     "digest",
-    "grouped",
-    "meetings",
-    "named_processes",
-    "odd_ones",
+    "format_by_process",
+    "format_differences",
+    "format_processes",
+    "group_by_value",
+    "minority",
     "processes_of",
-    "told_by_process",
-    "told_differences",
 ]

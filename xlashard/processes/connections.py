@@ -23,7 +23,7 @@ _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Caller:
+class ProcessIdentity:
     """A process, as it says who it is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Caller:
         return f"pid {self.pid} on {printable(self.host)}"
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Caller":
+    def of(cls, values: Mapping[str, Any]) -> "ProcessIdentity":
         """Return the process that a line of JSON names.
 
         Raises:
@@ -74,7 +74,7 @@ class Connection:
     """
 
     socket: socket.socket
-    caller: Caller | None = None
+    caller: ProcessIdentity | None = None
     since: float = field(default_factory=time.monotonic)
     _unread: bytes = b""
 

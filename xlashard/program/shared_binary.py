@@ -16,7 +16,7 @@ from xlashard._jax import compiling, coordination, executables
 from xlashard._jax.lowering import LoweredBody
 from xlashard.errors import ProcessesError, SharedBinaryWarning
 from xlashard.lazily import dataclass
-from xlashard.processes import Invitation, MissedError, meetings, named_processes, store
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.program.agreement import AGREEMENTS, Terms, is_shared
 from xlashard.program.environment import Environment
 from xlashard.program.executables import Loaded, Source
@@ -117,7 +117,7 @@ class _Sharing:
             words = self._meet("loading", word)
             refused = {p: w.refusal for p, w in words.items() if w.refusal}
             if refused:
-                refusal = f"{named_processes(tuple(refused))}: {next(iter(refused.values()))}"
+                refusal = f"{format_processes(tuple(refused))}: {next(iter(refused.values()))}"
         if source is not None:
             store.drop(self._key)
             if refusal:
@@ -155,19 +155,19 @@ class _Sharing:
 
     def _meet(self, what: str, word: _Word) -> dict[int, _Word]:
         name, timeout = self._terms.name, AGREEMENTS.policy.timeout
-        invitation = Invitation(
+        invitation = Barrier(
             self._terms.group,
             f"binaries/{what}/{self._terms.digest}",
             timeout,
             what=f"{what} {name}, which share_binary lets one process compile for all,",
         )
         try:
-            came = meetings.meet(invitation, word.to_text())
-        except MissedError as error:
+            came = RENDEZVOUS.exchange(invitation, word.to_text())
+        except BarrierTimeoutError as error:
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{what} {name} waited {timeout:g} s for {named_processes(error.processes)}: under "
-                "share_binary=True one process compiles for all, so all must compile it, in the "
-                "same order",
+                f"{what} {name} waited {timeout:g} s for {format_processes(error.processes)}: "
+                "under share_binary=True one process compiles for all, so all must compile it, in "
+                "the same order",
                 processes=error.processes,
             ) from None
         return {process: _Word.from_text(text) for process, text in came.items()}

@@ -7,21 +7,21 @@
 | `launcher`, `wires`, `guard` | starting the processes of a pod, hearing from them, ending them |
 | `supervision`, `text`, `printing` | waiting for their end, and what is said and shown of it |
 | `pods`, `functions` | functions and scripts that run in a pod |
-| `crew`, `rounds`, `channel` | processes that stay, and what they are asked |
+| `pool`, `rounds`, `channel` | processes that stay, and what they are asked |
 | `bootstrap`, `worker` | what runs in those |
 | `pytest_pods`, `pytest_inside`, `pytest_merging` | tests on pods, outside and inside |
 | `command` | `xlashard pod` |
 """
 
-from xlashard.testing.emulated import EmulatedDevices, emulated_devices
+from xlashard.testing.emulated_devices import EmulatedDevices, emulated_devices
 from xlashard.testing.expectations import (
     assert_collectives,
     assert_no_resharding,
     assert_peak_bytes_at_most,
 )
-from xlashard.testing.launcher import PodSize
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.supervision import PodRun, Verdict
 from xlashard.testing.pods import Pod, pod
-from xlashard.testing.supervision import PodRun, Verdict
 
 __all__ = [
     "EmulatedDevices",

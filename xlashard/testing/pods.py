@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
-from xlashard.testing.crew import Crew
-from xlashard.testing.functions import check_is_no_import, name_of, unwrap_partial
-from xlashard.testing.launcher import Launch, LaunchPlan, PodSize
-from xlashard.testing.rounds import Patience, pod_error
-from xlashard.testing.supervision import PodRun, Rules, run_to_end
-from xlashard.testing.worker import Call
+from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
+from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end
+from xlashard.testing.workers.function_lookup import check_is_no_import, name_of, unwrap_partial
+from xlashard.testing.workers.pod_worker import FunctionCall
+from xlashard.testing.workers.pool_result import Timeouts, pod_error
+from xlashard.testing.workers.worker_pool import WorkerPool
 
 
 class Pod:
@@ -36,7 +36,7 @@ class Pod:
         self._timeout = timeout
         self._grace = grace
         self._environment = environment
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
         self._entered = False
 
     @property
@@ -78,13 +78,15 @@ class Pod:
                 f"({type(error).__name__}: {error}); pass Python values or NumPy arrays, and make "
                 "other things in the function"
             ) from None
-        around = self._workers().ask(Call(name, arguments), Patience(self._timeout, self._grace))
+        result = self._workers().request(
+            FunctionCall(name, arguments), Timeouts(self._timeout, self._grace)
+        )
         if not self._entered:
             self.close()
-        if not around.well:
-            error = pod_error(f"{name.name} failed in a pod of {self._described()}", around)
+        if not result.well:
+            error = pod_error(f"{name.name} failed in a pod of {self._described()}", result)
             raise error from next(iter(error.errors.values()), None)
-        return [around.replies[number].value for number in range(self.processes)]
+        return [result.replies[number].value for number in range(self.processes)]
 
     @shortened
     def run_script(
@@ -118,7 +120,7 @@ class Pod:
             environment=self._environment,
             one_stream=True,
         )
-        done = run_to_end(Launch(plan), Rules(self._timeout, self._grace))
+        done = run_to_end(Launch(plan), EndingRules(self._timeout, self._grace))
         if check and not done.verdict.well:
             outputs = dict(enumerate(done.outputs))
             name = os.path.basename(script)
@@ -130,16 +132,16 @@ class Pod:
     def _described(self) -> str:
         return f"{self._size.processes} × {self._size.devices} devices"
 
-    def _workers(self) -> Crew:
-        if self._crew is None or not self._crew.usable:
-            self._crew = Crew(self._size, environment=self._environment)
-        return self._crew
+    def _workers(self) -> WorkerPool:
+        if self._pool is None or not self._pool.usable:
+            self._pool = WorkerPool(self._size, environment=self._environment)
+        return self._pool
 
     def close(self) -> None:
         """Ends the processes."""
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def __enter__(self) -> Self:
         self._entered = True

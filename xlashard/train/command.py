@@ -11,7 +11,7 @@ import jax
 
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
-from xlashard.testing.environment import patient_flags
+from xlashard.testing.launch.pod_environment import flags_with_timeout
 from xlashard.train.checks import check_settings
 from xlashard.train.console import make_console, make_screen
 from xlashard.train.errors import DataError, RunError, SettingsError
@@ -103,7 +103,7 @@ def start_devices(emulated: int, processes: int = 1) -> list[Any]:
             f"many as divide it, or write, with a mesh of that size:\n"
             f"  --set devices.emulate={max(round(emulated / processes), 1) * processes}"
         )
-    os.environ["XLA_FLAGS"] = patient_flags(os.environ.get("XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = flags_with_timeout(os.environ.get("XLA_FLAGS", ""))
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", emulated // processes)

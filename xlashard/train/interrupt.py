@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from xlashard.processes.stacks import OWN_THREADS
+from xlashard.processes.thread_stacks import OWN_THREADS
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and what clusters send before they take a machine away."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from xlashard import multihost
-from xlashard.processes import Invitation, MissedError, meetings, named_processes, store
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
 from xlashard.train.calls import OwnCalls, SharedCalls
 from xlashard.train.checkpoint.about import setting_changes
 from xlashard.train.errors import DataError, PeerError, SettingsError
@@ -37,12 +37,13 @@ def form_group(settings: Settings, task: str) -> Group:
     if count == 1:
         return Group()
     mine = {"token": uuid.uuid4().hex, "task": task, "settings": to_toml(settings)}
-    invitation = Invitation(tuple(range(count)), "train", _COMING)
+    invitation = Barrier(tuple(range(count)), "train", _COMING)
     try:
-        came = meetings.meet(invitation, json.dumps(mine))
-    except MissedError as error:
+        came = RENDEZVOUS.exchange(invitation, json.dumps(mine))
+    except BarrierTimeoutError as error:
         raise PeerError(
-            f"{named_processes(error.processes)} of {count} did not start training in {_COMING:g} s"
+            f"{format_processes(error.processes)} of {count} did not start training in "
+            f"{_COMING:g} s"
         ) from None
     first, *others = [json.loads(came[number]) for number in range(count)]
     for number, other in enumerate(others, 1):

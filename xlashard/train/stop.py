@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import multihost_utils
 
-from xlashard.processes import Invitation, MissedError, meetings, named_processes
-from xlashard.processes.stacks import OWN_THREADS
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes
+from xlashard.processes.thread_stacks import OWN_THREADS
 from xlashard.train.calls import Call, Calls
 from xlashard.train.errors import PeerError, RunError
 from xlashard.train.interrupt import on_signal
@@ -125,10 +125,10 @@ class Stop:
             PeerError: Another process failed, or did not come.
         """
         try:
-            return meetings.meet(self._invitation(what, _COMING), subject)
-        except MissedError as error:
+            return RENDEZVOUS.exchange(self._invitation(what, _COMING), subject)
+        except BarrierTimeoutError as error:
             raise PeerError(
-                f"{named_processes(error.processes)} did not come to {what!r} in {_COMING:g} s"
+                f"{format_processes(error.processes)} did not come to {what!r} in {_COMING:g} s"
             ) from None
 
     def check(self, cause: BaseException | None = None) -> None:
@@ -181,10 +181,10 @@ class Stop:
                 self.check(error)
         self._calls.say(Call("fail", self._group.index, first_line(error)))
 
-    def _invitation(self, what: str, timeout: float) -> Invitation:
+    def _invitation(self, what: str, timeout: float) -> Barrier:
         everybody = tuple(range(self._group.count))
         series = f"train/{self._group.run}/{what}"
-        return Invitation(everybody, series, timeout, lambda *_: self.check(), what)
+        return Barrier(everybody, series, timeout, lambda *_: self.check(), what)
 
     def _is_next(self) -> bool:
         return self._at is not None and self._passed + 1 >= self._at
@@ -214,10 +214,10 @@ class Stop:
         with self._changed:
             try:
                 invitation = self._invitation("stop", _AGREEING)
-                places = meetings.meet(invitation, str(self._passed + 1))
+                places = RENDEZVOUS.exchange(invitation, str(self._passed + 1))
             except PeerError:
                 return
-            except MissedError as error:
+            except BarrierTimeoutError as error:
                 self.failure = Call("fail", error.processes[0], "it does not answer")
                 return
             self._at = max(map(int, places.values()))

@@ -16,8 +16,8 @@ from tests.legacy.guide import kinds, pairs
 from tests.processes import run_pod
 from xlashard import legacy
 from xlashard.legacy.installation import installer as installing
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import Rules
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.supervision import EndingRules
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -99,6 +99,6 @@ def test_live_buffers_and_live_arrays() -> None:
 @pytest.mark.slow
 def test_both_ways_on_a_pod() -> None:
     script = Path(__file__).with_name("on_a_pod.py")
-    done = run_pod([os.fspath(script)], PodSize(2, 4), Rules(240), JAX_ARRAY="0")
+    done = run_pod([os.fspath(script)], PodSize(2, 4), EndingRules(240), JAX_ARRAY="0")
     assert done.verdict.well, done.report()
     assert all("all pairs are the same" in output for output in done.outputs)

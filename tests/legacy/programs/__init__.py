@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.forking import python_command
 from tests.processes import ROOT, pod_python, run_pod
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import Rules
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.supervision import EndingRules
 
 FOLDER = Path(__file__).parent
 MODULE_OF_THE_RUNNER = "xlashard.legacy"
@@ -35,7 +35,7 @@ def run_program(name: str, size: PodSize, *args: str, **variables: str) -> list[
     """
     joins = ["--multiprocess"] if size.processes > 1 else []
     words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / f"{name}.py"), *args, *joins]
-    done = run_pod(words, size, Rules(240), **variables)
+    done = run_pod(words, size, EndingRules(240), **variables)
     assert done.verdict.well, done.report()
     return [_result(output) for output in done.outputs]
 

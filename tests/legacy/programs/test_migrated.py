@@ -13,7 +13,7 @@ from tests.legacy.programs.test_checkpointed_trainer import losses_of_six_steps
 from tests.legacy.programs.test_programs import assert_close
 from tests.processes import run_pod
 from xlashard.legacy.migration import Migrated, migrate
-from xlashard.testing.supervision import Rules
+from xlashard.testing.launch.supervision import EndingRules
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def migrated(tmp_path_factory) -> tuple[Path, dict[str, Migrated]]:
 
 def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[str]]:
     names = json.dumps([f"{name}.py" for name in (*SNIPPETS, *PROGRAMS)])
-    done = run_pod([*words, str(folder / "driver.py"), str(folder), names], ALONE, Rules(280))
+    done = run_pod([*words, str(folder / "driver.py"), str(folder), names], ALONE, EndingRules(280))
     assert done.verdict.well, done.report()
     (output,) = done.outputs
     lines = output.splitlines()

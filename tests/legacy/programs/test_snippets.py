@@ -6,7 +6,7 @@ import pytest
 
 from tests.legacy.programs import ALONE, MODULE_OF_THE_RUNNER
 from tests.processes import run_pod
-from xlashard.testing.supervision import Rules
+from xlashard.testing.launch.supervision import EndingRules
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "everyt
 @pytest.mark.parametrize("jax_array", ["1", "0"], ids=["array", "no_array"])
 def test_all_of_them(jax_array: str) -> None:
     words = ["-m", MODULE_OF_THE_RUNNER, str(FOLDER / "everything.py")]
-    done = run_pod(words, ALONE, Rules(240), JAX_ARRAY=jax_array)
+    done = run_pod(words, ALONE, EndingRules(240), JAX_ARRAY=jax_array)
     assert done.verdict.well, done.report()
     (output,) = done.outputs
     assert "`with mesh:`" not in output, "advice to rewrite what stays as it is"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.processes import run_many, run_pod
 from tests.train.checkpoint.pod_states import COLUMNS, about, check, state, values, wanted
-from xlashard.testing.launcher import PodSize
-from xlashard.testing.supervision import Rules
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.supervision import EndingRules
 from xlashard.train.checkpoint import Checkpoints
 from xlashard.train.checkpoint.files import files_in, writer_of
 
@@ -47,7 +47,7 @@ def test_two_processes_and_one(tmp_path: Path) -> None:
 
 
 def test_one_of_two_is_killed_in_its_part(tmp_path: Path) -> None:
-    done = run_pod([str(HERE / "pod_killed.py"), str(tmp_path)], PodSize(2, 2), Rules(120))
+    done = run_pod([str(HERE / "pod_killed.py"), str(tmp_path)], PodSize(2, 2), EndingRules(120))
     for output in done.outputs:
         assert "committed [1, 2]" in output and "never comes" not in output, output
     assert len(list(tmp_path.glob(".saving-00000003-*"))) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xlashard.processes import MissedError, meetings
+from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
 from xlashard.train.checkpoint.arrays import ArrayFiles, reason
 from xlashard.train.checkpoint.together import AbsentError, Together
 from xlashard.train.errors import CheckpointError
@@ -22,7 +22,7 @@ def test_one_process_hears_itself() -> None:
 def in_vain(calls: list[str]) -> Callable[..., dict[int, str]]:
     def meet(invitation: object, subject: str) -> dict[int, str]:
         calls.append(subject)
-        raise MissedError((1, 2), "process 1 waits at barrier 'epoch' (train.py:3)")
+        raise BarrierTimeoutError((1, 2), "process 1 waits at barrier 'epoch' (train.py:3)")
 
     return meet
 
@@ -31,7 +31,7 @@ def test_those_who_are_absent_are_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(meetings, "meet", in_vain(calls))
+    monkeypatch.setattr(RENDEZVOUS, "exchange", in_vain(calls))
     text = r"save step 1: processes 1, 2 did not come to it within 5 s: process 1 waits at barrier"
     with pytest.raises(AbsentError, match=text):
         Together("test", 5.0).hear("save step 1")

@@ -21,8 +21,8 @@ from xlashard.array.placement import places
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import WorldFunction
 from xlashard.legacy.modes.result_classes import is_global, part_kind
-from xlashard.multihost.host_mesh import HostMesh, host_mesh
-from xlashard.multihost.views import lifted, lowered
+from xlashard.multihost.host_local.host_mesh import HostMesh, host_mesh
+from xlashard.multihost.host_local.views import as_global, as_host_local
 from xlashard.pjit.resources import Auto, FromGda, Resource, to_sharding
 from xlashard.sharding import (
     GSPMDSharding,
@@ -163,7 +163,7 @@ class HostLocal:
             return value
         if spec == _REPLICATED:
             return self._everywhere(value)
-        return lifted(value, self._host, spec)
+        return as_global(value, self._host, spec)
 
     def _everywhere(self, value: Any) -> Any:
         """A value that every process has, on all devices of the mesh, however they lie in it."""
@@ -186,7 +186,9 @@ class HostLocal:
     def _lowered(self, value: Any, spec: PartitionSpec) -> Any:
         if not isinstance(value, Array) or value.is_fully_addressable:
             return value
-        part = _copies_here(value) if spec == _REPLICATED else lowered(value, self._host, spec)
+        part = (
+            _copies_here(value) if spec == _REPLICATED else as_host_local(value, self._host, spec)
+        )
         return wrap_result(part.to_jax(), part_kind(part.to_jax()))
 
     def _lowered_type(self, value: Any, spec: PartitionSpec) -> Any:

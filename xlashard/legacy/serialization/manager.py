@@ -19,7 +19,7 @@ from xlashard.legacy.serialization.event_loop import run_to_end
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec
 from xlashard.legacy.serialization.writing import serialize_all
-from xlashard.processes import Invitation, MissedError, meetings
+from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 
 logger = logging.getLogger("xlashard.legacy")
 """Says what a program that never waits for its checkpoint would not hear."""
@@ -110,10 +110,12 @@ class AsyncManager:
     def _heard(self, what: str, own: BaseException | None) -> BaseException | None:
         """Why it failed, here or in another process, once all are as far as this one."""
         everybody = tuple(range(jax.process_count()))
-        invitation = Invitation(everybody, self._series, self._timeout_secs, what=what)
+        invitation = Barrier(everybody, self._series, self._timeout_secs, what=what)
         try:
-            came = meetings.meet(invitation, json.dumps("" if own is None else _first_line(own)))
-        except MissedError as missed:
+            came = RENDEZVOUS.exchange(
+                invitation, json.dumps("" if own is None else _first_line(own))
+            )
+        except BarrierTimeoutError as missed:
             text = f"{what}: waited {self._timeout_secs:g} s, and {missed}"
             doing = f" ({missed.doing})" if missed.doing else ""
             return own or ProcessesError(

@@ -10,11 +10,11 @@ from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.processes import (
-    Invitation,
-    MissedError,
-    meetings,
-    named_processes,
-    odd_ones,
+    RENDEZVOUS,
+    Barrier,
+    BarrierTimeoutError,
+    format_processes,
+    minority,
     store,
 )
 from xlashard.program.agreement.difference import (
@@ -159,13 +159,13 @@ class Group:
             _check_compared(name, missing)
 
         what = f"the first run of {name}"
-        invitation = Invitation(self._processes, "programs", timeout, waiting, what)
+        invitation = Barrier(self._processes, "programs", timeout, waiting, what)
         try:
-            came = meetings.meet(invitation, subject.to_text())
-        except MissedError as error:
+            came = RENDEZVOUS.exchange(invitation, subject.to_text())
+        except BarrierTimeoutError as error:
             doing = f" ({error.doing})" if error.doing else ""
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{name} waited {timeout:g} s for {named_processes(error.processes)} of "
+                f"{name} waited {timeout:g} s for {format_processes(error.processes)} of "
                 f"{len(self._processes)} to run it, too{doing}: a program over several processes "
                 "must be called by all of them, in the same order. If they only need longer, set "
                 f"{PROGRAMS_TIMEOUT}, in seconds",
@@ -189,7 +189,7 @@ class Group:
         found = surroundings_difference(told[pair[0]], told[pair[1]])
         if found is None:
             return False
-        self._fail(came, odd_ones(texts), pair, found)
+        self._fail(came, minority(texts), pair, found)
         return True
 
     def _differ(self, came: Mapping[int, Subject], first: _Waiting) -> None:
@@ -214,11 +214,11 @@ class Group:
                 *(came[process].first[1] for process in pair),
                 fix="look at its own output",
             )
-            self._fail(came, odd_ones(digests), pair, found)
+            self._fail(came, minority(digests), pair, found)
             return
         one, other = map(Story.from_bytes, (told[0], told[1]))
         found = find_difference(one, other)
-        self._fail(came, odd_ones(digests), pair, found, before=one.before)
+        self._fail(came, minority(digests), pair, found, before=one.before)
 
     def _fail(
         self,
@@ -254,7 +254,7 @@ def _check_compared(name: str, missing: tuple[int, ...]) -> None:
     if silent:
         raise ProcessesError(  # no-catalogue: needs several processes
             f"{name} can't be compared between the processes: that is turned off in "
-            f"{named_processes(silent)} ({CHECK_PROGRAMS}=0, or "
+            f"{format_processes(silent)} ({CHECK_PROGRAMS}=0, or "
             "xlashard.multihost.check_programs(False)), and not in this one: set it alike in all",
             processes=silent,
         )
@@ -262,5 +262,5 @@ def _check_compared(name: str, missing: tuple[int, ...]) -> None:
 
 def _pair(by_process: Mapping[int, object]) -> tuple[int, int]:
     """A process of most, and the first that differs from it."""
-    odd = odd_ones(by_process)
+    odd = minority(by_process)
     return min(set(by_process) - set(odd)), odd[0]

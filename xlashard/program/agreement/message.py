@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from xlashard.config import CHECK_PROGRAMS
 from xlashard.errors import counted
-from xlashard.processes import named_processes
+from xlashard.processes import format_processes
 from xlashard.program.agreement.difference import Difference
 from xlashard.program.agreement.subject import Subject
 
@@ -31,7 +31,7 @@ def error_text(
     for process, said in came.items():
         sides.setdefault(said.first, []).append(process)
     for (_, brief), processes in sides.items():
-        lines.append(f"  {named_processes(processes)}: {brief}")
+        lines.append(f"  {format_processes(processes)}: {brief}")
     lines.append(found.title)
     lines += [
         f"  process {process}: {text}"

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import jax
 
 from xlashard.errors import DeadlockError
-from xlashard.processes import Invitation, MissedError, meetings, named_processes, told_by_process
+from xlashard.processes import (
+    RENDEZVOUS,
+    Barrier,
+    BarrierTimeoutError,
+    format_by_process,
+    format_processes,
+)
 from xlashard.train.errors import CheckpointError
 
 
@@ -64,13 +70,13 @@ class Together:
         """
         everybody = tuple(range(jax.process_count()))
         series = f"checkpoints/{self.series}"
-        invitation = Invitation(everybody, series, self.timeout, what=f"{what} (checkpoints)")
+        invitation = Barrier(everybody, series, self.timeout, what=f"{what} (checkpoints)")
         try:
-            came = meetings.meet(invitation, json.dumps([what, problem, word]))
-        except MissedError as missed:
+            came = RENDEZVOUS.exchange(invitation, json.dumps([what, problem, word]))
+        except BarrierTimeoutError as missed:
             doing = f": {missed.doing}" if missed.doing else ""
             raise AbsentError(
-                f"{what}: {named_processes(missed.processes)} did not come to it within "
+                f"{what}: {format_processes(missed.processes)} did not come to it within "
                 f"{self.timeout:g} s{doing}"
             ) from None
         except DeadlockError as error:
@@ -84,6 +90,6 @@ class Together:
 def _check_same(what: Mapping[int, str]) -> None:
     if len(set(what.values())) > 1:
         raise CheckpointError(
-            f"the processes are not in step: {told_by_process(what)}. All must call the methods of "
-            "Checkpoints in the same order, with the same steps"
+            f"the processes are not in step: {format_by_process(what)}. All must call the methods "
+            "of Checkpoints in the same order, with the same steps"
         )

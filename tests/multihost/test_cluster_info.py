@@ -1,0 +1,219 @@
+"""Which process this is, in the environments of all launchers, and in none."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from jax._src import cloud_tpu_init
+from jax._src.clusters import cloud_tpu_cluster
+
+from xlashard.config import PodPlace, place_variables
+from xlashard.errors import ProcessesError
+from xlashard.multihost.lifecycle import cluster_info
+from xlashard.multihost.lifecycle.cluster_info import InitializeRequest, bind_address, find_cluster
+
+SLURM = {
+    "SLURM_JOB_ID": "4097",
+    "SLURM_STEP_NODELIST": "node[007-010],other",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_VERSION": "4.1.6",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+}
+GKE = {"TPU_WORKER_HOSTNAMES": "127.0.0.2,127.0.0.3,127.0.0.4", "TPU_WORKER_ID": "2"}
+# What else JAX asks for.
+OTHERS = ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "TPU_SKIP_MDS_QUERY")
+METADATA = {
+    "agent-worker-number": "1",
+    "worker-network-endpoints": "unknown:unknown:127.0.0.2,unknown:unknown:127.0.0.3",
+    "tpu-env": "NODE_ID: 'my-tpu'\nZONE: 'us-central2-b'\n",
+}
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets variables, after those of all launchers are gone, and a TPU VM's metadata."""
+
+    def make(variables: Mapping[str, str], tpu_vm: bool = False) -> None:
+        for name in (*SLURM, *OPEN_MPI, *GKE, *OTHERS):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", tpu_vm)
+        monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", tpu_vm)
+        # In GKE, machines know nothing of the slice that their containers form.
+        known = {} if "TPU_WORKER_HOSTNAMES" in variables else METADATA
+        monkeypatch.setattr(
+            cloud_tpu_cluster,
+            "get_metadata",
+            lambda key: (known.get(key, ""), 200 if key in known else 404),
+        )
+        monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", "train.py", "--steps", "9"])
+
+    make({})
+    return make
+
+
+def asked(**changes: Any) -> InitializeRequest:
+    defaults = dict.fromkeys(("coordinator", "processes", "process_id", "timeout", "bind", "tls"))
+    return InitializeRequest(**{**defaults, "heartbeat": 100.0, **changes})
+
+
+def found(**changes: Any) -> tuple[str, int, int, str, tuple[int, ...] | None]:
+    at = find_cluster(asked(**changes))
+    return at.environment.title, at.processes, at.process_id, at.coordinator, at.local_devices
+
+
+@pytest.mark.usefixtures("setting")
+def test_where_nothing_speaks_of_others_there_is_one() -> None:
+    assert found() == ("one process", 1, 0, "", None)
+    assert found(processes=1) == ("one process", 1, 0, "", None)
+
+
+def test_slurm(setting: Any) -> None:
+    setting(SLURM)
+    assert found() == ("Slurm", 4, 3, "node007:61441", (1,))
+
+
+def test_open_mpi(setting: Any) -> None:
+    setting(OPEN_MPI)
+    title, processes, process_id, coordinator, local = found()
+    assert (title, processes, process_id, local) == ("Open MPI", 2, 1, (0,))
+    assert coordinator.startswith("10.96.0.1:")
+
+
+def test_tpu_slice_in_gke(setting: Any) -> None:
+    setting(GKE, tpu_vm=True)
+    assert found() == ("a TPU slice in GKE", 3, 2, "127.0.0.2:8482", None)
+    setting({**GKE, "JAX_COORDINATOR_PORT": "9000"}, tpu_vm=True)
+    assert found()[3] == "127.0.0.2:9000"
+
+
+def test_cloud_tpu_slice(setting: Any) -> None:
+    setting({}, tpu_vm=True)
+    assert found() == ("a Cloud TPU slice", 2, 1, "127.0.0.2:8482", None)
+
+
+def test_one_host_of_a_tpu_needs_no_others(setting: Any) -> None:
+    setting({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, tpu_vm=True)
+    assert found() == ("a TPU slice in GKE", 1, 0, "", None)
+
+
+def test_emulated_pod_comes_before_what_it_pretends_to_be(setting: Any) -> None:
+    setting({**OPEN_MPI, **place_variables(PodPlace("127.0.0.1:4000", 4, 2, 2))})
+    assert found() == ("an emulated pod", 4, 2, "127.0.0.1:4000", None)
+
+
+def test_arguments_come_before_the_environment(setting: Any) -> None:
+    setting(SLURM)
+    given = found(coordinator="10.0.0.1:80", processes=3, process_id=1)
+    assert given == ("its arguments", 3, 1, "10.0.0.1:80", None)
+    assert found(coordinator="10.0.0.1:80")[3] == "10.0.0.1:80"
+    assert found(processes=1) == ("one process", 1, 0, "", None)
+    assert found(processes=4, process_id=3)[:3] == ("Slurm", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "tpu_vm", "command"),
+    [
+        (SLURM, False, "srun --ntasks=8 python train.py --steps 9"),
+        (OPEN_MPI, False, "mpirun -n 8 python train.py --steps 9"),
+        (GKE, True, "parallelism: 8, completions: 8"),
+        (
+            {},
+            True,
+            "gcloud compute tpus tpu-vm ssh my-tpu --zone=us-central2-b --worker=all "
+            "--command='python train.py --steps 9'",
+        ),
+        (
+            place_variables(PodPlace("127.0.0.1:4000", 4, 2, 2)),
+            False,
+            "xlashard pod -n 8 -- python train.py --steps 9",
+        ),
+    ],
+)
+def test_another_number_is_an_error_with_the_launcher_s_command(
+    setting: Any, variables: Mapping[str, str], tpu_vm: bool, command: str
+) -> None:
+    setting(variables, tpu_vm)
+    with pytest.raises(ProcessesError) as caught:
+        find_cluster(asked(processes=8))
+    assert "initialize(processes=8)" in str(caught.value)
+    assert command in str(caught.value)
+
+
+def test_another_process_id_is_an_error(setting: Any) -> None:
+    setting(SLURM)
+    with pytest.raises(ProcessesError, match=r"process_id=1\): Slurm says process_id=3"):
+        find_cluster(asked(process_id=1))
+
+
+def test_the_batch_script_of_slurm_is_no_task(setting: Any) -> None:
+    batch = {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS")}
+    setting({**batch, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    with pytest.raises(ProcessesError, match="srun --ntasks=4 python train.py") as caught:
+        find_cluster(asked())
+    assert caught.value.processes == (1, 2, 3)
+    assert found(processes=1)[1] == 1
+    setting({**batch, "SLURM_NTASKS": "1"})
+    assert found()[1] == 1
+
+
+def test_half_an_environment_is_said_to_be_one(setting: Any) -> None:
+    setting({"TPU_WORKER_HOSTNAMES": "a,b"}, tpu_vm=True)
+    with pytest.raises(ProcessesError, match="JAX can't tell which of them this is"):
+        find_cluster(asked())
+
+
+@pytest.mark.slow
+def test_a_coordinator_whose_name_nobody_knows(setting: Any) -> None:
+    hosts = "no-such-host.invalid,127.0.0.3"
+    setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cloud_tpu_cluster.time, "sleep", lambda seconds: None)
+        with pytest.raises(ProcessesError, match="no-such-host.invalid") as caught:
+            find_cluster(asked(timeout=1))
+    assert "kubectl get pods" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "bind", "where"),
+    [
+        ("127.0.0.1:80", None, ("127.0.0.1", 80)),
+        ("localhost:80", None, ("localhost", 80)),
+        ("[::1]:80", None, ("::1", 80)),
+        ("10.0.0.1:80", None, ("10.0.0.1", 80)),
+        ("10.0.0.1:80", "0.0.0.0:81", ("0.0.0.0", 81)),
+    ],
+)
+@pytest.mark.usefixtures("setting")
+def test_process_0_listens_where_the_others_reach_it(
+    coordinator: str, bind: str | None, where: tuple[str, int]
+) -> None:
+    request = asked(coordinator=coordinator, processes=2, process_id=0, bind=bind)
+    assert bind_address(find_cluster(request), request) == where
+
+
+@pytest.mark.usefixtures("setting")
+def test_a_name_that_is_loopback_on_its_own_machine_is_not_listened_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {"node7": "127.0.1.1", "node8": "10.0.0.8"}
+    monkeypatch.setattr(
+        cluster_info.socket,
+        "getaddrinfo",
+        lambda host, port, **_: [(2, 1, 6, "", (known[host], port))],
+    )
+    request = asked(coordinator="node8:80", processes=2, process_id=0)
+    assert bind_address(find_cluster(request), request) == ("10.0.0.8", 80)
+    assert not caplog.records
+    request = asked(coordinator="node7:80", processes=2, process_id=0)
+    assert bind_address(find_cluster(request), request) == ("0.0.0.0", 80)
+    assert "bind='HOST:80'" in caplog.text

@@ -1,0 +1,77 @@
+"""What a person reads who started a program in too few places, or twice."""
+
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.processes.test_startup_barrier import free_port
+from xlashard.errors import ProcessesError
+from xlashard.multihost.lifecycle.cluster_info import ClusterInfo, InitializeRequest
+from xlashard.multihost.lifecycle.environments import GIVEN, SLURM, LaunchEnvironment
+from xlashard.multihost.lifecycle.join import join_processes
+from xlashard.processes.connections import listen
+
+LOOPBACK = "127.0.0.1"
+
+
+def come(process: int, port: int, *, timeout: float, environment: LaunchEnvironment = SLURM) -> str:
+    """The error of a process, of three."""
+    place = ClusterInfo(environment, 3, process, f"{LOOPBACK}:{port}", None)
+    request = InitializeRequest(None, None, None, timeout, 100, None, None)
+    with pytest.raises(ProcessesError) as caught:
+        join_processes(place, request, (LOOPBACK, port))
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def _command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "train", "--name=a b"])
+
+
+def test_alone_it_says_how_to_start_all() -> None:
+    command = "Start it in all 3: srun --ntasks=3 python -m train '--name=a b'"
+    text = come(0, free_port(), timeout=0.2)
+    assert text == f"process 0 of 3 has waited 0 s for processes 1, 2. {command}"
+    port = free_port()
+    text = come(2, port, timeout=0.2)
+    assert "process 2 of 3 has waited 0 s for process 0 (process 0 at" in text
+    assert f"{LOOPBACK}:{port}" in text and "refused" in text and command in text
+
+
+def test_by_hand_it_shows_what_differs_between_them() -> None:
+    text = come(1, free_port(), timeout=0.2, environment=GIVEN)
+    assert "with the same coordinator and with process_id 0 … 2" in text
+
+
+@pytest.mark.slow
+def test_while_it_waits_it_says_for_whom(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xlashard.multihost.lifecycle.join._FIRST_WORD", 0.9)
+    with caplog.at_level(logging.WARNING, "xlashard.multihost"):
+        come(0, free_port(), timeout=1.3)
+    (line,) = caplog.messages
+    assert line.startswith("process 0 of 3: still waiting for processes 1, 2 (1 s). Start it in")
+
+
+def test_two_of_one_number() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(3) as pool:
+        texts = [pool.submit(come, process, port, timeout=30) for process in (0, 1, 1)]
+    for text in texts:
+        assert "two processes are to be number 1: pid" in text.result()
+        assert "found by Slurm" in text.result()
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_not_its_own() -> None:
+    port = free_port()
+    with listen((LOOPBACK, port)):
+        text = come(0, port, timeout=1)
+    assert f"can't listen at {LOOPBACK}:{port}, which another program" in text
+    assert "export JAX_COORDINATOR_PORT=8477" in text
+    place = ClusterInfo(SLURM, 2, 0, "192.0.2.1:8476", None)
+    request = InitializeRequest(None, None, None, 1, 100, None, None)
+    with pytest.raises(ProcessesError, match=r"bind='0\.0\.0\.0:8476'"):
+        join_processes(place, request, ("192.0.2.1", 8476))

@@ -1,0 +1,391 @@
+"""Who comes, who doesn't and what doesn't fit, with threads as processes: it is all sockets."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from threading import Event
+from typing import Any
+
+import pytest
+
+from tests.together import Together
+from xlashard.processes.connections import Connection, ProcessIdentity, connect, listen
+from xlashard.processes.liveness import LivenessMonitor
+from xlashard.processes.startup_barrier import (
+    MissingProcessesError,
+    ProcessConflictError,
+    StartupBarrier,
+    wait_for_all,
+)
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return listener.getsockname()[1]
+
+
+def calls(count: int, **changes: Any) -> list[StartupBarrier]:
+    """The calls of all processes."""
+    address = LOOPBACK, free_port()
+    return [
+        StartupBarrier(
+            ProcessIdentity(process, count, f"host{process}", 1000 + process),
+            address,
+            address,
+            changes.get("alone", 30.0),
+            changes.get("timeout", 30.0),
+            changes.get("told", lambda missing, seconds: None),
+        )
+        for process in range(count)
+    ]
+
+
+def outcomes(calls: list[StartupBarrier]) -> list[Any]:
+    """What came of each: its connections, or the error."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        done = [pool.submit(wait_for_all, call) for call in calls]
+        results = [one.exception() or one.result() for one in done]
+    return results
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Connection]]:
+    """Connections to close after a test."""
+    made: list[Connection] = []
+    yield made
+    for connection in made:
+        connection.close()
+
+
+def test_all_come_and_the_address_is_free_again(opened: list[Connection]) -> None:
+    all_calls = calls(4)
+    # A service takes the address over, which those who come wait for.
+    with ThreadPoolExecutor(3) as pool:
+        guests = [pool.submit(wait_for_all, call) for call in all_calls[1:]]
+        host = wait_for_all(all_calls[0])
+        with listen(all_calls[0].bind):
+            theirs = [guest.result() for guest in guests]
+    opened += [*host.values(), *(one[0] for one in theirs)]
+    assert sorted(host) == [1, 2, 3]
+    assert [sorted(one) for one in theirs] == [[0]] * 3
+    assert str(host[2].caller) == "pid 1002 on host2"
+
+
+@pytest.mark.slow
+def test_who_is_missing_is_told_to_all_and_raised_in_all() -> None:
+    told: list[tuple[int, ...]] = []
+    everybody = calls(4, timeout=1.5, told=lambda missing, seconds: told.append(missing))
+    errors = outcomes([everybody[0], everybody[2]])
+    assert all(
+        type(error) is MissingProcessesError and error.processes == (1, 3) for error in errors
+    ), errors
+    assert told == [(1, 3), (1, 3)], "once in each, after a second"
+
+
+@pytest.mark.slow
+def test_alone_it_waits_for_a_shorter_time() -> None:
+    host, guest = calls(2, alone=0.3)
+    (error,) = outcomes([host])
+    assert type(error) is MissingProcessesError and error.processes == (1,) and error.seconds < 5
+    (error,) = outcomes([guest])
+    assert type(error) is MissingProcessesError and error.processes == (0,)
+    assert "refused" in error.reason
+
+
+def test_a_name_that_nobody_knows_is_the_reason() -> None:
+    call = replace(calls(2, alone=0.2)[1], coordinator=("no-such-host.invalid", 1234))
+    (error,) = outcomes([call])
+    assert type(error) is MissingProcessesError and error.reason
+
+
+def test_two_processes_of_one_number_are_both_named_to_all() -> None:
+    host, guest, _ = calls(3)
+    twin = replace(guest, me=replace(guest.me, host="elsewhere", pid=7))
+    errors = outcomes([host, guest, twin])
+    assert {type(error) for error in errors} == {ProcessConflictError}
+    for error in errors:
+        assert "two processes are to be number 1" in str(error)
+        assert "pid 1001 on host1" in str(error) and "pid 7 on elsewhere" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("process", "count", "text"),
+    [
+        (1, 3, "process 1 (pid 9 on b) is to be one of 3, and process 0 (pid 1000 on host0) one"),
+        (5, 2, "a process (pid 9 on b) is to be number 5 of 0 … 1"),
+        (-1, 2, "number -1 of 0 … 1"),
+    ],
+)
+def test_what_does_not_fit_is_told_to_both(process: int, count: int, text: str) -> None:
+    host, guest = calls(2)
+    errors = outcomes([host, replace(guest, me=ProcessIdentity(process, count, "b", 9))])
+    assert {type(error) for error in errors} == {ProcessConflictError}
+    assert all(text in str(error) for error in errors), errors
+
+
+def test_certificates_are_for_all_or_none() -> None:
+    host, guest = calls(2)
+    errors = outcomes([host, replace(guest, me=replace(guest.me, secured=True))])
+    expected = (
+        "process 1 (pid 1001 on host1) was given certificates (tls=), and process 0 (pid 1000 on "
+        "host0) none: give them to all"
+    )
+    assert [str(error) for error in errors] == [expected] * 2
+
+
+def test_strangers_and_those_who_leave_again_are_no_processes(opened: list[Connection]) -> None:
+    host, *guests = calls(3)
+    with ThreadPoolExecutor(3) as pool:
+        hosting = pool.submit(wait_for_all, host)
+        for words in (b"\x00\x00 PRI * HTTP/2.0", b"[1, 2]\n", b'{"process": 1}\n', b"{broken\n"):
+            stranger = _connected(host)
+            stranger.sendall(words)
+            assert stranger.recv(10) == b"", "it is sent away"
+            stranger.close()
+        early = Connection(_connected(host))
+        early.send(process=1, count=3, host="host1", pid=1)
+        assert early.receive(), "it is told who is missing"
+        early.close()
+        guesting = [pool.submit(wait_for_all, guest) for guest in guests]
+        opened += hosting.result().values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+        assert hosting.result()[1].caller == guests[0].me
+
+
+BAD_LINES = {
+    "nested deep": b'{"process": ' + b"[" * 100_000 + b"\n",
+    "a text for a number": b'{"process": "1", "count": 3, "host": "a", "pid": 1}\n',
+    "a list for a number": b'{"process": [1], "count": 3, "host": "a", "pid": 1}\n',
+    "true for a number": b'{"process": true, "count": 3, "host": "a", "pid": 1}\n',
+    "a long number": b'{"process": %s, "count": 3, "host": "a", "pid": 1}\n' % (b"9" * 400),
+    "a number for a name": b'{"process": 1, "count": 3, "host": 7, "pid": 1}\n',
+    "a name of 10,000 letters": b'{"process":1,"count":3,"host":"%s","pid":1}\n' % (b"a" * 10_000),
+    "a null": b'{"process": 1, "count": 3, "host": null, "pid": 1}\n',
+    "no keys": b"{}\n",
+    "another key": b'{"process": 1, "count": 3, "host": "a", "pid": 1, "secured": "no"}\n',
+    "no UTF-8": b'{"process": "\xff"}\n',
+    "a request of HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a line without an end": b"{" + b" " * (1 << 21),
+    "random bytes": bytes(range(1, 256)),
+}
+
+
+def test_lines_of_strangers_are_dropped_and_logged(
+    opened: list[Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    host, *guests = calls(3)
+    with ThreadPoolExecutor(3) as pool, Together() as together:
+        hosting = pool.submit(wait_for_all, host)
+        for name, line in BAD_LINES.items():
+            with together.case(name), _connected(host) as stranger:
+                with suppress(ConnectionError):
+                    stranger.sendall(line)
+                    assert stranger.recv(10) == b"", "it is sent away"
+                assert not hosting.done(), hosting.exception()
+            assert caplog.text.count(LOOPBACK) == 1, "the first of each host is logged"
+        guesting = [pool.submit(wait_for_all, guest) for guest in guests]
+        opened += hosting.result().values()
+        with listen(host.bind):
+            opened += [one.result()[0] for one in guesting]
+    assert "dropped a connection from 127.0.0.1:" in caplog.text
+    assert "goes on waiting for processes 1, 2" in caplog.text
+
+
+def test_names_of_hosts_are_printable() -> None:
+    host, guest, _ = calls(3)
+    guest = replace(guest, me=replace(guest.me, host="\x1b[31mred"))
+    errors = outcomes([host, guest, replace(guest, me=replace(guest.me, pid=7))])
+    for error in errors:
+        assert "\x1b" not in str(error) and "on \\x1b[31mred" in str(error)
+
+
+@pytest.mark.slow
+def test_a_place_taken_by_another_program_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the process whose place it is, as soon as it comes; or soon without it."""
+    hello = asdict(ProcessIdentity(1, 2, "elsewhere", 7))
+    host, guest = calls(2)
+    with ThreadPoolExecutor(2) as pool:
+        hosting = pool.submit(wait_for_all, host)
+        stranger = Connection(_connected(host))
+        stranger.send(**hello)
+        assert stranger.receive(), "it has the place"
+        (error,) = outcomes([guest])
+        assert type(error) is type(hosting.exception()) is ProcessConflictError
+        assert "two processes are to be number 1: pid 7 on elsewhere and pid 1001" in str(error)
+        stranger.close()
+        monkeypatch.setattr("xlashard.processes.startup_barrier._CONFIRM", 0.5)
+        (host, _) = calls(2)
+        hosting = pool.submit(wait_for_all, host)
+        stranger = Connection(_connected(host))
+        stranger.send(**hello)
+        error = hosting.exception()
+        stranger.close()
+        assert type(error) is ProcessConflictError
+        assert "process 1 of 2 (pid 7 on elsewhere, at 127.0.0.1:" in str(error)
+
+
+def _connected(call: StartupBarrier) -> socket.socket:
+    while True:
+        try:
+            return connect(call.coordinator)
+        except ConnectionRefusedError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (
+            b"\x00\x00\x12\x04 settings",
+            ProcessConflictError,
+            "something else than process 0's roll call",
+        ),
+        (b"", MissingProcessesError, "it closed the connection"),
+    ],
+)
+def test_something_else_at_the_address(answer: bytes, kind: type[Exception], text: str) -> None:
+    guest = calls(2)[1]
+    with listen(guest.coordinator) as listener, ThreadPoolExecutor(1) as pool:
+        guesting = pool.submit(wait_for_all, guest)
+        accepted, _ = listener.accept()
+        accepted.recv(100)
+        accepted.sendall(answer)
+        accepted.close()
+        error = guesting.exception()
+    assert type(error) is kind
+    assert text in (error.reason if isinstance(error, MissingProcessesError) else str(error))
+
+
+@pytest.mark.slow
+def test_something_that_says_nothing() -> None:
+    guest = calls(2, alone=0.5)[1]
+    with listen(guest.coordinator):
+        (error,) = outcomes([guest])
+    assert type(error) is MissingProcessesError and error.reason == "it says nothing"
+
+
+def test_an_address_that_is_taken_is_an_error_of_the_system() -> None:
+    host = calls(2)[0]
+    with listen(host.bind):
+        (error,) = outcomes([host])
+    assert isinstance(error, OSError) and "in use" in str(error)
+
+
+def test_an_address_that_a_launcher_keeps_is_free() -> None:
+    address = calls(2)[0].bind
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keeper.bind(address)
+        with listen(address):
+            connect(address).close()
+
+
+class _Three:
+    """Three processes with their lines; nobody watches those of a process 0 that is to die."""
+
+    def __init__(self, process_0_watches: bool = True) -> None:
+        self.gone: dict[int, tuple[int, ...]] = {}
+        self.failed: dict[int, tuple[int, str]] = {}
+        self.heard = {process: Event() for process in range(3)}
+        pairs = {process: socket.socketpair() for process in (1, 2)}
+        self.connections = {
+            process: (Connection(ours), Connection(theirs))
+            for process, (ours, theirs) in pairs.items()
+        }
+        host = {process: ours for process, (ours, _) in self.connections.items()}
+        self.lines = {}
+        if process_0_watches:
+            self.lines[0] = LivenessMonitor(
+                host, lambda gone: self._note(0, gone), self._failing(0)
+            )
+        for process in (1, 2):
+            theirs = {0: self.connections[process][1]}
+            note = self._noting(process)
+            self.lines[process] = LivenessMonitor(theirs, note, self._failing(process))
+
+    def _noting(self, process: int) -> Any:
+        return lambda gone: self._note(process, gone)
+
+    def _failing(self, process: int) -> Any:
+        def note(other: int, error: str) -> None:
+            self.failed[process] = other, error
+            self.heard[process].set()
+
+        return note
+
+    def _note(self, process: int, gone: tuple[int, ...]) -> None:
+        self.gone[process] = gone
+        self.heard[process].set()
+
+    def kill(self, process: int) -> None:
+        """Closes what the kernel closes with a process."""
+        for other in (1, 2):
+            if process in (0, other):
+                self.connections[other][process != 0].socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_who_is_gone_is_known_to_all() -> None:
+    pod = _Three()
+    pod.kill(2)
+    assert pod.heard[0].wait(10) and pod.heard[1].wait(10)
+    assert (pod.gone[0], pod.gone[1]) == ((2,), (2,))
+
+
+def test_one_that_said_goodbye_is_not_gone() -> None:
+    pod = _Three()
+    pod.lines[1].goodbye()
+    pod.kill(1)
+    pod.kill(2)
+    assert pod.heard[0].wait(10)
+    assert pod.gone[0] == (2,)
+
+
+@pytest.mark.parametrize(("failing", "told"), [(1, (0, 2)), (0, (1, 2))])
+def test_who_has_failed_is_known_to_all(failing: int, told: tuple[int, ...]) -> None:
+    pod = _Three()
+    pod.lines[failing].goodbye(error="ValueError: no such file")
+    assert all(pod.heard[process].wait(10) for process in told)
+    assert pod.failed == dict.fromkeys(told, (failing, "ValueError: no such file"))
+    assert not pod.gone
+
+
+def test_one_that_has_failed_hears_that_process_0_ends() -> None:
+    pod = _Three()
+    pod.lines[1].goodbye(error="ValueError")
+    assert pod.heard[0].wait(10)
+    pod.lines[0].end_failed()
+    assert pod.heard[1].wait(10) and pod.gone == {1: (0,)}
+
+
+def test_without_the_coordinator_only_those_end_that_have_not_ended() -> None:
+    pod = _Three(process_0_watches=False)
+    pod.lines[2].goodbye()
+    for ours, _ in pod.connections.values():
+        ours.send(goodbye=True)
+    pod.kill(0)
+    assert pod.heard[1].wait(10) and pod.gone[1] == (0,)
+    assert not pod.heard[2].is_set()
+
+
+def test_the_coordinator_waits_for_the_others_to_end() -> None:
+    pod = _Three()
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(pod.lines[0].goodbye, 60)
+        pod.lines[1].goodbye()
+        pod.kill(2)
+        leaving.result(30)
+
+
+def test_the_coordinator_is_gone() -> None:
+    pod = _Three(process_0_watches=False)
+    pod.kill(0)
+    assert pod.heard[1].wait(10) and pod.heard[2].wait(10)
+    assert pod.gone[1] == pod.gone[2] == (0,)

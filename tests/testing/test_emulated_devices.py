@@ -1,0 +1,129 @@
+"""Emulated devices, and flags that come too late."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.testing.helpers import environment
+from xlashard.errors import DeviceCountError
+from xlashard.testing import emulated_devices
+from xlashard.testing.emulated_devices import late_flags_text
+
+FLAG = "--xla_force_host_platform_device_count"
+
+
+def printed(source: str, **more: str) -> str:
+    """What lines print in a process of their own, without what tests say of devices."""
+    clean = environment(JAX_PLATFORMS="", XLA_FLAGS="", **more)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=clean, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FIRST = """
+import os, jax
+from xlashard.testing import emulated_devices
+emulated = emulated_devices(5)
+print(jax.device_count(), jax.devices()[0].platform, os.environ["XLA_FLAGS"].split()[-1])
+with emulated as devices:
+    print(len(devices))
+with emulated_devices(3) as devices:
+    print(devices == jax.devices()[:3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [{}, {"XLA_FLAGS": f"{FLAG}=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
+def test_they_are_there_when_jax_starts(before: dict[str, str]) -> None:
+    source = f"import os; os.environ.update({before!r})\n{FIRST}"
+    assert printed(source) == f"5 cpu {FLAG}=5\n5\nTrue\n"
+
+
+LATE = f"""
+import os, jax
+jax.devices("cpu")
+os.environ["XLA_FLAGS"] = "{FLAG}=8"
+from xlashard.testing import emulated_devices
+try:
+    emulated_devices(8)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_flags_that_come_too_late_are_explained() -> None:
+    text = printed(LATE)
+    assert "emulated_devices(8) comes too late: JAX runs already, with 1 CPU device." in text
+    assert "XLA_FLAGS asks for 8 by now, but was set too late" in text
+    assert "at the top of conftest.py" in text
+    assert f"export XLA_FLAGS={FLAG}=8" in text
+
+
+def test_more_than_there_are_is_refused() -> None:
+    found = jax.device_count()
+    with pytest.raises(
+        DeviceCountError, match=f"with {found} CPU devices. It starts with"
+    ) as caught:
+        emulated_devices(found + 1)
+    assert (caught.value.asked, caught.value.found) == (found + 1, found)
+
+
+def test_fewer_are_the_first() -> None:
+    before = os.environ["XLA_FLAGS"]
+    with emulated_devices(3) as devices:
+        assert devices == jax.devices()[:3]
+    assert emulated_devices(3).devices == devices
+    assert os.environ["XLA_FLAGS"] == before
+    assert repr(emulated_devices(3)) == "emulated_devices(3)"
+
+
+def test_late_flags_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax.devices()
+    assert late_flags_text() == ""
+    monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=3")
+    assert "XLA_FLAGS asks for 3 emulated devices, but JAX runs with 8" in late_flags_text()
+    assert "emulated_devices(3)" in late_flags_text()
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert late_flags_text() == ""
+
+
+TESTS = f"""
+import os
+import jax, xlashard
+
+def test_it():
+    jax.devices()
+    os.environ["XLA_FLAGS"] = "{FLAG}=4"
+    assert jax.device_count() == 4
+"""
+
+
+@pytest.mark.slow
+def test_pytest_tells_of_late_flags_where_a_test_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "xlashard_pytest", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment(XLA_FLAGS=""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "XLA_FLAGS was set too late" in done.stdout
+    assert "asks for 4 emulated devices, but JAX runs with 1" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.pod(processes=2, devices=2)
+def test_in_a_pod_the_pod_decides() -> None:
+    assert len(emulated_devices(4).devices) == 4
+    assert late_flags_text() == ""
+    with pytest.raises(DeviceCountError, match=r"a pod that has 4 devices in all; .*devices=4\)"):
+        emulated_devices(8).devices  # noqa: B018

@@ -1,0 +1,105 @@
+"""Concrete values as global arrays and as parts of them: the same shards, seen in two ways."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.transfer import Handle, HandleType, assemble, split
+from xlashard.array import Array
+from xlashard.array.guards import Way, check_transfer, free_transfers, guarded, guards_in_force
+from xlashard.array.holder import check_alive, type_text
+from xlashard.array.host import read_value
+from xlashard.array.host_put import as_host_value, host_value, put_value
+from xlashard.array.keys import is_key_array, key_handle, keys_over
+from xlashard.array.moving import placed
+from xlashard.array.placement import Places, places
+from xlashard.array.reshard import reshard
+from xlashard.array.routes import same_shards
+from xlashard.multihost.host_local.host_mesh import HostMesh
+from xlashard.sharding import PartitionSpec, from_jax
+
+# The distinct shapes of a few batches and states.
+_KEPT = 1024
+
+
+def as_global(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
+    """The global array of which a concrete value is this process's part."""
+    return _converted(x, _global_boundary, host, spec)
+
+
+def as_host_local(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
+    """This process's part of a concrete value, which is global."""
+    return _converted(x, _local_boundary, host, spec)
+
+
+type _Boundary = Callable[[HostMesh, PartitionSpec, tuple[int, ...]], tuple[Places, Places]]
+"""Where a value of a shape is to lie, and what is made of that by looking at it otherwise."""
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_KEPT)
+def _global_boundary(
+    host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
+) -> tuple[Places, Places]:
+    there = host.global_shape(spec, shape)
+    return places(shape, host.local_sharding(spec)), places(there, host.global_sharding(spec))
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_KEPT)
+def _local_boundary(
+    host: HostMesh, spec: PartitionSpec, shape: tuple[int, ...]
+) -> tuple[Places, Places]:
+    here = host.local_shape(spec, shape)
+    return places(shape, host.global_sharding(spec)), places(here, host.local_sharding(spec))
+
+
+def _converted(x: Any, ends: _Boundary, host: HostMesh, spec: PartitionSpec) -> Any:
+    if is_key_array(x):
+        ends(host, spec, x.shape)  # whose rank counts, and not that of the numbers
+        return keys_over(_converted(key_handle(x), ends, host, spec).to_jax(), x)
+    source, target = ends(host, spec, _shape_of(x))
+    if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
+        return np.zeros(target.shape, x.dtype)
+    return _viewed(_put(x, source), target)
+
+
+def _shape_of(x: Any) -> tuple[int, ...]:
+    if isinstance(x, jax.Array) or getattr(x, "dtype", None) == jax.dtypes.float0:
+        return x.shape
+    return as_host_value(x, lambda: "it").value.shape
+
+
+def _put(x: Any, target: Places) -> Handle:
+    """A concrete value where it belongs: on the devices if it is there already."""
+    guards = guards_in_force()
+    if isinstance(x, Array | HandleType):
+        check_alive(x)
+        array = x if isinstance(x, Array) else Array.from_jax(x)
+        if array.is_fully_addressable == target.sharding.is_fully_addressable:
+            handle = array.to_jax()
+            if guards is not None and not same_shards(
+                places(handle.shape, from_jax(handle.sharding)), target
+            ):
+                check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(array)}")
+            with free_transfers():
+                return reshard(handle, target)
+        # Each process has the whole value, and puts its own part of it.
+        return put_value(read_value(array), target, weak_type=array.weak_type)
+    value, weak_type = host_value(x, lambda: "it")
+    if guards is None:
+        return put_value(value, target, weak_type=weak_type)
+    with guarded(guards, Way.HOST_TO_DEVICE, f"the {type(x).__name__}"):
+        return put_value(value, target, weak_type=weak_type)
+
+
+def _viewed(handle: Handle, there: Places) -> Array:
+    """The same shards as those of another array, in the same order."""
+    if handle.shape == there.shape and handle.sharding == there.twin and handle.committed:
+        return placed(handle, there.sharding)
+    aval = there.aval(handle.dtype, handle.weak_type)
+    return placed(assemble(aval, there.twin, split(handle)), there.sharding)

@@ -1,0 +1,283 @@
+"""Which process this is: what the arguments and the environment say of it."""
+
+import logging
+import os
+import re
+import socket
+from dataclasses import replace
+from typing import Any
+
+from xlashard._jax import coordination
+from xlashard._jax.coordination import Cluster
+from xlashard.config import read_flags
+from xlashard.errors import ArgumentError, ProcessesError
+from xlashard.lazily import dataclass
+from xlashard.multihost.lifecycle import environments
+from xlashard.multihost.lifecycle.environments import LaunchEnvironment
+from xlashard.processes import checked_seconds
+
+
+@dataclass(frozen=True)
+class MutualTLS:
+    """Certificates by which the coordination service and its clients make sure of each other.
+
+    Attributes:
+        certificate: Path of this process's certificate chain, in PEM.
+        key: Path of its private key, in PEM.
+        authority: Path of the certificates by which that of the other end is checked, in PEM.
+        peer_uri_prefix: What a URI among the names of the other end's certificate must begin with,
+            such as `"spiffe://example.org/"`. By default clients check the coordinator's host name.
+
+    Example:
+        >>> from xlashard import multihost
+        >>> tls = multihost.MutualTLS("own.pem", "own.key", "ca.pem")
+        >>> tls.authority
+        'ca.pem'
+    """
+
+    certificate: str
+    key: str
+    authority: str
+    peer_uri_prefix: str | None = None
+
+    def for_jax(self) -> dict[str, Any]:
+        """What `jax.distributed.initialize` takes."""
+        return {
+            "mtls_cert_file": self.certificate,
+            "mtls_key_file": self.key,
+            "mtls_ca_file": self.authority,
+            "mtls_peer_uri_prefix": self.peer_uri_prefix,
+            "verify_secure_credentials": True,
+        }
+
+
+logger = logging.getLogger("xlashard.multihost")
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """What is known before the processes meet."""
+
+    environment: LaunchEnvironment
+    processes: int
+    process_id: int
+    coordinator: str
+    local_devices: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class InitializeRequest:
+    """The arguments of `initialize`."""
+
+    coordinator: str | None
+    processes: int | None
+    process_id: int | None
+    timeout: float | None
+    heartbeat: float
+    bind: str | None
+    tls: MutualTLS | None
+
+
+def check_types(request: InitializeRequest) -> None:
+    """Check the types of the arguments of `initialize`.
+
+    Raises:
+        ArgumentError: One has the wrong type.
+    """
+    for name, kind, expected in (
+        ("coordinator", str, "a host and a port, such as '10.0.0.1:8476'"),
+        ("processes", int, "an integer from 1 on"),
+        ("process_id", int, "an integer from 0 on"),
+        ("bind", str, "a host and a port, such as '0.0.0.0:8476'"),
+        ("tls", MutualTLS, "a MutualTLS"),
+    ):
+        value = getattr(request, name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            shown = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+            raise ArgumentError(f"initialize: {name} must be {expected}, not {shown:.60}")
+    if not 0 < (request.processes or 1) <= _MOST:
+        raise ArgumentError(
+            f"initialize: processes must be from 1 to {_MOST:,}, not {request.processes!r:.60}"
+        )
+    if request.timeout is not None:
+        checked_seconds(request.timeout, "initialize: timeout")
+    checked_seconds(request.heartbeat, "initialize: heartbeat")
+
+
+# Processes of a pod at most, ten times those of the largest that there are.
+_MOST = 1 << 20
+
+_ONE = LaunchEnvironment("one process", 0.0, lambda command, processes: command)
+
+
+def find_cluster(request: InitializeRequest) -> ClusterInfo:
+    """Who this process is, from the arguments and the environment.
+
+    Raises:
+        ProcessesError: They say too little, or not the same.
+    """
+    given = (request.coordinator, request.processes, request.process_id)
+    if None not in given:
+        return _given(request)
+    emulated = read_flags(os.environ).pod
+    if emulated is not None:
+        found = ClusterInfo(
+            environments.EMULATED,
+            emulated.processes,
+            emulated.process_id,
+            emulated.coordinator,
+            None,
+        )
+        return _agreed(found, request)
+    cluster = _cluster()
+    if cluster is not None:
+        return _agreed(_detected(cluster, request), request)
+    return _alone(request)
+
+
+def _given(request: InitializeRequest) -> ClusterInfo:
+    count, process = request.processes or 0, request.process_id or 0
+    split_address(request.coordinator or "")
+    if not 0 <= process < count:
+        raise ProcessesError(
+            f"process_id={process} is none of processes={count}: they are numbered from 0 to "
+            f"{count - 1}",
+            processes=(process,),
+        )
+    return ClusterInfo(environments.GIVEN, count, process, request.coordinator or "", None)
+
+
+def _cluster() -> Cluster | None:
+    try:
+        return coordination.find_cluster()
+    except Exception as error:
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
+            "the environment looks like one of several processes, and JAX can't tell which of "
+            f"them this is ({type(error).__name__}: {error}): write initialize('HOST:PORT', "
+            "processes=4, process_id=0), or initialize(processes=1) for this process alone",
+            processes=(),
+        ) from error
+
+
+def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
+    environment = environments.environment_of(cluster)
+    # One process needs no coordinator, and who asks for one only is given it below.
+    if cluster.processes == 1 or request.processes == 1:
+        return ClusterInfo(environment, cluster.processes, cluster.process_id, "", None)
+    patience = environment.alone if request.timeout is None else request.timeout
+    try:
+        address = request.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+        address = address or coordination.cluster_coordinator(max(1, round(patience)))
+    except Exception as error:
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
+            f"{environment.title} has {cluster.processes} processes, and the address of process 0 "
+            f"can't be found ({error}). {start_text(environment, cluster.processes)}",
+            processes=(0,),
+        ) from error
+    return ClusterInfo(
+        environment, cluster.processes, cluster.process_id, address, cluster.local_devices
+    )
+
+
+def _agreed(found: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
+    """What the environment says, where the arguments say the same or nothing."""
+    if request.processes == 1:
+        return ClusterInfo(_ONE, 1, 0, "", None)
+    for name, here, asked in (
+        ("processes", found.processes, request.processes),
+        ("process_id", found.process_id, request.process_id),
+    ):
+        if asked is not None and asked != here:
+            raise ProcessesError(  # no-catalogue: needs the environment of a launcher
+                f"initialize({name}={asked}): {found.environment.title} says {name}={here}. "
+                f"{start_text(found.environment, request.processes or found.processes)}",
+                processes=(found.process_id,),
+            )
+    return found if request.coordinator is None else replace(found, coordinator=request.coordinator)
+
+
+def _alone(request: InitializeRequest) -> ClusterInfo:
+    tasks = environments.unlaunched_tasks(os.environ)
+    expected = request.processes or max(1, tasks)
+    if expected == 1 and request.coordinator is None:
+        return ClusterInfo(_ONE, 1, 0, "", None)
+    if tasks > 1:
+        raise ProcessesError(  # no-catalogue: needs the environment of a launcher
+            f"this is the batch script of a Slurm job of {tasks} tasks, in which a program starts "
+            f"once and not {tasks} times. {start_text(environments.SLURM, expected)}; or write "
+            "initialize(processes=1) for this process alone",
+            processes=tuple(range(1, expected)),
+        )
+    if request.coordinator is None:
+        raise ProcessesError(
+            f"initialize(processes={expected}): this is one process, and nothing in its "
+            "environment says which of several it is. "
+            f"{start_text(environments.EMULATED, expected)}; on other machines by their launcher "
+            f"(srun, mpirun, …), or by initialize('HOST:PORT', processes={expected}, process_id=0)",
+            processes=tuple(range(1, expected)),
+        )
+    raise ProcessesError(
+        f"initialize({arguments_text(request)}) needs all of coordinator, processes and "
+        f"process_id: write initialize({request.coordinator!r}, processes=4, process_id=0)",
+        processes=(),
+    )
+
+
+def start_text(environment: LaunchEnvironment, processes: int) -> str:
+    """How to start all processes, as a sentence."""
+    command = environment.launch(environments.own_command(), processes)
+    return f"Start it in all {processes}: {command}"
+
+
+def arguments_text(request: InitializeRequest) -> str:
+    """What a call of `initialize` was given."""
+    asked = {
+        "coordinator": request.coordinator,
+        "processes": request.processes,
+        "process_id": request.process_id,
+    }
+    return ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address.
+
+    Raises:
+        ProcessesError: It is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
+        raise ProcessesError(
+            f"coordinator {address!r} is no host and port: write '10.0.0.1:8476'", processes=()
+        )
+    return host.strip("[]"), int(port)
+
+
+def address_text(address: tuple[str, int]) -> str:
+    """The address of a host and a port."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_address(info: ClusterInfo, request: InitializeRequest) -> tuple[str, int]:
+    """Where process 0 listens: at the address that the others use, and nowhere else."""
+    host, port = split_address(info.coordinator)
+    chosen = request.bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if chosen:
+        return split_address(chosen)
+    if info.process_id != 0 or host == "localhost" or host.startswith("127."):
+        return host, port
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host, port  # which is said where it is listened at
+    if address.startswith("127."):
+        # Its own name means the loopback address on some systems, where no other machine reaches.
+        logger.warning(
+            "%s is a loopback address on its own machine, so process 0 listens at all addresses of "
+            "the machine; initialize(bind='HOST:%d') names one",
+            host,
+            port,
+        )
+        return "0.0.0.0", port
+    return address, port

@@ -1,0 +1,209 @@
+"""What the threads of this process are doing, as Python sees it.
+
+Of what they do below Python, in a collective for example, nothing can be had from inside.
+"""
+
+import ast
+import builtins
+import inspect
+import linecache
+import sys
+import threading
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import jax
+
+from xlashard.lazily import dataclass
+from xlashard.processes.wait_graph import is_package_file
+
+OWN_THREADS = "xlashard-"
+"""How the names of threads begin that are this package's own, and left out."""
+
+# Frames that are kept of a thread, from the innermost.
+_DEEPEST = 60
+_RUNTIME = ("jax", "jaxlib")
+
+
+@dataclass(frozen=True)
+class StackFrame:
+    """One call on a stack.
+
+    Attributes:
+        file: The path of the file.
+        line: The line that runs.
+        function: The name of the function.
+        source: The text of that line.
+        kind: `"user"`, `"runtime"` (JAX and this package), or `"library"` (all others).
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str
+    kind: str
+
+    @property
+    def place(self) -> str:
+        """In short: `data.py:31 in next_batch`."""
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.source}" if self.source else self.place
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """One thread.
+
+    Attributes:
+        name: Its name.
+        main: Whether it is the main thread.
+        on_device: Whether it is in a call that has no frame and runs, or waits, on devices.
+        frames: Its calls, the innermost first.
+    """
+
+    name: str
+    main: bool
+    on_device: bool
+    frames: tuple[StackFrame, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> "ThreadStack":
+        """From another process."""
+        frames = tuple(StackFrame(**frame) for frame in said["frames"])
+        return cls(said["name"], said["main"], said["on_device"], frames)
+
+    @property
+    def in_runtime(self) -> bool:
+        """Whether it is in a call of JAX, or of this package, that a user's line made."""
+        kinds = [frame.kind for frame in self.frames if frame.kind != "library"]
+        return self.on_device or kinds[:1] == ["runtime"]
+
+    @property
+    def user_frame(self) -> StackFrame | None:
+        """The innermost line of the user's own program; any line, if there is none."""
+        users = (frame for frame in self.frames if frame.kind == "user")
+        return next(users, self.frames[0] if self.frames else None)
+
+    def text(self) -> str:
+        """The calls as a traceback shows them, the innermost last.
+
+        Of calls that JAX and this package make among themselves the first and the last are shown.
+        """
+        lines = [f"thread {self.name!r}:"]
+        inner = next((i for i, one in enumerate(self.frames) if one.kind != "runtime"), 0)
+        for number, frame in reversed(tuple(enumerate(self.frames))):
+            if 0 < number < inner - 1:
+                if number == 1:
+                    lines.append(f"    [{inner - 2} more inside]")
+                continue
+            lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+            if frame.source:
+                lines.append(f"    {frame.source}")
+        return "\n".join(lines)
+
+
+def own_stacks() -> tuple[ThreadStack, ...]:
+    """All threads of this process but this package's own, the main thread first."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    found = []
+    for ident, frame in sys._current_frames().items():
+        thread = threads.get(ident)
+        name = thread.name if thread else f"thread {ident}"
+        if not name.startswith(OWN_THREADS):
+            on_device = waits_for_device(frame)
+            found.append(ThreadStack(name, ident == main, on_device, _frames(frame)))
+    return tuple(sorted(found, key=lambda stack: (not stack.main, stack.name)))
+
+
+def _frames(frame: FrameType | None) -> tuple[StackFrame, ...]:
+    frames = []
+    while frame is not None and len(frames) < _DEEPEST:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        source = linecache.getline(file, line).strip()
+        frames.append(StackFrame(file, line, frame.f_code.co_name, source, _kind(file)))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def _kind(file: str) -> str:
+    if is_package_file(file):
+        return "runtime"
+    folders = Path(file).parts
+    if "site-packages" in folders:
+        package = folders[folders.index("site-packages") + 1]
+        return "runtime" if package in _RUNTIME else "library"
+    if file.startswith(("<", sys.base_prefix)):
+        return "library"
+    return "user"
+
+
+_RUNTIME = ("jax", "jaxlib", "xlashard")
+
+
+def current_call(frame: FrameType) -> ast.Call | None:
+    """The call expression that a frame is in, from its source."""
+    code = frame.f_code
+    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
+    if positions is None or None in positions:
+        return None
+    first, last, start, end = (number or 0 for number in positions)
+    lines = [linecache.getline(code.co_filename, line) for line in range(first, last + 1)]
+    if not all(lines):
+        return None
+    # Columns are counted in bytes.
+    encoded = [line.encode() for line in lines]
+    encoded[-1] = encoded[-1][:end]
+    encoded[0] = encoded[0][start:]
+    try:
+        parsed = ast.parse(b"".join(encoded).decode().strip(), mode="eval").body
+    except (SyntaxError, UnicodeDecodeError):
+        return None
+    return parsed if isinstance(parsed, ast.Call) else None
+
+
+def waits_for_device(frame: FrameType) -> bool:
+    """Whether a frame is in a call of JAX's, or in one that reads an array of it.
+
+    A compiled function, `x.block_until_ready()` and `float(x)` are such; they have no frames.
+    """
+    call = current_call(frame)
+    if call is None:
+        return False
+    function = _value(call.func, frame)
+    if _of_runtime(function):
+        return True
+    owner = _value(call.func.value, frame) if isinstance(call.func, ast.Attribute) else None
+    given = (_value(argument, frame) for argument in call.args)
+    return isinstance(owner, jax.Array) or any(isinstance(one, jax.Array) for one in given)
+
+
+def _value(expression: ast.expr, frame: FrameType) -> Any:
+    """What a name stands for; nothing is called to find out."""
+    if isinstance(expression, ast.Name):
+        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
+            if expression.id in names:
+                return names[expression.id]
+    if isinstance(expression, ast.Attribute):
+        owner = _value(expression.value, frame)
+        if isinstance(owner, ModuleType):
+            return vars(owner).get(expression.attr)
+        return inspect.getattr_static(owner, expression.attr, None)
+    return None
+
+
+def _of_runtime(function: Any) -> bool:
+    # A compiled function says of itself that it is of the module of what it was made from.
+    modules = {getattr(type(function), "__module__", "")}
+    if not hasattr(type(function), "__wrapped__") and not isinstance(function, type):
+        modules.add(getattr(function, "__module__", "") or "")
+    return any(str(module).partition(".")[0] in _RUNTIME for module in modules)

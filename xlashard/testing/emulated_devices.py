@@ -1,0 +1,135 @@
+"""Emulated devices: several CPU devices in one process, asked for before JAX starts."""
+
+import os
+from typing import Any
+
+import jax
+
+from xlashard._jax.coordination import backend_has_started
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.config import read_flags
+from xlashard.errors import ArgumentError, DeviceCountError, counted
+from xlashard.testing.launch.pod_environment import (
+    DEVICE_COUNT_FLAG,
+    flagged_devices,
+    flags_for_devices,
+)
+
+_STARTS = "It starts with the first array, or the first jax.devices()."
+
+
+class EmulatedDevices:
+    """Emulated CPU devices; as a context manager it gives them. Made by `emulated_devices`."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property
+    def devices(self) -> list[Any]:
+        """The devices; JAX starts, if it has not."""
+        with short_tracebacks:
+            found = jax.devices("cpu")
+            if len(found) < self._count:
+                raise DeviceCountError(
+                    _too_few_text(self._count, len(found)), asked=self._count, found=len(found)
+                )
+            return found[: self._count]
+
+    def __enter__(self) -> list[Any]:
+        return self.devices
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing ends: JAX keeps its devices as long as the process lives."""
+
+    def __repr__(self) -> str:
+        return f"emulated_devices({self._count})"
+
+
+def emulated_devices(count: int) -> EmulatedDevices:
+    """Makes JAX start with so many emulated CPU devices, for tests of multi-device code.
+
+    Call it at the top of `conftest.py`, before anything uses a device. What `XLA_FLAGS` says of
+    other things stays. Processes that are started from here get the same number. In a process of a
+    pod, the pod has said how many there are, and this changes nothing.
+
+    Args:
+        count: How many.
+
+    Returns:
+        What gives the devices: `with emulated_devices(8) as devices:`, or its `devices`. Where JAX
+        runs already with more, these are the first of them.
+
+    Raises:
+        DeviceCountError: JAX runs already with fewer, and can't get more.
+        ArgumentError: `count` is no such number.
+
+    Example:
+        >>> from xlashard.testing import emulated_devices
+        >>> with emulated_devices(4) as devices:
+        ...     len(devices)
+        4
+    """
+    with short_tracebacks:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(
+                f"count is {count!r}; it must be a whole number of 1 or more: emulated_devices(8)"
+            )
+        devices = EmulatedDevices(count)
+        if read_flags(os.environ).pod is not None:
+            return devices
+        if backend_has_started():
+            _ = devices.devices  # Are there enough?
+            return devices
+        os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+        jax.config.update("jax_platforms", "cpu")
+        # It wins over the flag, and XLA may have read that one by now.
+        jax.config.update("jax_num_cpu_devices", count)
+        return devices
+
+
+def _too_few_text(asked: int, found: int) -> str:
+    if read_flags(os.environ).pod is not None:
+        return (
+            f"emulated_devices({asked}) in a pod that has {counted(found, 'device')} in all; ask "
+            f"for more where it is started: @pytest.mark.pod(processes=2, devices={-(-asked // 2)})"
+        )
+    late = flagged_devices(os.environ.get("XLA_FLAGS", ""))
+    flag = (
+        f" XLA_FLAGS asks for {late} by now, but was set too late: JAX reads it once, when it "
+        "starts."
+        if late is not None and late != found
+        else ""
+    )
+    return (
+        f"emulated_devices({asked}) comes too late: JAX runs already, with "
+        f"{counted(found, 'CPU device')}.{flag} {_STARTS} Ask for devices before that, at the top "
+        "of conftest.py or of the program:\n"
+        "  from xlashard.testing import emulated_devices\n\n"
+        f"  emulated_devices({asked})\n"
+        "or before Python starts:\n"
+        f"  export XLA_FLAGS={DEVICE_COUNT_FLAG}={asked}"
+    )
+
+
+def late_flags_text() -> str:
+    """What to say of `XLA_FLAGS` that was set when JAX had started with other devices; else ""."""
+    asked = flagged_devices(os.environ.get("XLA_FLAGS", ""))
+    if (
+        asked is None
+        or not backend_has_started()
+        or jax.config.jax_platforms not in ("cpu", "", None)
+    ):
+        return ""
+    by_option = jax.config.values.get("jax_num_cpu_devices", -1)
+    found = len(jax.local_devices(backend="cpu"))
+    if found == asked or by_option == found:
+        return ""
+    return (
+        f"XLA_FLAGS asks for {counted(asked, 'emulated device')}, but JAX runs with {found}: the "
+        f"variable was set too late. JAX reads it once, when it starts. {_STARTS} Write at the top "
+        "of conftest.py, or of the program:\n"
+        "  from xlashard.testing import emulated_devices\n\n"
+        f"  emulated_devices({asked})"
+    )

@@ -1,0 +1,355 @@
+"""Starts the processes of a pod, hears from them, and ends them: the one launcher of all ways."""
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from xlashard.config import POD_COORDINATOR, PodPlace
+from xlashard.errors import LaunchError
+from xlashard.testing.launch.pipes import Port, ProcessPipes, StreamName
+from xlashard.testing.launch.pod_environment import LOOPBACK, pod_environment
+
+_GUARD = Path(__file__).with_name("guard.py")
+_CHUNK = 1 << 16
+# Longer than the guard takes to kill what can be killed.
+_GUARD_PATIENCE = 15.0
+
+
+@dataclass(frozen=True)
+class PodSize:
+    """How large an emulated pod is.
+
+    Attributes:
+        processes: How many processes.
+        devices: How many emulated devices each has.
+    """
+
+    processes: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class OutputChunk:
+    """What a process wrote.
+
+    Attributes:
+        process: Which one.
+        stream: Where to; "stdout" for both, where they are one.
+        text: The bytes; empty at the end of the stream.
+    """
+
+    process: int
+    stream: StreamName
+    text: bytes
+
+
+@dataclass(frozen=True)
+class ChannelData:
+    """What a process said through its channel.
+
+    Attributes:
+        process: Which one.
+        text: The bytes, as many as there were; empty at the end.
+    """
+
+    process: int
+    text: bytes
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """A process that is over.
+
+    Attributes:
+        process: Which one.
+        code: Its exit code, or less than 0 for the signal that ended it.
+    """
+
+    process: int
+    code: int
+
+
+type Event = OutputChunk | ChannelData | ProcessExit
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What to start.
+
+    Attributes:
+        command: What each process runs.
+        size: How many processes there are, with how many devices each.
+        environment: To which the variables of the pod are added.
+        folder: In which they run; None is that of this process.
+        one_stream: Whether standard output and standard error are one, in the order of writing.
+        channels: Whether each gets a socket to the launcher. Its number stands in place of the
+            word `CHANNEL` of the command.
+    """
+
+    command: Sequence[str]
+    size: PodSize
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    folder: str | None = None
+    one_stream: bool = False
+    channels: bool = False
+
+
+class Launch:
+    """The running processes of a pod.
+
+    They end with this object's `close`, and also when this process ends in any way: see `guard`.
+    Not for several threads at once.
+
+    Args:
+        plan: What to start.
+
+    Attributes:
+        pids: The process ids; each process leads a session of its own.
+        running: The processes that have not ended, by number.
+
+    Raises:
+        LaunchError: It can't be started.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.pids: list[int] = []
+        self._unread = b""
+        self._closed = False
+        # What the guard said before somebody asked.
+        self._early: list[dict[str, Any]] = []
+        # Kept as long as the pod lives: nobody else is given a port that is taken.
+        self._port = Port()
+        self._coordinator = f"{LOOPBACK}:{self._port.number}"
+        self._wires: list[ProcessPipes] = []
+        try:
+            self._guard = self._start_guard(plan)
+        except OSError as error:
+            self._port.release()
+            for wires in self._wires:
+                wires.close_near_ends()
+            # no-catalogue: needs processes that fail
+            raise LaunchError(_too_many_text(plan, error), errno=error.errno) from None
+        finally:
+            for wires in self._wires:
+                wires.close_far_ends()
+        self.running: set[int] = set(range(plan.size.processes))
+        self._selector = selectors.DefaultSelector()
+        self._listen()
+        try:
+            self._await_start(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_guard(self, plan: LaunchPlan) -> subprocess.Popen[bytes]:
+        for _ in range(plan.size.processes):
+            self._wires.append(ProcessPipes.make(plan.one_stream, plan.channels))
+        guard = subprocess.Popen(
+            # Without the user's own start-up files and paths: it needs none, and is faster so.
+            [sys.executable, "-I", "-S", str(_GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[end for wires in self._wires for end in wires.far_ends],
+            start_new_session=True,
+        )
+        members = []
+        for number, wires in enumerate(self._wires):
+            place = PodPlace(self._coordinator, plan.size.processes, number, plan.size.devices)
+            environment = pod_environment(plan.environment, place)
+            members.append(wires.request(plan.command, environment))
+        _write_line(guard, {"cwd": plan.folder, "members": members})
+        return guard
+
+    def _listen(self) -> None:
+        assert self._guard.stdout is not None
+        self._selector.register(self._guard.stdout, selectors.EVENT_READ, None)
+        for number, wires in enumerate(self._wires):
+            for stream, end in wires.outputs.items():
+                os.set_blocking(end, False)
+                self._selector.register(end, selectors.EVENT_READ, (number, stream))
+            if wires.channel is not None:
+                wires.channel.setblocking(False)
+                self._selector.register(wires.channel, selectors.EVENT_READ, (number, "channel"))
+
+    def _await_start(self, plan: LaunchPlan) -> None:
+        while not self.pids:
+            first, *self._early = self._read_guard() or [{}]
+            if "failed" in first:
+                # no-catalogue: needs processes that fail
+                raise LaunchError(_why_not_started(plan, first), errno=first["errno"])
+            self.pids = first.get("pids", [])
+
+    def events(self, seconds: float) -> list[Event]:
+        """What has happened: at least one thing, or none within some seconds.
+
+        Args:
+            seconds: How long to wait; at 0 what is there already.
+        """
+        found: list[Event] = []
+        told, self._early = self._early, []
+        # Before the guard is asked again, which may be gone since all of them are.
+        self.running -= {event["ended"] for event in told}
+        for key, _ in self._selector.select(0.0 if told else max(0.0, seconds)):
+            if key.data is None:
+                told += self._read_guard()
+            else:
+                found.append(self._read(key.fileobj, *key.data))
+        # What a process wrote comes before its end.
+        ends = [ProcessExit(event["ended"], event["code"]) for event in told]
+        self.running -= {end.process for end in ends}
+        return [*found, *ends]
+
+    def rest(self) -> list[Event]:
+        """Ends everything that is left, and gives what was not yet heard of it."""
+        self._end_guard()
+        found: list[Event] = []
+        while more := self.events(0):
+            found += more
+        return found
+
+    def _read(self, source: Any, number: int, name: str) -> Event:
+        try:
+            text = source.recv(_CHUNK) if name == "channel" else os.read(source, _CHUNK)
+        except (ConnectionResetError, BrokenPipeError):
+            text = b""
+        if not text:
+            self._selector.unregister(source)
+        if name == "channel":
+            return ChannelData(number, text)
+        return OutputChunk(number, "stderr" if name == "stderr" else "stdout", text)
+
+    def _read_guard(self) -> list[dict[str, Any]]:
+        assert self._guard.stdout is not None
+        text = os.read(self._guard.stdout.fileno(), _CHUNK)
+        if not text:
+            self._selector.unregister(self._guard.stdout)
+            return self._lose_guard() if self.running else []
+        *lines, self._unread = (self._unread + text).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _lose_guard(self) -> list[dict[str, Any]]:
+        """The guard is over before its time: somebody killed it, and so its children."""
+        self._kill_groups()
+        if not self.pids:
+            raise LaunchError(  # no-catalogue: needs processes that fail
+                "the process that guards the processes of a pod ended before they started; try "
+                f"whether this runs until Ctrl-C: {sys.executable} -I -S {_GUARD}"
+            )
+        return [{"ended": number, "code": -signal.SIGKILL} for number in sorted(self.running)]
+
+    def send(self, process: int, text: bytes) -> None:
+        """Writes to the channel of a process.
+
+        Raises:
+            BrokenPipeError: It is gone.
+        """
+        channel = self._wires[process].channel
+        assert channel is not None
+        channel.setblocking(True)
+        try:
+            channel.sendall(text)
+        finally:
+            channel.setblocking(False)
+
+    def signal(self, number: int, processes: Iterable[int] | None = None) -> None:
+        """Sends a signal to processes and all that they started and didn't detach.
+
+        Args:
+            number: Which signal.
+            processes: To which; None means all.
+        """
+        to = sorted(self.running if processes is None else self.running.intersection(processes))
+        # Without a guard there are no processes.
+        with contextlib.suppress(BrokenPipeError):
+            _write_line(self._guard, {"signal": int(number), "to": to})
+
+    def close(self) -> None:
+        """Ends everything that is left, without asking. Afterwards nothing of it runs."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_guard()
+        assert self._guard.stdout is not None
+        self._guard.stdout.close()
+        self._selector.close()
+        self._port.release()
+        for wires in self._wires:
+            wires.close_near_ends()
+
+    def _end_guard(self) -> None:
+        """Returns when the guard, and so all that it guards, is over."""
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.close()
+        try:
+            self._guard.wait(_GUARD_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        if self._guard.returncode:
+            self._kill_groups()
+
+    def _kill_groups(self) -> None:
+        """Kills what the guard could not any more."""
+        for number in self.running:
+            if number < len(self.pids):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pids[number], signal.SIGKILL)
+        # What they have detached has still the environment that they gave it.
+        for pid in _processes_with(f"{POD_COORDINATOR}={self._coordinator}"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _processes_with(variable: str) -> list[int]:
+    """The processes with a variable in their environment; none where the system doesn't tell."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+    assert guard.stdin is not None
+    guard.stdin.write(json.dumps(request).encode() + b"\n")
+    guard.stdin.flush()
+
+
+def _too_many_text(plan: LaunchPlan, error: OSError) -> str:
+    return (
+        f"a pod of {plan.size.processes:,} processes can't be started ({error.strerror}): each "
+        "takes several open files and the memory of a process of JAX; write a smaller number of "
+        "processes, or raise the limit of the shell: ulimit -n 65536"
+    )
+
+
+def _why_not_started(plan: LaunchPlan, event: Mapping[str, Any]) -> str:
+    program, reason = plan.command[0], os.strerror(event["errno"] or 0)
+    if plan.folder is not None and not os.path.isdir(plan.folder):
+        return f"there is no folder {plan.folder!r} to run {program!r} in"
+    if event["errno"] == errno.ENOENT:
+        return f"there is no program {program!r} on the PATH; {_advice(program)}"
+    return f"{program!r} can't be started: {reason}; {_advice(program)}"
+
+
+def _advice(program: str) -> str:
+    if program.endswith(".py"):
+        return f"a Python script is started by Python: python {program}"
+    return "write the command as a shell would find it: python script.py, or python -m package"

@@ -1,0 +1,292 @@
+"""Watching the processes of a pod until all are over: what ends them, and what is said of it."""
+
+import contextlib
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from xlashard.processes import format_processes
+from xlashard.testing.launch.launcher import Launch, OutputChunk, ProcessExit
+from xlashard.testing.launch.output_text import last_lines, without_noise
+
+if sys.platform == "linux":
+    import resource
+
+# How long a process has to end after SIGTERM, and to write its stacks after SIGABRT, in seconds.
+_AFTER_TERM = 3.0
+AFTER_ABORT = 5.0
+
+
+@dataclass(frozen=True)
+class EndingRules:
+    """When processes are ended.
+
+    Attributes:
+        timeout: Seconds after which all show their stacks and are ended; None means never.
+        grace: Seconds that the others have after the first has failed.
+        stop_grace: Seconds that all have after this process was told to stop.
+    """
+
+    timeout: float | None = None
+    grace: float = 5.0
+    stop_grace: float = 30.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the processes of a pod ended.
+
+    Attributes:
+        codes: By process its exit code, or less than 0 for the signal that ended it.
+        failed: Those that failed by themselves, in the order of their ends. The cause may be one
+            that ended right after another, which had only to notice.
+        timed_out: Those that were running when the time was over.
+        paused: Those of them that were stopped by a signal (SIGSTOP).
+        ended: Those that the launcher ended after another had failed.
+        told: The signal by which the launcher itself was told to stop.
+        rules: That they were under.
+    """
+
+    codes: tuple[int, ...]
+    failed: tuple[ProcessExit, ...]
+    timed_out: tuple[int, ...]
+    paused: tuple[int, ...]
+    ended: tuple[int, ...]
+    told: int | None
+    rules: EndingRules
+
+    @property
+    def first(self) -> ProcessExit | None:
+        """The one that failed first, by itself."""
+        return self.failed[0] if self.failed else None
+
+    @property
+    def well(self) -> bool:
+        """Whether all ended well."""
+        return not any(self.codes)
+
+    def summary(self) -> str:
+        """In a sentence or two what went wrong; "" if nothing did."""
+        if self.timed_out:
+            return _timeout_text(self)
+        if self.told is not None:
+            return f"stopped by {signal_name(self.told)}"
+        if self.first is None:
+            return ""
+        text = f"process {self.first.process} failed first: {describe_code(self.first.code)}"
+        for end in self.failed[1:]:
+            text += f", then process {end.process}: {describe_code(end.code)}"
+        others = [number for number in self.ended if number != self.first.process]
+        if others:
+            text += (
+                f"; {format_processes(others)} still ran {self.rules.grace:g} s later and "
+                f"{'was' if len(others) == 1 else 'were'} ended"
+            )
+        return text
+
+    def exit_code(self) -> int:
+        """What the launcher itself should end with, as a shell counts."""
+        if self.timed_out:
+            return 124
+        failed = [self.first.code] if self.first else [code for code in self.codes if code]
+        return next((code if code > 0 else 128 - code for code in failed), 0)
+
+
+def describe_code(code: int) -> str:
+    """How a process ended, in words: `exit code 3`, `killed by SIGKILL`."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _timeout_text(verdict: Verdict) -> str:
+    text = f"{format_processes(verdict.timed_out)} did not end within {verdict.rules.timeout:g} s"
+    if verdict.paused:
+        was = "was" if len(verdict.paused) == 1 else "were"
+        text += f"; {format_processes(verdict.paused)} {was} stopped by a signal (SIGSTOP)"
+    if verdict.first is not None:
+        text += f"; process {verdict.first.process}: {describe_code(verdict.first.code)}"
+    return text
+
+
+@dataclass
+class Supervisor:
+    """Watches one launch.
+
+    Args:
+        launch: The processes.
+        rules: When to end them.
+        on_output: Is given what they write, as it comes.
+        told: Gives the signals by which this process was told to stop, each once.
+    """
+
+    launch: Launch
+    rules: EndingRules
+    on_output: Callable[[OutputChunk], None]
+    told: Callable[[], int | None] = lambda: None
+    _codes: dict[int, int] = field(default_factory=dict)
+    _failed: list[ProcessExit] = field(default_factory=list)
+    _stopped_by: int | None = None
+    _timed_out: tuple[int, ...] = ()
+    _paused: tuple[int, ...] = ()
+    _ended: tuple[int, ...] = ()
+    # When what comes next is due, and when they are killed.
+    _grace_end: float | None = None
+    _kill_at: float | None = None
+
+    def run(self) -> Verdict:
+        """Returns when all processes are over, with all that they started."""
+        deadline = None if self.rules.timeout is None else time.monotonic() + self.rules.timeout
+        while self.launch.running:
+            now = time.monotonic()
+            self._hear_of_stop(now)
+            if self._kill_at is not None:
+                if now >= self._kill_at:
+                    break
+            elif deadline is not None and now >= deadline:
+                self._time_out(now)
+            elif self._grace_end is not None and now >= self._grace_end:
+                self._end_others(now)
+            due = [at for at in (self._kill_at, deadline, self._grace_end) if at and at > now]
+            # Also to see now and then whether this process was told to stop.
+            self._take(min([0.2, *(at - now for at in due)]))
+        for event in self.launch.rest():
+            self._note(event)
+        total = len(self.launch.pids)
+        codes = tuple(self._codes.get(number, -signal.SIGKILL) for number in range(total))
+        return Verdict(
+            codes,
+            tuple(self._failed),
+            self._timed_out,
+            self._paused,
+            self._ended,
+            self._stopped_by,
+            self.rules,
+        )
+
+    def _take(self, seconds: float) -> None:
+        for event in self.launch.events(seconds):
+            self._note(event)
+
+    def _note(self, event: object) -> None:
+        if isinstance(event, OutputChunk):
+            self.on_output(event)
+        if isinstance(event, ProcessExit):
+            self._codes[event.process] = event.code
+            if event.code and self._kill_at is None:
+                self._failed.append(event)
+                if self._grace_end is None:
+                    self._grace_end = time.monotonic() + self.rules.grace
+
+    def _hear_of_stop(self, now: float) -> None:
+        number = self.told()
+        if number is None:
+            return
+        again = self._stopped_by is not None
+        self._stopped_by = number
+        self._kill_at = now if again else now + self.rules.stop_grace
+        if not again:
+            self.launch.signal(number)
+
+    def _time_out(self, now: float) -> None:
+        self._timed_out = tuple(sorted(self.launch.running))
+        self._paused = tuple(n for n in self._timed_out if is_paused(self.launch.pids[n]))
+        self._kill_at = now + AFTER_ABORT
+        show_stacks(self.launch, self._timed_out)
+
+    def _end_others(self, now: float) -> None:
+        self._ended = tuple(sorted(self.launch.running))
+        self._kill_at = now + _AFTER_TERM
+        self.launch.signal(signal.SIGTERM)
+
+
+def show_stacks(launch: Launch, processes: Iterable[int]) -> None:
+    """Makes processes write the stacks of their threads, if they are Python, and end."""
+    asked = launch.running.intersection(processes)
+    for number in asked:
+        _forbid_core(launch.pids[number])
+    # Python's fault handler answers SIGABRT, in whatever call the threads are; but not before a
+    # stopped process goes on.
+    launch.signal(signal.SIGABRT, asked)
+    launch.signal(signal.SIGCONT, asked)
+
+
+def _forbid_core(pid: int) -> None:
+    """Keeps a process from leaving its memory on the disk."""
+    if sys.platform == "linux":
+        with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
+            _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, most))
+
+
+def is_paused(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+@dataclass(frozen=True)
+class PodRun:
+    """A program that ran in all processes of a pod.
+
+    Attributes:
+        outputs: By process what it wrote, standard output and standard error in one.
+        verdict: How they ended.
+    """
+
+    outputs: tuple[str, ...]
+    verdict: Verdict
+
+    def report(self, lines: int = 40) -> str:
+        """What went wrong, with the last lines of each process, the first that failed first."""
+        failed = [end.process for end in self.verdict.failed]
+        order = dict.fromkeys([*failed, *range(len(self.outputs))])
+        return "\n".join([self.verdict.summary(), *(self._section(n, lines) for n in order)])
+
+    def _section(self, number: int, lines: int) -> str:
+        title = f"process {number} ({describe_code(self.verdict.codes[number])})"
+        text = last_lines(self.outputs[number], lines)
+        return f"--- {title} ---\n{text or '[it wrote nothing]'}"
+
+
+def run_to_end(launch: Launch, rules: EndingRules) -> PodRun:
+    """Waits for the processes of a launch and keeps what they write."""
+    written = [bytearray() for _ in launch.pids]
+
+    def keep(printed: OutputChunk) -> None:
+        written[printed.process].extend(printed.text)
+
+    with launch:
+        verdict = Supervisor(launch, rules, keep).run()
+    return PodRun(tuple(without_noise(bytes(text)) for text in written), verdict)
+
+
+@contextlib.contextmanager
+def collect_signals() -> Iterator[deque[int]]:
+    """The signals that tell this process to stop, kept instead of followed."""
+    told: deque[int] = deque()
+
+    def keep(number: int, _: FrameType | None) -> None:
+        told.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, keep) for number in numbers}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,8 @@
+"""Implementation of the pytest marker `pod`, which runs a test in every process of a pod.
+
+| modules | contents |
+|---|---|
+| `controller` | the side of the pytest process that the user started |
+| `in_worker` | the side of the pytest session inside each worker |
+| `merge_reports` | one test report from the reports of all processes |
+"""

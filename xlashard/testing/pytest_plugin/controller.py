@@ -1,0 +1,264 @@
+"""Tests on pods, as pytest outside of the pods sees them."""
+
+import dataclasses
+import os
+import pickle
+import sys
+import unittest
+from typing import Any
+
+import pytest
+
+from xlashard.errors import LaunchError, PodError
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.testing.launch.prefix_printer import PrefixPrinter
+from xlashard.testing.pytest_plugin.in_worker import TestRequest, WorkerPytestSetup
+from xlashard.testing.pytest_plugin.merge_reports import MergedReport, merge, update_report
+from xlashard.testing.workers.function_lookup import FunctionName
+from xlashard.testing.workers.pod_worker import ChannelHandover
+from xlashard.testing.workers.pool_result import Timeouts, pod_error
+from xlashard.testing.workers.worker_pool import WorkerPool
+
+_TIMEOUT = 180.0
+# Idle processes keep their memory, some hundred MB each.
+_MOST_IDLE = 4
+_MERGED = pytest.StashKey[MergedReport]()
+
+
+@dataclasses.dataclass(frozen=True)
+class PodMarker:
+    """What a marker asks for.
+
+    Attributes:
+        processes: How many processes.
+        devices: How many devices each has.
+        timeout: Seconds for the test, in which the pod may have to start.
+        fresh: Whether it must have processes that no other test has used.
+    """
+
+    processes: int = 2
+    devices: int = 1
+    timeout: float = _TIMEOUT
+    fresh: bool = False
+
+    @classmethod
+    def of_test(cls, item: pytest.Item) -> "PodMarker":
+        """What the closest marker of a test asks for.
+
+        Raises:
+            ValueError: It makes no sense.
+        """
+        marker = item.get_closest_marker("pod")
+        assert marker is not None
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in marker.kwargs if name not in known]
+        if marker.args or unknown:
+            what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
+            # no-catalogue: raised inside pytest
+            raise ValueError(f"it {what}; it knows {', '.join(known)}")
+        asked = cls(**marker.kwargs)
+        for name in ("processes", "devices"):
+            value = getattr(asked, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                # no-catalogue: raised inside pytest
+                raise ValueError(f"{name} is {value!r}, not a whole number of 1 or more")
+        if not isinstance(asked.timeout, int | float) or asked.timeout <= 0:
+            # no-catalogue: raised inside pytest
+            raise ValueError(f"timeout is {asked.timeout!r}, not a number of seconds above 0")
+        return asked
+
+    @property
+    def size(self) -> PodSize:
+        """How large the pod is."""
+        return PodSize(self.processes, self.devices)
+
+
+def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Makes tests ready to run elsewhere: fixtures are made there and not here.
+
+    Raises:
+        UsageError: pytest was told to do what no process of a pod can.
+    """
+    if config.getoption("usepdb") or config.getoption("trace"):
+        option = "--pdb" if config.getoption("usepdb") else "--trace"
+        raise pytest.UsageError(  # no-catalogue: raised inside pytest
+            f"{option} needs a terminal, and the processes of a pod have none: leave out the tests "
+            f'on pods ({items[0].nodeid}{" and others" if len(items) > 1 else ""}) with -m "not '
+            f'pod", or leave out {option}'
+        )
+    for item in items:
+        if isinstance(item, pytest.Function):
+            wants_folder = "tmp_path" in item.fixturenames
+            item.fixturenames = ["tmp_path_factory", *(["tmp_path"] if wants_folder else [])]
+
+
+def check(item: pytest.Item) -> None:
+    """Fails a test whose marker can't be followed."""
+    if not isinstance(item, pytest.Function) or _is_unittest(item):
+        pytest.fail(
+            f"{item.nodeid}: only functions, and methods of classes that don't derive from "
+            "unittest.TestCase, run on pods; write def test_it(): with @pytest.mark.pod",
+            pytrace=False,
+        )
+    problem = _problem(item)
+    if problem:
+        pytest.fail(
+            f"{item.nodeid}: the marker pod can't be followed: {problem}. Write for example:\n"
+            "  @pytest.mark.pod(processes=2, devices=4)",
+            pytrace=False,
+        )
+
+
+def _problem(item: pytest.Item) -> str:
+    try:
+        PodMarker.of_test(item)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _is_unittest(item: pytest.Function) -> bool:
+    return isinstance(item.cls, type) and issubclass(item.cls, unittest.TestCase)
+
+
+class PodTestFailed(Exception):
+    """A test failed in a process of its pod. What is told of it comes from there."""
+
+
+class PoolCache:
+    """The pods of a test run: those of tests before are used again where they can be."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._pools: dict[PodSize, WorkerPool] = {}
+        self._started = 0
+        self._live = config.getoption("capture") == "no"
+
+    def run(self, item: pytest.Function) -> None:
+        """Runs a test, and raises what pytest is to know of it."""
+        asked = PodMarker.of_test(item)
+        pool = self._pool(item, asked)
+        if isinstance(pool, str):
+            pytest.fail(pool, pytrace=False)
+        result = pool.request(_request(item), Timeouts(asked.timeout))
+        if asked.fresh:
+            self._end(asked.size)
+        merged = merge(self._config, result)
+        if self._live:
+            merged.sections.clear()
+        item.stash[_MERGED] = merged
+        item.user_properties.extend(merged.properties)
+        if merged.outcome == "skipped":
+            pytest.skip(merged.reason)
+        if merged.outcome == "xfailed":
+            pytest.xfail(merged.reason)
+        if merged.outcome == "failed":
+            raise PodTestFailed(merged.reason)  # no-catalogue: raised inside pytest
+
+    def complete(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
+        """Puts what the processes said into the report of a test."""
+        merged = item.stash.get(_MERGED, None)
+        if merged is not None and call.when == "call":
+            update_report(report, merged)
+
+    def _pool(self, item: pytest.Function, asked: PodMarker) -> WorkerPool | str:
+        """The processes for a test, or why there are none."""
+        for size, pool in list(self._pools.items()):
+            if not pool.usable or (asked.fresh and size == asked.size):
+                self._end(size)
+        # The one that was used last is the last to go.
+        pool = self._pools.pop(asked.size, None)
+        if pool is None:
+            self._make_room(asked.processes)
+            try:
+                pool = self._start(item, asked)
+            except (PodError, LaunchError) as error:
+                return str(error)
+        self._pools[asked.size] = pool
+        return pool
+
+    def _make_room(self, processes: int) -> None:
+        for size in list(self._pools):
+            if processes + sum(size.processes for size in self._pools) <= _MOST_IDLE:
+                return
+            self._end(size)
+
+    def _end(self, size: PodSize) -> None:
+        self._pools.pop(size).close()
+
+    def _start(self, item: pytest.Function, asked: PodMarker) -> WorkerPool:
+        printer = PrefixPrinter(sys.stdout, sys.stdout, asked.processes)
+        pool = WorkerPool(
+            asked.size, on_output=printer.show if self._live else lambda printed: None
+        )
+        self._started += 1
+        temporary: Any = item.funcargs["tmp_path_factory"]
+        base = temporary.getbasetemp() / f"pod{self._started}"
+        base.mkdir()
+        options = _options(self._config)
+        name = FunctionName("xlashard.testing.pytest_plugin.in_worker", "serve", None)
+        setups = [
+            ChannelHandover(
+                name, WorkerPytestSetup({**options, "basetemp": str(base / str(n))}, str(item.path))
+            )
+            for n in range(asked.processes)
+        ]
+        began = pool.request_each(setups, Timeouts(_TIMEOUT))
+        if not began.well:
+            # no-catalogue: raised inside pytest
+            raise pod_error("pytest did not start in the processes of the pod", began)
+        return pool
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for size in list(self._pools):
+            self._end(size)
+
+
+def _request(item: pytest.Function) -> TestRequest:
+    folder = item.funcargs.get("tmp_path")
+    return TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
+
+
+# What is for pytest outside alone: how tests are distributed, chosen and reported.
+_OUTSIDE = {
+    "capture": "no",
+    "collectonly": False,
+    "cov_source": [],
+    "dist": "no",
+    "failedfirst": False,
+    "last_failed_no_failures": "all",
+    "lf": False,
+    "log_file": os.devnull,
+    "looponfail": False,
+    "maxfail": 0,
+    "newfirst": False,
+    "numprocesses": None,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "timeout": 0,
+    "tx": [],
+    "xmlpath": None,
+}
+
+
+def _options(config: pytest.Config) -> dict[str, Any]:
+    """The options of pytest outside, as far as they say how a test runs."""
+    options = {name: value for name, value in vars(config.option).items() if _travels(value)}
+    options.pop("file_or_dir", None)
+    options |= {name: value for name, value in _OUTSIDE.items() if name in options}
+    options["plugins"] = [*options.get("plugins", []), "no:terminal", "no:cacheprovider"]
+    options["rootdir"] = str(config.rootpath)
+    if config.inipath is not None:
+        options["inifilename"] = str(config.inipath)
+    return options
+
+
+def _travels(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""Workers: the processes of a pod that stay and do one thing after another, all the same."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from xlashard.testing.launch.launcher import (
+    ChannelData,
+    Event,
+    Launch,
+    LaunchPlan,
+    OutputChunk,
+    PodSize,
+)
+from xlashard.testing.launch.pipes import CHANNEL
+from xlashard.testing.launch.supervision import AFTER_ABORT, is_paused, show_stacks
+from xlashard.testing.workers.channel import Unpacker, pack
+from xlashard.testing.workers.pool_result import PoolResult, Timeouts, pod_error
+
+_BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+_WORKER = "xlashard.testing.workers.pod_worker"
+_START_TIMEOUT = 300.0
+
+
+class WorkerPool:
+    """Workers of one pod, which JAX has joined.
+
+    Args:
+        size: How many processes, with how many devices each.
+        environment: In which they run; None means that of this process.
+        folder: In which they run.
+        on_output: Is given what they write, as it comes.
+
+    Raises:
+        PodError: They don't start.
+        LaunchError: Not even that.
+    """
+
+    def __init__(
+        self,
+        size: PodSize,
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        on_output: Callable[[OutputChunk], None] = lambda printed: None,
+    ) -> None:
+        self.size = size
+        self.usable = True
+        self._on_output = on_output
+        self._unpackers = [Unpacker() for _ in range(size.processes)]
+        self._launch = Launch(
+            LaunchPlan(
+                [sys.executable, str(_BOOTSTRAP), CHANNEL],
+                size,
+                environment=dict(os.environ) if environment is None else environment,
+                folder=folder,
+                one_stream=True,
+                channels=True,
+            )
+        )
+        start = json.dumps({"path": sys.path, "module": _WORKER}).encode() + b"\n"
+        began = self._round([start] * size.processes, Timeouts(_START_TIMEOUT))
+        if not began.well:
+            self.close()
+            # no-catalogue: needs processes that fail
+            raise pod_error("the pod did not start", began)
+
+    def request(self, request: object, timeouts: Timeouts) -> PoolResult:
+        """Gives all workers the same request, and waits for their replies.
+
+        A worker that doesn't reply in time shows the stacks of its threads and is ended. After a
+        failure that is not everywhere the same, all are ended, as nobody knows where they were.
+        """
+        return self._round([pack(request)] * self.size.processes, timeouts)
+
+    def request_each(self, requests: Sequence[object], timeouts: Timeouts) -> PoolResult:
+        """The same with a request for each worker."""
+        return self._round([pack(request) for request in requests], timeouts)
+
+    def _round(self, requests: Sequence[bytes], timeouts: Timeouts) -> PoolResult:
+        result = PoolResult(self.size, timeouts)
+        self.usable = False
+        try:
+            for number, request in enumerate(requests):
+                # One that ended since is among the events.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._launch.send(number, request)
+            self._await_replies(result)
+        finally:
+            if result.in_step and not result.ended:
+                self.usable = True
+            else:
+                self._end(result)
+        return result
+
+    def _await_replies(self, result: PoolResult) -> None:
+        end = time.monotonic() + result.timeouts.timeout
+        failed = False
+        while waiting := self._launch.running - set(result.replies):
+            now = time.monotonic()
+            if now >= end:
+                result.timed_out = not failed
+                result.late = tuple(sorted(waiting))
+                result.paused = tuple(n for n in waiting if is_paused(self._launch.pids[n]))
+                return
+            self._note(self._launch.events(end - now), result)
+            if not failed and self._has_failed(result):
+                failed = True
+                end = min(end, time.monotonic() + result.timeouts.grace)
+        # What they wrote before their replies is there by now.
+        while events := self._launch.events(0):
+            self._note(events, result)
+
+    def _has_failed(self, result: PoolResult) -> bool:
+        return bool(result.ended) or not all(reply.well for reply in result.replies.values())
+
+    def _note(self, events: list[Event], result: PoolResult) -> None:
+        for event in events:
+            if isinstance(event, OutputChunk):
+                result.outputs.setdefault(event.process, bytearray()).extend(event.text)
+                self._on_output(event)
+            elif isinstance(event, ChannelData):
+                for reply in self._unpackers[event.process].feed(event.text):
+                    result.replies[event.process] = reply
+                    result.heard.append(event.process)
+            else:
+                result.ended.append(event)
+                result.heard.append(event.process)
+
+    def _end(self, result: PoolResult) -> None:
+        """Ends the workers; those that didn't reply show where they are before."""
+        if result.late:
+            show_stacks(self._launch, result.late)
+            end = time.monotonic() + AFTER_ABORT
+            while self._launch.running & set(result.late) and time.monotonic() < end:
+                self._note_late(self._launch.events(end - time.monotonic()), result)
+        self._note_late(self._launch.rest(), result)
+        self.close()
+
+    def _note_late(self, events: list[Event], result: PoolResult) -> None:
+        # What the others say now is about the end of their peers.
+        self._note([event for event in events if event.process in result.late], result)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.usable = False
+        self._launch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
