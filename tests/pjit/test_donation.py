@@ -363,6 +363,23 @@ class TestSharedBuffers:
                 call(x, x)
             assert float(x) == 3 and float(call(jnp.float32(3), x)) == 27
 
+    def test_on_the_only_device_of_a_repeat_call(self, monkeypatch):
+        f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
+        x, _ = f(f(jnp.ones(8), jnp.ones(8))[0], jnp.ones(8))
+        with monkeypatch.context() as patch:
+            patch.setattr(f._function, "parameters", None)  # XLA alone looks at the arguments
+            x, y = f(x, jnp.ones(8))
+        for call in (f, f.lower(x, y).compile()):
+            with pytest.raises(DonationError, match="same buffers as x and as y, and x is"):
+                call(x, x)
+        step = pjit(lambda n, x, y: (n + 1, x + 1, y * 2), donate_argnums=(0, 1))
+        step = step.lower(y, x, y).compile().bind(y + 0)
+        step(x + 0, y)
+        with pytest.raises(DonationError, match="same buffers as x and as y, and x is"):
+            step(x, x)
+        np.testing.assert_array_equal(x, np.full(8, 4))
+        np.testing.assert_array_equal(step.state, np.full(8, 3))
+
     def test_in_another_array(self, place):
         f = pjit(lambda x, y: (x + 1, y * 2), donate_argnums=0)
         x, other = place(f32(8)), place(f32(8))

@@ -1,8 +1,8 @@
 """Runs a compiled program: handles in, handles out.
 
-The results of a run reach a list that the caller holds within one call into C: Python delivers
-signals between its own instructions only, so an interrupt cannot discard the results of a program
-that has already taken over the buffers of its arguments.
+The results of a run reach a list that the caller holds within one call into C where the program
+takes over buffers of its arguments: Python delivers signals between its own instructions only, so
+an interrupt cannot discard results that alone hold those buffers.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,10 +57,18 @@ def runner(
     handlers: Sequence[Any],
     names: Sequence[str],
     donated: Sequence[bool],
+    takes_over: bool,
 ) -> Runner:
     """Return the function that runs a program without effects.
 
     Nothing stands between it and PJRT but the question whether results are to be checked for NaN.
+
+    Args:
+        executable: The compiled program.
+        handlers: A maker of a handle for each result.
+        names: A name for each result, for errors.
+        donated: For each argument, True if it is donated.
+        takes_over: True if the program may take over the buffers of an argument.
     """
     execute, consume = executable.execute_sharded, methodcaller("consume_with_handlers", handlers)
     debug_nans, debug_infs = config.debug_nans, config.debug_infs
@@ -68,8 +76,10 @@ def runner(
     def run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
         if debug_nans.value or debug_infs.value:
             run_checked(bare_run, handles, names, donated, out)
-        else:
+        elif takes_over:
             out.extend(map(consume, map(execute, (handles,))))
+        else:
+            out.append(consume(execute(handles)))
 
     def bare_run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
         out.extend(map(consume, map(execute, (handles,))))

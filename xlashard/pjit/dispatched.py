@@ -35,6 +35,11 @@ class Called(Protocol):
         """Runs a call that was not seen before, and says how to repeat it."""
         ...
 
+    @property
+    def is_spread(self) -> bool:
+        """True once a program of the function runs on several devices."""
+        ...
+
     def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a donated argument of a call may share its buffers with another one."""
         ...
@@ -121,7 +126,8 @@ def _checking(call: Any, function: Called) -> Any:
     """Return the dispatcher for a function with static or donated arguments.
 
     Where a donated argument may share its buffers with another one, the function compares them once
-    they are placed as its program takes them. A static argument that jaxlib refuses gets its name.
+    they are placed as its program takes them: before the call if other devices could start, and
+    otherwise for the error. A static argument that jaxlib refuses gets its name.
     """
     donates, check_call = function.parameters.donates, function.parameters.check_call
     may_share, miss = function.may_share, function.miss
@@ -130,11 +136,14 @@ def _checking(call: Any, function: Called) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.
         try:
             try:
-                if donates and may_share(args, kwargs) and not jax.config.jax_disable_jit:
+                compares = donates and function.is_spread
+                if compares and may_share(args, kwargs) and not jax.config.jax_disable_jit:
                     return miss(*args, **kwargs)[0]
                 return call(*args, **kwargs)
-            except ValueError:
+            except ValueError as error:
                 check_call(args, kwargs)
+                if donates and type(error) is ValueError and may_share(args, kwargs):
+                    return miss(*args, **kwargs)[0]
                 raise
         except Exception as error:
             shorten(error)

@@ -62,6 +62,9 @@ class Function:
         options: The checked options.
         static: Positions and names of static arguments.
 
+    Attributes:
+        is_spread: True once a program of it runs on several devices.
+
     Raises:
         ArgumentError: If a static or donated parameter does not exist, or is both.
     """
@@ -78,6 +81,7 @@ class Function:
         self.parameters = Parameters.of(fun, static, options.donate)
         self.ledger = Ledger(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
+        self.is_spread = False
         # Programs that closed-over arrays are arguments of, where they could be donated too.
         self._closes_over: weakref.WeakSet[Prepared] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
@@ -248,6 +252,7 @@ class Function:
         _, lowered = self.lower(call, order)
         self.report_donation(lowered)
         prepared = self.compile(call, order)
+        self.is_spread |= prepared.program.is_spread
         self.report_donation(lowered, prepared)
         if prepared.consts and self.parameters.donates:
             self._closes_over.add(prepared)

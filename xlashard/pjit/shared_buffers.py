@@ -2,7 +2,8 @@
 
 XLA refuses such a call on each device by itself. Where only some devices hold the shared buffer,
 as with an array on one device that is given twice to a program over eight, the others have started
-by then and wait in a collective for good.
+by then and wait in a collective for good. A repeat call on a single device is left to XLA, which
+refuses it as a whole, and the arguments are compared then, for the error.
 
 An Array that came out of a program, and whose handle no code has read since, is the only holder of
 its buffers. A repeat call therefore compares the ids of its arguments, and looks at the buffers of

@@ -65,6 +65,9 @@ class BoundStep:
         self._results: list[list[Any]] = []
         effects = prepared.program.parts.body.ordered_effects
         self._is_bare = not (effects or plan.keys)
+        self._is_in_order = not plan.keys and plan.order is None
+        # XLA refuses a shared buffer before anything starts where there is one device.
+        self._is_spread = prepared.program.is_spread
         self._lock = threading.Lock()
 
     @property
@@ -112,11 +115,9 @@ class BoundStep:
                     self._take_results()
                 state = self._state if self._state is not None else self._alive()
                 handles = [*self._consts, *state, *inputs]
-                if plan.keys:
-                    handles = dispatch.handles_of_keys(handles)
-                if plan.order is not None:
-                    handles = list(map(handles.__getitem__, plan.order))
-                if self._given or plan.donated_inputs:
+                if not self._is_in_order:
+                    handles = self._ordered(handles)
+                if self._is_spread and (self._given or plan.donated_inputs):
                     self._check_unshared(handles, rest)
                 try:
                     self._run(handles, results)
@@ -125,6 +126,8 @@ class BoundStep:
                 except Exception:
                     if any(handle.is_deleted() for handle in state):
                         self._state = None
+                    elif self._given or plan.donated_inputs:
+                        self._check_unshared(handles, rest)
                     raise
                 # As `_take_results` does it, written out.
                 out = results[0] if self._is_bare else self._program.results(results[0])
@@ -140,6 +143,13 @@ class BoundStep:
         except Exception as error:
             shorten(error)
             raise
+
+    def _ordered(self, handles: list[Any]) -> list[Any]:
+        """Return handles, those of keys unwrapped, in the order in which the program takes them."""
+        if self._plan.keys:
+            handles = dispatch.handles_of_keys(handles)
+        order = self._plan.order
+        return handles if order is None else list(map(handles.__getitem__, order))
 
     def _take_results(self) -> None:
         """Take the new state from the results of a run that was interrupted, if there are any.

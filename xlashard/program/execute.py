@@ -250,7 +250,8 @@ class Program:
         plan, body = self.parts.plan, self.parts.body
         names = [v.name or "a result" for v in plan.results]
         if not body.has_effects:
-            return running.runner(executable, handlers, names, plan.donated)
+            takes_over = self._may_take_over
+            return running.runner(executable, handlers, names, plan.donated, takes_over)
 
         effects = body.ordered_effects
         run_with_tokens = partial(running.run_with_tokens, executable, handlers, effects)
@@ -269,6 +270,11 @@ class Program:
         if not self._has_keys:
             return raw[tokens:] if tokens else raw
         return list(map(running.dress, avals, raw[tokens:]))
+
+    @property
+    def is_spread(self) -> bool:
+        """True if it runs on several devices."""
+        return len(self.parts.plan.devices) > 1
 
     def shared_pair(self, handles: Sequence[Handle]) -> tuple[int, int] | None:
         """Return the positions of two placed handles that share a buffer which a run takes over.

@@ -194,6 +194,11 @@ class EraFunction:
                 self._edges[key] = _Edge(function, mesh)
             return self._edges[key]
 
+    @property
+    def is_spread(self) -> bool:
+        """True once a program of the function runs on several devices."""
+        return any(function.is_spread for function in tuple(self._by_manner.values()))
+
     def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a donated argument of a call may share its buffers with another one."""
         return self.in_force().may_share(args, kwargs)
