@@ -4,11 +4,13 @@
 more devices than it has then fail.
 """
 
+import functools
 import gc
 import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -79,17 +81,43 @@ JAX_VERSION_FOLDERS = frozenset({"array", "legacy", "pjit", "program", "sharding
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the folders above, before `-m` selects by markers."""
     here = Path(__file__).parent
+    folders: dict[Path, str] = {}
     for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if item.path not in folders:
+            inside = item.path.is_relative_to(here)
+            folders[item.path] = item.path.relative_to(here).parts[0] if inside else ""
+        folder = folders[item.path]
         if folder in PARTITIONER_FOLDERS:
             item.add_marker("partitioner")
         if folder in JAX_VERSION_FOLDERS:
             item.add_marker("jax_version")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Collect without the garbage collector, which would look at all that was imported again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     _keep_what_there_is()
+    _remember_paths_of_hidden_frames()
+
+
+def _remember_paths_of_hidden_frames() -> None:
+    """Cache the comparison of paths by which JAX hides frames of a traceback.
+
+    JAX compares the path of every frame of every error with the path of every hidden folder, and
+    asks the file system each time: milliseconds for each error that a test expects.
+    """
+    from jax._src import traceback_util
+
+    traceback_util._path_starts_with = functools.cache(traceback_util._path_starts_with)
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,6 +8,7 @@ import array
 import atexit
 import contextlib
 import gc
+import io
 import json
 import os
 import runpy
@@ -193,8 +194,13 @@ def _open_streams() -> None:
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
-        stream = os.fdopen(number, "w", errors=errors, closefd=False)
-        stream.reconfigure(line_buffering=number == 2 or stream.isatty(), write_through=unbuffered)
+        raw = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),
+            errors=errors,
+            line_buffering=number == 2 or raw.isatty(),
+            write_through=unbuffered,
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

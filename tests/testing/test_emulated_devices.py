@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.forking import python_command
 from tests.testing.helpers import environment
 from xlashard.errors import DeviceCountError
 from xlashard.testing import emulated_devices
@@ -16,11 +17,12 @@ from xlashard.testing.emulated_devices import late_flags_text
 FLAG = "--xla_force_host_platform_device_count"
 
 
-def printed(source: str, **more: str) -> str:
+def printed(source: str, *, fresh: bool = False, **more: str) -> str:
     """What lines print in a process of their own, without what tests say of devices."""
     clean = environment(JAX_PLATFORMS="", XLA_FLAGS="", **more)
+    python = [sys.executable] if fresh else python_command(clean)
     done = subprocess.run(
-        [sys.executable, "-c", source], env=clean, capture_output=True, text=True, check=False
+        [*python, "-c", source], env=clean, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -42,7 +44,7 @@ with emulated_devices(3) as devices:
 @pytest.mark.parametrize("before", [{}, {"XLA_FLAGS": f"{FLAG}=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
 def test_they_are_there_when_jax_starts(before: dict[str, str]) -> None:
     source = f"import os; os.environ.update({before!r})\n{FIRST}"
-    assert printed(source) == f"5 cpu {FLAG}=5\n5\nTrue\n"
+    assert printed(source, fresh=True) == f"5 cpu {FLAG}=5\n5\nTrue\n"
 
 
 LATE = f"""
@@ -108,10 +110,11 @@ def test_it():
 @pytest.mark.slow
 def test_pytest_tells_of_late_flags_where_a_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
+    clean = environment(XLA_FLAGS="")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "xlashard_pytest", "-p", "no:cacheprovider"],
+        [*python_command(clean), "-m", "pytest", "-p", "xlashard_pytest", "-p", "no:cacheprovider"],
         cwd=tmp_path,
-        env=environment(XLA_FLAGS=""),
+        env=clean,
         capture_output=True,
         text=True,
         check=False,

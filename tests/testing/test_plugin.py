@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import python_command
 from tests.testing.helpers import environment
 from xlashard.testing.launch.launcher import PodSize, ProcessExit
 from xlashard.testing.workers.channel import RemoteException, Reply
@@ -27,11 +28,13 @@ class Told:
     def __init__(self, folder: Path, *options: str) -> None:
         shutil.copy(SAMPLE, folder / "test_it.py")
         (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
-        words = ["-p", "xlashard_pytest", "-p", "no:cacheprovider", "-rA", *options]
+        plugins = ("xlashard_pytest", "tests.testing.forked_workers", "no:cacheprovider")
+        words = [word for name in plugins for word in ("-p", name)]
+        clean = environment(XLA_FLAGS="", COLUMNS="100")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
+            [*python_command(clean), "-m", "pytest", *words, "-rA", *options],
             cwd=folder,
-            env=environment(XLA_FLAGS="", COLUMNS="100"),
+            env=clean,
             capture_output=True,
             text=True,
             timeout=280,

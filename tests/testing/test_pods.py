@@ -9,10 +9,13 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.forking import python_command
+from tests.processes import pod_python
 from tests.testing import pod_functions as functions
 from tests.testing.helpers import ROOT, environment
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing import Pod, pod
+from xlashard.testing.workers import worker_pool
 from xlashard.testing.workers.function_lookup import name_of
 
 pytestmark = pytest.mark.slow
@@ -24,8 +27,10 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pod]:
-    with pod(processes=2, devices_per_process=2, grace=1) as pair:
-        yield pair
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_pool, "_python", pod_python)
+        with pod(processes=2, devices_per_process=2, grace=1) as pair:
+            yield pair
 
 
 def test_results_come_by_process(pair: Pod) -> None:
@@ -82,7 +87,9 @@ def test_nothing_listens_elsewhere(pair: Pod) -> None:
     assert {*coordinator, *other} <= LOOPBACK
 
 
-def test_a_death_and_a_stop_are_told() -> None:
+def test_a_death_and_a_stop_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The launcher sees the state of its own children only, not that of a forked process.
+    monkeypatch.setattr(worker_pool, "_python", lambda size, environment: [sys.executable])
     with pod(processes=2, grace=30, timeout=8) as pair:
         with pytest.raises(
             PodError, match="process 1 of 2 ---\nended, before the others: killed b"
@@ -144,7 +151,7 @@ if __name__ == "__main__":
 def test_functions_of_the_main_program_are_found(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
+        [*python_command(environment()), str(tmp_path / "program.py")],
         env=environment(),
         capture_output=True,
         text=True,
@@ -166,7 +173,7 @@ print(pod(processes=2).run(work))
 def test_a_program_that_starts_pods_when_it_is_imported_is_told(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py")],
+        [*python_command(environment()), str(tmp_path / "program.py")],
         env=environment(),
         capture_output=True,
         text=True,

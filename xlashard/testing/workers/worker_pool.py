@@ -27,6 +27,11 @@ _WORKER = "xlashard.testing.workers.pod_worker"
 _START_TIMEOUT = 300.0
 
 
+def _python(size: PodSize, environment: Mapping[str, str]) -> list[str]:
+    """Return the start of a worker's command line; tests replace this function."""
+    return [sys.executable]
+
+
 class WorkerPool:
     """Workers of one pod, which JAX has joined.
 
@@ -49,15 +54,16 @@ class WorkerPool:
         folder: str | None = None,
         on_output: Callable[[OutputChunk], None] = lambda printed: None,
     ) -> None:
+        environment = dict(os.environ) if environment is None else environment
         self.size = size
         self.usable = True
         self._on_output = on_output
         self._unpackers = [Unpacker() for _ in range(size.processes)]
         self._launch = Launch(
             LaunchPlan(
-                [sys.executable, str(_BOOTSTRAP), CHANNEL],
+                [*_python(size, environment), str(_BOOTSTRAP), CHANNEL],
                 size,
-                environment=dict(os.environ) if environment is None else environment,
+                environment=environment,
                 folder=folder,
                 one_stream=True,
                 channels=True,
