@@ -14,6 +14,7 @@ from jax.experimental.layout import Format, Layout
 
 import xlashard
 from tests.array.cases import DEVICES, named, same, value
+from tests.facts import naming
 from xlashard import Array, SingleDeviceSharding, device_put, from_dlpack, pjit
 from xlashard.errors import ArgumentError, DLPackError
 
@@ -89,7 +90,7 @@ def test_memory_is_shared_where_it_can_be(kind: Any, v: np.ndarray, is_shared: b
     if is_shared:
         assert shares(from_dlpack(kind(v), copy=False), v)
     else:
-        with pytest.raises(DLPackError, match="no multiple of 64 bytes: leave copy=False out"):
+        with pytest.raises(DLPackError, match=naming("64 bytes", "copy=False")):
             from_dlpack(kind(v), copy=False)
     own = from_dlpack(kind(v), copy=True)
     assert same(own, v) and not shares(own, v)
@@ -109,12 +110,12 @@ def test_memory_with_gaps_is_copied(kind: Any, v: np.ndarray) -> None:
     for copy in (None, True):
         x = from_dlpack(kind(v), copy=copy)
         assert same(x, v) and not shares(x, v)
-    with pytest.raises(DLPackError, match=r"gaps or overlaps.*: leave copy=False out"):
+    with pytest.raises(DLPackError, match=naming("gaps or overlaps", "copy=False")):
         from_dlpack(kind(v), copy=False)
 
 
 def test_gaps_need_a_producer_that_copies() -> None:
-    with pytest.raises(DLPackError, match=r"OldProducer, which has gaps.*give a contiguous one"):
+    with pytest.raises(DLPackError, match=naming("OldProducer", "gaps", "copy=True")):
         from_dlpack(OldProducer(V[:, ::2]))
 
 
@@ -139,7 +140,7 @@ def test_numpy_memory_that_dlpack_has_no_word_for_must_lie_well() -> None:
     v = aligned(value(jnp.bfloat16))
     assert same(from_dlpack(v.T), v.T)
     for bad in (v.T, aligned(v, 2)):
-        with pytest.raises(DLPackError, match="ndarray bfloat16.*leave copy=False out"):
+        with pytest.raises(DLPackError, match=naming("ndarray bfloat16", "copy=False")):
             from_dlpack(bad, copy=False)
 
 
@@ -185,7 +186,7 @@ def test_it_goes_on_to_any_place() -> None:
     ):
         x = from_dlpack(v, device=place)
         assert x.sharding == place and same(x, v)
-        with pytest.raises(DLPackError, match="can't share memory of .* with .*leave copy=False"):
+        with pytest.raises(DLPackError, match=naming("from_dlpack", "memory of ", "copy=False")):
             from_dlpack(v, device=place, copy=False)
     by_columns = from_dlpack(v, device=Format(Layout((0, 1)), SingleDeviceSharding(DEVICES[1])))
     assert by_columns.layout.major_to_minor == (0, 1) and same(by_columns, v)
@@ -193,9 +194,11 @@ def test_it_goes_on_to_any_place() -> None:
 
 def test_what_is_no_array() -> None:
     for wrong in ([1, 2], 1.0, V.__dlpack__()):
-        with pytest.raises(ArgumentError, match=r"__dlpack__ and __dlpack_device__.*device_put"):
+        with pytest.raises(
+            ArgumentError, match=naming("__dlpack__", "__dlpack_device__", "device_put(x)")
+        ):
             from_dlpack(wrong)
-    with pytest.raises(ArgumentError, match="device must be a device"):
+    with pytest.raises(ArgumentError, match=naming("device ", "str", "jax.devices()[0]")):
         from_dlpack(V, device="cpu")
     with pytest.raises((TypeError, RuntimeError)):
         from_dlpack(Elsewhere(V))
@@ -216,7 +219,7 @@ def test_it_goes_out_and_comes_back(name: str) -> None:
 @pytest.mark.parametrize("name", SUB_BYTE)
 def test_less_than_a_byte_stays_here(name: str) -> None:
     x = device_put(value(jnp.dtype(name)), DEVICES[0])
-    with pytest.raises(DLPackError, match=rf"can't describe an Array {name}.*x\.astype\('int8'\)"):
+    with pytest.raises(DLPackError, match=rf"Array {name}.*x\.astype\('int8'\)"):
         np.from_dlpack(x)
 
 
@@ -272,7 +275,7 @@ def test_deleted_ones_say_so() -> None:
     x = device_put(V, DEVICES[0])
     x.delete()
     for use in (np.from_dlpack, from_dlpack):
-        with pytest.raises(RuntimeError, match="has been deleted"):
+        with pytest.raises(RuntimeError, match=r"delete\(\)"):
             use(x)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
+from tests.facts import naming
 from xlashard import Array, device_get, device_put, make_array_from_callback, pjit
 from xlashard.array import constructors, host_put
 from xlashard.errors import DeletedError, OutOfMemoryError, PlacementError
@@ -71,10 +72,12 @@ class TestCallbacks:
 
     def test_another_shape_or_dtype_after_good_pieces(self) -> None:
         pieces = iter([V[:4], V[4:, :8]])
-        with pytest.raises(PlacementError, match=r"index \[4:8, :\] has shape \(4, 8\)"):
+        with pytest.raises(
+            PlacementError, match=naming("index [4:8, :]", "shape (4, 8)", "shape (4, 16)")
+        ):
             make_array_from_callback(V.shape, named("x"), lambda index: next(pieces))
         pieces = iter([V[:4], V[4:].astype(np.int32)])
-        with pytest.raises(PlacementError, match=r"index \[4:8, :\] is int32"):
+        with pytest.raises(PlacementError, match=naming("index [4:8, :]", "int32", "float32")):
             make_array_from_callback(V.shape, named("x"), lambda index: next(pieces))
 
     @pytest.mark.parametrize("sharding", SHARDINGS.values(), ids=SHARDINGS)
@@ -179,7 +182,7 @@ def test_an_array_without_one_of_its_shards_is_deleted(number: int) -> None:
         lambda: device_put(x, named()),
         lambda: jax.jit(lambda x: x + 1)(x),
     ):
-        with pytest.raises(DeletedError, match=r"delete\(\) was called on one of its shards"):
+        with pytest.raises(DeletedError, match=naming("float32[8,16]", "delete()", "shard")):
             use()
     assert x.is_deleted()
     # The other shards, and programs over all devices, go on.
@@ -219,10 +222,12 @@ class TestMemory:
 
         x = device_put(V, named("x"))
         monkeypatch.setattr(host_put, "put", exhausted)
-        with pytest.raises(OutOfMemoryError, match=r"^x: not enough.*float32\[8,16\].*256 bytes\)"):
+        with pytest.raises(OutOfMemoryError, match=r"^x: .*float32\[8,16\].*\b256 bytes\)"):
             device_put(V, named("x"))
         monkeypatch.setattr(constructors, "stage_piece", exhausted)
-        with pytest.raises(OutOfMemoryError, match="^not enough") as caught:
+        with pytest.raises(
+            OutOfMemoryError, match=r"^(?!x: ).*float32\[8,16\].*\b256 bytes"
+        ) as caught:
             make_array_from_callback(V.shape, named("x"), lambda index: V[index])
         assert caught.value.bytes_per_device == 256
         assert same(x, V)

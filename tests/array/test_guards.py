@@ -10,6 +10,7 @@ import pytest
 
 from tests.array.cases import DEVICES, MESH, named, same
 from tests.array.guarded_actions import ACTIONS, JAX, OURS, Side, V, copies, one, rows
+from tests.facts import naming
 from xlashard import (
     Array,
     NamedSharding,
@@ -42,7 +43,7 @@ def outcome(side: Side, name: str, way: str, level: str) -> str:
         with getattr(jax, f"transfer_guard_{way}")(level):
             act(side, x)
     except RuntimeError as error:
-        assert f"isallowed {way.replace('_', '-')} transfer" in str(error)
+        assert way.replace("_", "-") in str(error)
         return "refused"
     return "allowed"
 
@@ -73,34 +74,39 @@ def test_no_guard_refuses_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "way", "text"),
+    ("use", "way", "facts"),
     [
         (
             lambda: device_put({"w": [V]}, named("x")),
             "host_to_device",
-            "x['w'][0]: disallowed host-to-device transfer of the ndarray, by "
-            "jax.transfer_guard_host_to_device('disallow_explicit'): write "
-            "`with jax.transfer_guard_host_to_device('allow'):` around it",
+            (
+                "x['w'][0]",
+                "host-to-device",
+                "ndarray",
+                "jax.transfer_guard_host_to_device('disallow_explicit')",
+                "`with jax.transfer_guard_host_to_device('allow'):`",
+            ),
         ),
         (
             lambda: device_put({"w": rows(OURS)}, named()),
             "device_to_device",
-            "x['w']: disallowed device-to-device transfer of the array float32[8,2]",
+            ("x['w']", "device-to-device", "float32[8,2]"),
         ),
-        (lambda: device_get(rows(OURS)), "device_to_host", "the value of an Array float32[8,2]"),
+        (lambda: device_get(rows(OURS)), "device_to_host", ("Array float32[8,2]",)),
         (
             lambda: make_array_from_process_local_data(named("x"), {"b": V}),
             "host_to_device",
-            "local_data['b']: disallowed host-to-device transfer of the ndarray",
+            ("local_data['b']", "host-to-device", "ndarray"),
         ),
     ],
 )
-def test_explicit_ones_are_named(use: Any, way: str, text: str) -> None:
+def test_explicit_ones_are_named(use: Any, way: str, facts: tuple[str, ...]) -> None:
     x = rows(OURS)
     del x
-    with pytest.raises(TransferGuardError) as caught, _only(way, "disallow_explicit"):
+    named = pytest.raises(TransferGuardError, match=naming(*facts))
+    with named, _only(way, "disallow_explicit"):
         use()
-    assert text in str(caught.value)
+
     with _only(way, "disallow"):
         use()
 
@@ -113,7 +119,8 @@ def test_implicit_ones_say_how_to_ask() -> None:
     x = rows(OURS)
     with jax.transfer_guard("disallow"):
         with pytest.raises(
-            TransferGuardError, match=r"'disallow'\): write device_get\(x\), or `with"
+            TransferGuardError,
+            match=naming("jax.transfer_guard_device_to_host('disallow')", "device_get(x)"),
         ):
             np.asarray(x)
         with pytest.raises(
@@ -141,8 +148,9 @@ def test_an_argument_is_named_by_its_path() -> None:
     with jax.transfer_guard("disallow"):
         with pytest.raises(TransferGuardError) as caught:
             f({"w": x}, 2.0)
-        assert "disallowed host-to-device transfer of scale (float float32[])" in str(caught.value)
-        assert "write device_put(scale, sharding) before, or `with" in str(caught.value)
+        assert "host-to-device" in str(caught.value)
+        assert "scale (float float32[])" in str(caught.value)
+        assert "device_put(scale, sharding)" in str(caught.value)
         with pytest.raises(TransferGuardError, match=r"state\['w'\] \(ndarray float32\[8,2\]\)"):
             f({"w": V}, 2.0)
         with pytest.raises(TransferGuardError, match=r"device-to-device .* scale \(float32\[\]\)"):
@@ -170,7 +178,7 @@ def test_compiled_programs_and_steps_ask_too() -> None:
         for call in (lambda: compiled(state, np.float32(2)), lambda: step(np.float32(2))):
             with pytest.raises(RuntimeError, match="isallowed host-to-device"):
                 call()
-        with pytest.raises(TransferGuardError, match="host-to-device transfer of state"):
+        with pytest.raises(TransferGuardError, match="host-to-device.* state "):
             compiled.bind(V)
     assert same(step.state, V * 2)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
+from tests.facts import naming
 from xlashard import (
     Array,
     PmapSharding,
@@ -203,7 +204,7 @@ def test_an_array_that_is_deleted_on_the_way() -> None:
     rows = iter(x)
     first = next(rows)
     x.delete()
-    with pytest.raises(DeletedError, match=r"float32\[8,16\] has been deleted"):
+    with pytest.raises(DeletedError, match=naming("float32[8,16]", "delete()")):
         next(rows)
     assert same(first, V[0])
 
@@ -271,7 +272,10 @@ def test_programs_with_indices_too_short_for_a_dimension() -> None:
         (lambda x, i: jax.lax.scan(lambda c, _: (c + x[i], None), jnp.int8(0), None, 2)[0], (x, i)),
         (lambda x, u: jax.lax.dynamic_update_slice(x, u, (3,)), (x, narrow)),
     ):
-        with pytest.raises(ArgumentError, match=r"int8\[2147483656\] with int32, which ends at"):
+        with pytest.raises(
+            ArgumentError,
+            match=naming("int8[2147483656]", "int32", "2,147,483,647", "jax_enable_x64"),
+        ):
             pjit(fun).lower(*args)
     pjit(lambda x: x[2**31 + 3] + x[-1]).lower(x)
     pjit(lambda x, i: x[i]).lower(wide, i)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.array.cases import DEVICES, named, same, value
 from tests.array.suite import ArraySuite
+from tests.facts import naming
 from xlashard import (
     Array,
     Chunked,
@@ -172,9 +173,11 @@ def test_keys_stay_keys(impl: str) -> None:
 
 
 def test_what_device_put_sharded_refuses() -> None:
-    with pytest.raises(PlacementError, match=r"^3 shards for 4 devices.*\[:3\]"):
+    with pytest.raises(
+        PlacementError, match=naming("3 shards", "4 devices", "jax.local_devices()[:3]")
+    ):
         device_put_sharded([1, 2, 3], FOUR)
-    with pytest.raises(ArgumentError, match=r"not ndarray: write .*\[x\[0\], x\[1\]"):
+    with pytest.raises(ArgumentError, match=naming("shards ", "ndarray", "[x[0], x[1]")):
         device_put_sharded(V, FOUR)  # type: ignore[arg-type]
     with pytest.raises(PlacementError, match=r"shards\[2\]\['a'\] has shape \(2,\).*\(3,\)"):
         device_put_sharded([{"a": np.ones(3 - n // 2)} for n in range(4)], FOUR)
@@ -183,15 +186,15 @@ def test_what_device_put_sharded_refuses() -> None:
     with pytest.raises(PlacementError, match=r"shards\[1\] .*dtype uint32.*key<fry>"):
         key = jax.random.key(0)
         device_put_sharded([key, np.uint32(0)], FOUR[:2])
-    with pytest.raises(ArgumentError, match=r"shards\[1\]\['b'\] has no counterpart in shards\[0"):
+    with pytest.raises(ArgumentError, match=r"^shards\[1\]\['b'\].* shards\[0\]"):
         device_put_sharded([{"a": 1}, {"a": 1, "b": 2}], FOUR[:2])
-    with pytest.raises(ArgumentError, match=r"shards\[0\]\['b'\] has no counterpart in shards\[1"):
+    with pytest.raises(ArgumentError, match=r"^shards\[0\]\['b'\].* shards\[1\]"):
         device_put_sharded([{"a": 1, "b": 2}, {"a": 1}], FOUR[:2])
     with pytest.raises(ArgumentError, match=r"shards\[1\] is a .*\[\*, \*\].*shards\[0\].*\(\*"):
         device_put_sharded([(1, 2), [1, 2]], FOUR[:2])
     with pytest.raises(ArgumentError, match=r"shards\[1\]\[0\] .*str"):
         device_put_sharded([(1,), ("a",)], FOUR[:2])
-    with pytest.raises(ArgumentError, match=r"shards\[0\] is traced"):
+    with pytest.raises(ArgumentError, match=r"shards\[0\].*traced"):
         jax.jit(lambda x: device_put_sharded([x, x], FOUR[:2]))(1.0)
 
 
@@ -255,19 +258,19 @@ def test_indices_are_checked() -> None:
 
 def test_buffers_that_do_not_fit() -> None:
     buffers = [device_put(V[n, :, 0], FOUR[n]) for n in range(4)]
-    with pytest.raises(PlacementError, match=r"shape \(3,\).* pieces of shape \(1, 3\)"):
+    with pytest.raises(PlacementError, match=naming("arrays[0]", "shape (3,)", "shape (1, 3)")):
         make_sharded_device_array(struct((4, 3)), ROWS, buffers)
-    with pytest.raises(PlacementError, match=r"float32, but the array is int32"):
+    with pytest.raises(PlacementError, match=r"float32.* int32"):
         make_sharded_device_array(struct((4, 3), np.int32), None, buffers)
-    with pytest.raises(ValueError, match=r"grid of \(4,\).* 3 were given"):
+    with pytest.raises(ValueError, match=naming("(4,)", "4 devices", " 3 ", "jax.devices()[:4]")):
         make_sharded_device_array(struct((4, 3)), ROWS, buffers[:3])
     with pytest.raises(DivisibilityError, match=r"size 5.*Unstacked\(4\)"):
         make_sharded_device_array(struct((5, 3)), None, buffers)
-    with pytest.raises(ArgumentError, match=r"device_buffers\[1\] is on 8 devices"):
+    with pytest.raises(ArgumentError, match=naming("device_buffers[1]", "8 devices")):
         make_sharded_device_array(
             struct((4, 3)), ROWS, [buffers[0], device_put(V[0, :, 0], named())]
         )
-    with pytest.raises(ArgumentError, match=r"aval must say shape and dtype, not \(4, 3\)"):
+    with pytest.raises(ArgumentError, match=naming("aval ", "(4, 3)", "jax.ShapeDtypeStruct(")):
         make_sharded_device_array((4, 3), ROWS, buffers)
 
 
@@ -282,9 +285,9 @@ def test_device_arrays() -> None:
         assert same(array, V[0])
     other = device_put(V[0], FOUR[2])
     assert (free + other).devices() == {FOUR[2]}
-    with pytest.raises(PlacementError, match="none is on .*3"):
+    with pytest.raises(PlacementError, match=naming("1 arrays", "cpu:3", "cpu:4 (arrays[0])")):
         make_device_array(struct((3, 2)), FOUR[1], other)
-    with pytest.raises(PlacementError, match=r"\(3, 2\).* pieces of shape \(6,\)"):
+    with pytest.raises(PlacementError, match=naming("shape (3, 2)", "pieces of shape (6,)")):
         make_device_array(struct((6,)), None, other)
     key = jax.device_put(jax.random.key(3), FOUR[1])
     assert make_device_array(struct((), key.dtype), FOUR[1], key).committed
@@ -307,7 +310,9 @@ def test_unstacked_shards() -> None:
     assert [shard.data.shape for shard in x.addressable_shards] == [(1, 3, 2)] * 4
     by_spec = unstacked_shards(device_put(V, SingleDeviceSharding(FOUR[0])), ROWS_OF_ONE)
     assert by_spec[0].data.shape == (4, 3, 2)
-    with pytest.raises(ArgumentError, match=r"x has a NamedSharding"):
+    with pytest.raises(
+        ArgumentError, match=naming("x ", "NamedSharding", "unstacked_shards(x, sharding_spec)")
+    ):
         unstacked_shards(device_put(np.ones((8, 2)), named("x")))
 
 

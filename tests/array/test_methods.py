@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.array.cases import named, same
+from tests.facts import naming
 from tests.together import sweep
 from xlashard import Array, device_put
 from xlashard.errors import DeletedError
@@ -229,7 +230,7 @@ def test_deleted_arrays_are_named() -> None:
         lambda: gone.tolist(),
         lambda: device_put(gone, jax.devices()[0]),
     ):
-        with pytest.raises(DeletedError, match=r"float32\[2,4\] has been deleted: delete\(\)"):
+        with pytest.raises(DeletedError, match=naming("float32[2,4]", "delete()")):
             use()
     assert gone.is_deleted()
     assert gone.shape == (2, 4)

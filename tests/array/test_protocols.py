@@ -13,6 +13,7 @@ import pytest
 
 import xlashard
 from tests.array.cases import DEVICES, HALF, named, same, value
+from tests.facts import naming
 from xlashard import Array, NamedSharding, P, device_put
 from xlashard.errors import ArgumentError, DeletedError
 
@@ -43,17 +44,17 @@ def test_numbers() -> None:
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda: len(scalar(1.0)), "without dimensions"),
+        (lambda: len(scalar(1.0)), "dimensions"),
         (lambda: bool(put(np.zeros(2))), "x.any(), x.all() or x.size > 0"),
         (lambda: bool(put(np.zeros(0))), "0 elements"),
         (lambda: int(put(np.zeros(2))), "int(x[index]) or x.tolist()"),
-        (lambda: float(put(np.zeros(2))), "this one is float32[2]"),
+        (lambda: float(put(np.zeros(2))), "float32[2]"),
         (lambda: complex(put(np.zeros(2))), "complex"),
-        (lambda: [1][scalar(1.0)], "only an integer Array"),
-        (lambda: hex(scalar(1.0)), "serves as an index"),
-        (lambda: oct(put(np.zeros(2, np.int32))), "this one is int32[2]"),
+        (lambda: [1][scalar(1.0)], "integer"),
+        (lambda: hex(scalar(1.0)), "index"),
+        (lambda: oct(put(np.zeros(2, np.int32))), "int32[2]"),
         (lambda: hash(scalar(1.0)), "unhashable"),
-        (lambda: iter(scalar(1.0)), "iteration over an Array without dimensions"),
+        (lambda: iter(scalar(1.0)), "iteration"),
         (lambda: put(np.zeros(2)).__setitem__(0, 1.0), "x = x.at[index].set(y)"),
     ],
 )
@@ -117,7 +118,7 @@ def test_numpy_reads_it_and_may_not_write() -> None:
     assert np.asarray(x, np.int32).dtype == np.int32
     assert x.__array__() is x.__array__()
     assert x.__array__(copy=True) is not x.__array__()
-    with pytest.raises(ValueError, match="can't be read as int32 without a copy"):
+    with pytest.raises(ValueError, match=naming("Array float32[8,16]", "int32", "copy")):
         x.__array__(np.int32, copy=False)
     assert np.add(x, 1).dtype == np.float32
     assert np.sum(x) == v.sum()
@@ -131,7 +132,7 @@ def test_buffers() -> None:
     assert bytes(put(v, named("x", "y"))) == v.tobytes()
     assert memoryview(put(v)).shape == v.shape
     assert memoryview(put(v)).readonly
-    with pytest.raises(BufferError, match="no bfloat16"):
+    with pytest.raises(BufferError, match="bfloat16"):
         memoryview(put(v.astype(jnp.bfloat16)))
 
 
@@ -151,7 +152,9 @@ def test_dlpack_goes_out_from_one_device() -> None:
     assert same(jax.dlpack.from_dlpack(x), v)
     assert x.__dlpack_device__() == x.to_jax().__dlpack_device__()
     for use in (lambda y: y.__dlpack__(), lambda y: y.__dlpack_device__()):
-        with pytest.raises(BufferError, match="DLPack describes memory of one device"):
+        with pytest.raises(
+            BufferError, match=naming("DLPack", "8", "x.addressable_shards[i].data")
+        ):
             use(put(v))
 
 
@@ -205,7 +208,7 @@ def test_a_raw_one_says_how_to_make_one() -> None:
         lambda: raw.delete(),
         lambda: raw.is_deleted(),
     ):
-        with pytest.raises(ArgumentError, match=r"made by Array\(\)"):
+        with pytest.raises(ArgumentError, match=r"Array\(\)"):
             use()
 
 
@@ -216,14 +219,14 @@ def test_old_names_tell_the_new_ones() -> None:
     with pytest.raises(AttributeError, match=r"shard\.data for shard in x\.addressable_shards"):
         _ = x.device_buffers
     assert not hasattr(x, "device_buffer")
-    with pytest.raises(AttributeError, match="an Array has no attribute 'colour'"):
+    with pytest.raises(AttributeError, match="'colour'"):
         _ = x.colour
 
 
 def test_one_of_its_parts() -> None:
     x = device_put(np.arange(8), NamedSharding(HALF, P("z")))
     assert x.addressable_data(-1).devices() == {DEVICES[7]}
-    with pytest.raises(IndexError, match=r"addressable_data\(4\): 4 of the array's devices"):
+    with pytest.raises(IndexError, match=naming("addressable_data(4)", "from 0 to 3")):
         x.addressable_data(4)
     (first, *_) = x.addressable_shards
     assert repr(first).startswith("Shard(device=")
@@ -253,7 +256,7 @@ def test_live_arrays_are_ours() -> None:
 
 def test_from_jax_takes_arrays_only() -> None:
     for wrong in (np.zeros(2), 1.0, jax.random.key(0)):
-        with pytest.raises(ArgumentError, match=r"Array\.from_jax takes a concrete jax\.Array"):
+        with pytest.raises(ArgumentError, match=naming("Array.from_jax", "concrete jax.Array")):
             Array.from_jax(wrong)
     with pytest.raises(ArgumentError, match="Tracer"):
         jax.jit(lambda x: Array.from_jax(x))(1.0)
@@ -311,7 +314,7 @@ def test_deleted_ones_are_neither_pickled_nor_copied() -> None:
     x = put(np.zeros((4, 2)))
     x.delete()
     for use in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(DeletedError, match="has been deleted"):
+        with pytest.raises(DeletedError, match=r"delete\(\)"):
             use(x)
 
 
