@@ -268,9 +268,7 @@ def test_shardings_with_reductions() -> None:
 def test_what_has_no_partial_results_is_refused() -> None:
     for make in (make_array_from_callback, make_array_from_process_local_data):
         args = ((8, 4), U, lambda i: V[i]) if make is make_array_from_callback else (U, V)
-        with pytest.raises(
-            PlacementError, match=naming("sharding of ", "unreduced={'x'}")
-        ):
+        with pytest.raises(PlacementError, match=naming("sharding of ", "unreduced={'x'}")):
             make(*args)
     bare = GSPMDSharding(DEVICES.tolist(), "{unreduced}")
     assert bare.is_unreduced

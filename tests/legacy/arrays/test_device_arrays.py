@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import (
     Array,
@@ -128,12 +129,15 @@ def test_members_of_several_devices(mesh):
     assert x.one_replica_buffer_indices == [0, 1]
     whole = np.concatenate([x.device_buffers[n].to_py() for n in x.one_replica_buffer_indices])
     np.testing.assert_array_equal(whole, WHOLE)
-    with pytest.raises(AttributeError, match=r"float32\[8,2\], is on 8 devices.*device_buffers"):
+    with pytest.raises(
+        AttributeError,
+        match=naming("device_buffer ", "float32[8,2]", "8 devices", "x.device_buffers"),
+    ):
         x.device_buffer  # noqa: B018
     assert not hasattr(x, "device_buffer")
     tiles = GSPMDSharding(tuple(mesh.devices.flat), "{devices=[8,1]0,2,1,3,4,5,6,7}")
     odd = of_kind(ShardedDeviceArray, device_put(WHOLE, tiles))
-    with pytest.raises(TilingError, match="no grid of 8 devices"):
+    with pytest.raises(TilingError, match=naming("8 devices", "(8, 1)")):
         odd.sharding_spec  # noqa: B018
     assert len(odd.device_buffers) == 8
 
@@ -163,7 +167,7 @@ def test_arrays_of_today_have_the_members_while_the_names_are_installed(mesh):
             assert x.indices[2] == (slice(2, 4), slice(None))
             assert x.one_replica_buffer_indices == [0, 2, 4, 6]
             assert x.to_py().tolist() == WHOLE.tolist()
-            with pytest.raises(AttributeError, match="on 8 devices"):
+            with pytest.raises(AttributeError, match="8 devices"):
                 x.device_buffer  # noqa: B018
         assert one.device() == one.device == one.device_buffer.device() == jax.devices()[0]
         gda = GlobalDeviceArray.from_array(ours)

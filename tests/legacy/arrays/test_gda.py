@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32
 from xlashard import (
     FROM_GDA,
@@ -86,7 +87,7 @@ def test_its_shards(gda, mesh):
         np.testing.assert_array_equal(gda.local_data(number), WHOLE[shard.index])
     assert gda.addressable_data(-1).devices() == {mesh.devices[3, 1]}
     assert sum(s.data.nbytes for s in gda.addressable_shards if s.replica_id == 0) == gda.nbytes
-    with pytest.raises(IndexError, match="give one from 0 to 7"):
+    with pytest.raises(IndexError, match=naming("addressable_data(8)", "from 0 to 7")):
         gda.local_data(8)
 
 
@@ -114,7 +115,7 @@ def test_it_is_deleted(gda):
         lambda: np.asarray(gda),
         gda.block_until_ready,
     ):
-        with pytest.raises(RuntimeError, match="has been deleted: delete"):
+        with pytest.raises(RuntimeError, match=r"float32\[8,2\].*delete\(\)"):
             use()
     assert gda.shape == (8, 2) and "GlobalDeviceArray" in repr(gda)
 
@@ -122,7 +123,7 @@ def test_it_is_deleted(gda):
 def test_its_pieces_are_deleted_one_by_one(gda):
     for number in range(8):
         gda.addressable_shards[number].data.delete()
-    with pytest.raises(DeletedError, match="has been deleted"):
+    with pytest.raises(DeletedError, match=r"float32\[8,2\].*delete\(\)"):
         gda.addressable_shards  # noqa: B018
     assert gda.is_deleted()
 
@@ -218,7 +219,7 @@ def test_it_is_donated(gda, mesh):
         twice = step(GlobalDeviceArray.from_array(once))
     assert gda.is_deleted() and once.is_deleted()
     np.testing.assert_array_equal(twice, WHOLE + 2)
-    with pytest.raises(RuntimeError, match="has been deleted.*donated"):
+    with pytest.raises(RuntimeError, match=r"float32\[8,2\].*donated.* <lambda>, as x"):
         gda.local_data(0)
 
 
@@ -263,7 +264,7 @@ def test_other_arrays_of_a_type_are_not_refused():
 def test_one_that_lies_on_no_mesh_says_so(mesh):
     single = GlobalDeviceArray.from_array(device_put(WHOLE, jax.devices()[0]))
     for ask in (lambda: single.mesh, lambda: single.mesh_axes):
-        with pytest.raises(MeshError, match=r"float32\[8,2\] lies as device 0.*x\.sharding"):
+        with pytest.raises(MeshError, match=naming("float32[8,2]", "device 0", "x.sharding")):
             ask()
     assert single.local_shards[0].index == (slice(None), slice(None))
     assert single.is_fully_replicated
@@ -282,7 +283,7 @@ def test_it_is_pickled_with_its_mesh(gda, mesh, monkeypatch):
     np.testing.assert_array_equal(single, WHOLE)
     fewer = jax.devices()[:4]
     monkeypatch.setattr(jax, "devices", lambda *_: fewer)
-    with pytest.raises(ShardingError, match="8 devices, of which this process does not know"):
+    with pytest.raises(ShardingError, match=naming("8 devices", "cpu:4, cpu:5, cpu:6, cpu:7")):
         pickle.loads(text)
 
 
@@ -292,7 +293,9 @@ def test_the_mesh_that_it_is_given_to_is_checked(gda, mesh):
     check_gda_mesh([gda.to_array()], ["x"], turned)
     single = GlobalDeviceArray.from_array(device_put(WHOLE, jax.devices()[0]))
     check_gda_mesh([single], ["x"], turned)
-    with pytest.raises(ValueError, match=r"state\['w'\] is a GlobalDeviceArray on.*devices 0, 1"):
+    with pytest.raises(
+        ValueError, match=naming("state['w'] ", "0, 1, 2", "6, 7, 4", "`with state['w'].mesh:`")
+    ):
         check_gda_mesh([WHOLE, gda], ["batch", "state['w']"], turned)
 
 
@@ -300,10 +303,10 @@ def test_it_is_neither_of_the_other_kinds(gda):
     assert not isinstance(gda, DeviceArray) and not isinstance(gda, ShardedDeviceArray)
     assert not isinstance(gda.to_array(), GlobalDeviceArray)
     assert not isinstance(jnp.ones(3), GlobalDeviceArray)
-    with pytest.raises(TypeError, match="no buffers"):
+    with pytest.raises(TypeError, match=r"Array\(\)"):
         GlobalDeviceArray().shape  # noqa: B018
 
 
 def test_an_attribute_that_it_lacks_is_told_by_its_own_name(gda):
-    with pytest.raises(AttributeError, match="a GlobalDeviceArray has no attribute 'localdata'"):
+    with pytest.raises(AttributeError, match=naming("GlobalDeviceArray", "'localdata'")):
         _ = gda.localdata

@@ -229,7 +229,7 @@ def test_a_module_in_place_of_one_of_today() -> None:
         assert below.safe_zip([1], [2]) == [(1, 2)]
         with pytest.raises(ImportError, match="no_such"):
             exec("from jax.experimental.pjit import no_such")
-        with pytest.raises(AttributeError, match=r"'jax.experimental.there' has no attribute 'x'"):
+        with pytest.raises(AttributeError, match=r"'jax.experimental.there'.* 'x'"):
             _ = jax.experimental.there.x
     finally:
         installation.end()

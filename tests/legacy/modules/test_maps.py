@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32, spec_of
 from xlashard import NamedSharding, pjit
 from xlashard.errors import ArgumentError, BoxError, MeshError
@@ -99,7 +100,7 @@ def test_nothing_is_computed_on_fake_devices():
     with maps.Mesh(fake_devices(FrozenDevice), ("x", "y")):
         double = pjit(lambda x: x * 2, in_axis_resources=P("x"), out_axis_resources=None)
         for use in (double, double.lower, lambda x: xlashard.device_put(x, P("x"))):
-            with pytest.raises(MeshError, match="stands on FrozenDevices, which are no devices"):
+            with pytest.raises(MeshError, match=naming("FrozenDevices", "jax.devices()")):
                 use(f32(8, 4))
 
 
@@ -109,10 +110,10 @@ def test_local_parts_of_meshes_of_devices_without_a_hash():
     assert fake.local_devices == list(fake.devices[:2].flat)
     scattered = fake_devices(FakeDevice)
     scattered[0, 0], scattered[1, 1] = FakeDevice(0, 1), FakeDevice(3, 1)
-    with pytest.raises(BoxError, match="do not fill it"):
+    with pytest.raises(BoxError, match=naming("6 devices", "8", "'x'=0, 'y'=0")):
         maps.Mesh(scattered, ("x", "y")).local_mesh  # noqa: B018
     elsewhere = np.array([FakeDevice(n, 3) for n in range(8)])
-    with pytest.raises(MeshError, match="no device of process 0.*process 3"):
+    with pytest.raises(MeshError, match=naming("process 0", "process 3")):
         maps.Mesh(elsewhere, ("x",)).local_mesh  # noqa: B018
 
 
@@ -202,11 +203,16 @@ def test_each_thread_has_its_own(mesh):
 
 
 def test_what_is_no_environment_is_refused(mesh):
-    with pytest.raises(ArgumentError, match=r"not Mesh: write ResourceEnv\(Mesh"):
+    with pytest.raises(
+        ArgumentError,
+        match=naming("thread_resources.env", "Mesh", "ResourceEnv(Mesh(devices, axis_names), ())"),
+    ):
         maps.thread_resources.env = mesh
-    with pytest.raises(ArgumentError, match="only xmap"):
+    with pytest.raises(
+        ArgumentError, match=naming("thread_resources.env", "Loop(name='l'", "xmap")
+    ):
         maps.thread_resources.env = maps.ResourceEnv(mesh, (maps.Loop("l", 2),))
-    with pytest.raises(MeshError, match="'x' already"):
+    with pytest.raises(MeshError, match="'x'"):
         maps.ResourceEnv(empty_mesh(), (maps.Loop("x", 2),)).with_mesh(mesh)
     env = maps.EMPTY_ENV.with_mesh(mesh)
     assert env == maps.ResourceEnv(mesh, ()) and "Mesh(" in repr(env) and hash(env) == hash(env)

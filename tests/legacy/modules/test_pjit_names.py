@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
+from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
 from xlashard._jax.shardings import HloSharding, OpSharding
@@ -63,9 +64,11 @@ def test_specs_are_parsed_and_canonicalised():
     assert moved.sync == era.SpecSync.OUT_OF_SYNC < era.SpecSync.DIM_PERMUTE
     nothing = era.ParsedPartitionSpec.from_user_input(None, "resources")
     assert era.CanonicalizedParsedPartitionSpec(nothing) == era.REPLICATED
-    with pytest.raises(ArgumentError, match="resources must be a PartitionSpec or None, not tuple"):
+    with pytest.raises(ArgumentError, match=naming("resources ", "tuple", "P(('x',))")):
         era.ParsedPartitionSpec.from_user_input(("x",), "resources")
-    with pytest.raises(ShardingError, match="only with_sharding_constraint"):
+    with pytest.raises(
+        ShardingError, match=naming("resources ", "UNCONSTRAINED", "with_sharding_constraint")
+    ):
         era.ParsedPartitionSpec.from_user_input(P(P.UNCONSTRAINED), "resources")
     free = era.ParsedPartitionSpec.from_user_input(P(P.UNCONSTRAINED), "r", True)
     assert free.partitions == (None,)
@@ -79,9 +82,11 @@ def test_trees_of_resources_are_prepared(mesh):
     assert prepared["s"] is tree["s"] and prepared["a"] is era.AUTO
     none, entries, _, any_auto = era._prepare_axis_resources(None, "axis_resources")
     assert none == era.REPLICATED and not any_auto and entries == [none]
-    with pytest.raises(DuplicateAxisError, match="'x' 2 times"):
+    with pytest.raises(DuplicateAxisError, match=naming("in_axis_resources", "'x' 2", "[0, 1]")):
         era._prepare_axis_resources((P("x", ("y", "x")),), "in_axis_resources")
-    with pytest.raises(ArgumentError, match="each entry of in_axis_resources"):
+    with pytest.raises(
+        ArgumentError, match=naming("in_axis_resources", "PartitionSpec", "str", "P('x')")
+    ):
         era._prepare_axis_resources(("x",), "in_axis_resources")
 
 
@@ -212,7 +217,7 @@ def test_prefixes_are_flattened():
     assert flat == (None, None, P("x"), None)
     assert era.flatten_axis_resources("r", tree, P("x"), False) == (P("x"),) * 4
     assert era.flatten_axis_resources("r", tree, [None, P()], True) == (None, None, None, P())
-    with pytest.raises(ArgumentError, match=r"in_axis_resources\[0\] is a dict with keys \['w'\]"):
+    with pytest.raises(ArgumentError, match=naming("in_axis_resources[0]", "['w']", "['b', 'w']")):
         era.flatten_axis_resources("in_axis_resources", tree, ({"w": P()}, None), True)
 
 
@@ -234,10 +239,10 @@ def test_types_are_checked_against_shardings(mesh):
     check([sharding], [uneven], "with_sharding_constraint arguments", allow_uneven_sharding=True)
     check([jax.sharding.NamedSharding(mesh, P("x"))], [good], "pjit outputs", False)
     with pytest.raises(
-        ShardingError, match=r"number 1 of pjit arguments, of shape \(6, 4\).*4 tiles"
+        ShardingError, match=naming("1 of pjit arguments", "shape (6, 4)", "4 tiles")
     ):
         check([sharding, sharding], [good, uneven], "pjit arguments", False)
-    with pytest.raises(ShardingError, match="number 0 of pjit outputs.*at least 1 dimension"):
+    with pytest.raises(ShardingError, match=naming("0 of pjit outputs", "shape ()", "1 dimension")):
         check([sharding], [jax.core.ShapedArray((), np.float32)], "pjit outputs", True)
 
 
@@ -249,7 +254,7 @@ def test_resources_become_shardings_on_a_mesh(mesh):
     sharding = NamedSharding(mesh, P("y"))
     empty = era.Mesh(np.empty((), object), ())
     assert era._create_sharding_for_array(empty, sharding) is sharding
-    with pytest.raises(MeshError, match=r"PartitionSpec\('x',\) needs a mesh"):
+    with pytest.raises(MeshError, match=naming("PartitionSpec('x',)", "`with mesh:`")):
         era._create_sharding_for_array(empty, parsed)
 
 
@@ -277,7 +282,7 @@ def test_the_primitives_are_those_of_jaxprs(mesh):
 
 @pytest.mark.parametrize("name", ["_pjit_lower", "_pjit_jaxpr", "_pjit_call_impl"])
 def test_what_has_no_place_any_more_is_refused(name):
-    with pytest.raises(RefusedError, match=rf"{name} is gone.*Write: pjit\(f\)"):
+    with pytest.raises(RefusedError, match=rf"{name} .*pjit\(f\)"):
         getattr(era, name)()
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jax.experimental.array_serialization import serialization as of_jax
 
 from tests.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
+from tests.facts import naming
 from tests.processes import run_many
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard._jax.transfer import HandleType
@@ -215,7 +216,9 @@ def test_specs_without_a_store_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(SerializationError, match="the array in the spec"):
         saving.run_deserialization([named()], [{**values, "dtype": "no such type"}])
     for wrong in ({"driver": "array", "dtype": "float32"}, {"driver": "zarr"}):
-        with pytest.raises(ArgumentError, match="says where an array is stored"):
+        with pytest.raises(
+            ArgumentError, match=naming("tensorstore_specs[0]", "get_tensorstore_spec(")
+        ):
             saving.run_deserialization([named()], [wrong])
 
 
@@ -424,5 +427,5 @@ def test_other_drivers_and_specs_of_tensorstore(tmp_path: Path) -> None:
     for back in saving.run_deserialization([named("y")] * 4, specs):
         assert same(back, V)
     absent = saving.get_tensorstore_spec(f"{tmp_path}/database/v", ocdbt=True)
-    with pytest.raises(SerializationError, match="no array at '.*/database/v'"):
+    with pytest.raises(SerializationError, match=naming("/database/v'", "'d', 'manifest.ocdbt'")):
         saving.run_deserialization([named()], [absent])

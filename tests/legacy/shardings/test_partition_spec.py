@@ -114,7 +114,7 @@ def test_shardings_take_it_and_compare_as_those_of_today(mesh):
 
 
 def test_a_plain_tuple_is_none_still(mesh):
-    with pytest.raises(ShardingError, match=r"write P\('x', None\)"):
+    with pytest.raises(ShardingError, match=r"P\('x', None\)"):
         NamedSharding(mesh, ("x", None))
 
 

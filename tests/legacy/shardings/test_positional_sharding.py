@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xlashard
+from tests.facts import naming
 from xlashard import legacy
 from xlashard.errors import GeometryError, ShardingError
 from xlashard.legacy.shardings.sharding_classes import PositionalSharding
@@ -133,13 +134,13 @@ def test_equality_and_memory(sharding):
 
 
 def test_what_does_not_fit_is_refused(sharding):
-    with pytest.raises(ShardingError, match=r"\(8,\) can't be reshaped to \(3, 2\).*8 entries"):
+    with pytest.raises(ShardingError, match=naming("(8,)", "(3, 2)", "8 entries", "reshape(-1)")):
         sharding.reshape(3, 2)
     with pytest.raises(ValueError, match="axis 2"):
         sharding.reshape(4, 2).replicate(2)
     with pytest.raises(ValueError, match="1 dimension"):
         jax.device_put(X, sharding)
-    with pytest.raises(GeometryError, match="does not divide"):
+    with pytest.raises(GeometryError, match=naming("dimension 0", "(6, 8)", "4 tiles")):
         jax.device_put(X[:6], sharding.reshape(4, 2))
 
 
