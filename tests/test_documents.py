@@ -68,7 +68,7 @@ def test_a_file_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
         read_text("/dev/zero", 1 << 10)
     with pytest.raises(SettingsError, match=r"/dev/zero is not valid TOML: it is longer than 1"):
         load_settings("/dev/zero")
-    with pytest.raises(CloudError, match="--config /dev/zero is no TOML file: it is longer"):
+    with pytest.raises(CloudError, match="--config /dev/zero is not a TOML file: it is longer"):
         load_cloud_settings("/dev/zero", {})
     file = tmp_path / "settings.toml"
     file.write_text("a = 1")

@@ -1,12 +1,10 @@
-"""Deletes a TPU, with all its slices and the queued resource that it was asked for by.
+"""Deletes a TPU. One that does not exist is no error.
 
-    delete.py --name=my-tpu --zone=us-west4-a [--slices=2] [--queued]
-
-One that is not there is no error.
+delete.py --name=my-tpu --zone=us-west4-a
 """
 
-from xlashard.cloud.provisioning import delete
 from xlashard.cloud.script import start
+from xlashard.cloud.tpu import delete
 
 if __name__ == "__main__":
-    start(lambda session, _: delete(session), ("tpu", "wait"), __doc__)
+    start(delete, ("tpu", "wait"), __doc__)

@@ -1,14 +1,14 @@
-"""Says whether a TPU is there, free and whole, and what to do if not.
+"""Checks that a TPU works and is free, and prints advice.
 
-    doctor.py --name=my-tpu --zone=us-west4-a --accelerator=v5litepod-16    all its workers
+    doctor.py --name=my-tpu --zone=us-west4-a --accelerator=v5litepod-16    all workers
     doctor.py                                                               this machine alone
 
-It looks at the chips, who holds them, versions, memory, the way to the coordinator, and whether all
-workers see all chips. It exits with 1 if something is wrong.
+It checks the chips, the processes that hold them, versions, memory, the connection to the
+coordinator, and that all workers see all chips. It exits with 1 if something is wrong.
 """
 
-from xlashard.cloud.doctoring import look
+from xlashard.cloud.doctor import check
 from xlashard.cloud.script import start
 
 if __name__ == "__main__":
-    start(lambda session, _: look(session), ("tpu", "wait", "setup", "run", "doctor"), __doc__)
+    start(check, ("tpu", "wait", "doctor"), __doc__)

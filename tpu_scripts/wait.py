@@ -1,10 +1,6 @@
-"""Waits until a TPU is ready and all its workers answer.
+"""Removed: prints the replacement."""
 
-wait.py --name=my-tpu --zone=us-west4-a [--ready_within=7200]
-"""
-
-from xlashard.cloud.provisioning import wait
-from xlashard.cloud.script import start
+from xlashard.cloud.script import removed
 
 if __name__ == "__main__":
-    start(lambda session, _: wait(session), ("tpu", "wait"), __doc__)
+    removed("create.py waits until the TPU is ready")

@@ -102,6 +102,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "without RUN: with the last one in RUNS",
     )
     parser.add_argument(
+        "--auto-resume",
+        action="store_true",
+        help="resume the newest run of that name in RUNS that has a checkpoint; start it if there "
+        "is none. For jobs that are restarted after preemption",
+    )
+    parser.add_argument(
         "--data",
         metavar="PATH",
         nargs="+",

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from tests.train.test_folder import opened
 from tests.train.test_job import Recorder, records, run
 from xlashard.train.errors import DataError, SettingsError
 from xlashard.train.job import Outcome, run_job
-from xlashard.train.resume import changes, last_run, read_run
+from xlashard.train.resume import changes, last_run, newest_resumable, read_run
 
 
 def go_on(folder: Path, *words: str) -> tuple[Recorder, Outcome]:
@@ -49,6 +50,20 @@ def test_other_settings_may_change(tmp_path: Path) -> None:
         "model.compute": ("float32", "bfloat16"),
         "training.steps": (4, 9),
     }
+
+
+def test_the_newest_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
+    assert newest_resumable(tmp_path, "small") is None
+    for age, name in enumerate(("small", "small-2", "small-3", "smaller")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
+        (tmp_path / name / "metrics.jsonl").touch()
+        os.utime(tmp_path / name / "metrics.jsonl", (1000 * age, 1000 * age))
+    assert newest_resumable(tmp_path, "small") is None
+    for name in ("small", "small-2", "smaller"):
+        (tmp_path / name / "checkpoints" / "00000002").mkdir()
+    (tmp_path / "small-3" / "checkpoints" / ".saving-00000009").mkdir()
+    assert newest_resumable(tmp_path, "small") == tmp_path / "small-2"
 
 
 def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:

@@ -1,16 +1,12 @@
-"""Jobs on TPUs in Google Cloud: what the scripts of `tpu_scripts/` do.
+"""Jobs on TPUs in Google Cloud: the steps of the scripts in `tpu_scripts/`, as calls of `gcloud`.
 
-| modules | what is in them |
+| modules | content |
 |---|---|
-| `settings`, `accelerators` | what a person asks for, and what its name means to Google Cloud |
-| `commands`, `retrying`, `session` | commands as values, what runs or shows them, trying again |
-| `gcloud`, `slices` | TPU VMs: commands that make and reach them, and what they are said to be |
-| `provisioning` | making a TPU, waiting for it, deleting it |
-| `reaching`, `preparing`, `bundle` | the same on all workers at once; code and packages for them |
-| `jobs`, `running`, `following`, `logs` | a job on all workers: start, follow and end it |
-| `watching`, `resuming` | the same on a TPU that may be taken away |
-| `jobset`, `kubectl`, `gke` | a job as a JobSet of GKE |
-| `doctoring`, `findings` | looking at a TPU, and saying what is wrong |
-| `remote/` | what is copied to the workers and runs there, without any of this |
-| `script` | flags, help and exit codes of a script |
+| `settings`, `accelerators`, `script` | settings from TOML and flags; types of TPUs; exit codes |
+| `gcloud`, `session` | commands as values, and the process that runs or prints them |
+| `tpu`, `workers` | state of a TPU, creating and deleting it; commands and code on its workers |
+| `jobs`, `watching` | a job on all workers; the same job again after a preemption |
+| `jobset` | the manifest of a job on GKE |
+| `doctor`, `findings` | checks of the workers, and advice |
+| `remote/` | programs that are copied to the workers and run there without xlashard |
 """

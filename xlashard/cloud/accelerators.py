@@ -1,4 +1,4 @@
-"""What a type of accelerator means to Google Cloud: its image, its hosts, its nodes in GKE."""
+"""Types of TPU slices: VM image, hosts, and the labels of their nodes in GKE."""
 
 import math
 from dataclasses import dataclass
@@ -11,45 +11,39 @@ from xlashard.tpu.topology_names import (
     shape_name,
 )
 
-
-@dataclass(frozen=True)
-class Offer:
-    """How Google Cloud offers a generation of TPUs.
-
-    Attributes:
-        image: The VM image that it needs. https://cloud.google.com/tpu/docs/runtimes
-        node_label: Of its nodes in GKE, as `cloud.google.com/gke-tpu-accelerator`; empty where GKE
-            has none. https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-    """
-
-    image: str
-    node_label: str
-
-
-OFFERS = {
-    "v2": Offer("tpu-ubuntu2204-base", ""),
-    "v3": Offer("tpu-ubuntu2204-base", ""),
-    "v4": Offer("tpu-ubuntu2204-base", "tpu-v4-podslice"),
-    "v5e": Offer("v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
-    "v5p": Offer("v2-alpha-tpuv5", "tpu-v5p-slice"),
-    "v6e": Offer("v2-alpha-tpuv6e", "tpu-v6e-slice"),
-    "tpu7x": Offer("v2-alpha-tpu7-ubuntu2404", "tpu7x"),
+_IMAGES = {
+    "v2": "tpu-ubuntu2204-base",
+    "v3": "tpu-ubuntu2204-base",
+    "v4": "tpu-ubuntu2204-base",
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+    "tpu7x": "v2-alpha-tpu7-ubuntu2404",
 }
-"""By libtpu's name of the generation."""
+"""VM image of each generation, by libtpu's name: https://cloud.google.com/tpu/docs/runtimes"""
+
+_NODE_LABELS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+"""Label of GKE nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus"""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A type of slice.
+    """A type of TPU slice.
 
     Attributes:
-        name: As gcloud calls it: `v5litepod-16`.
-        generation: As libtpu calls it: `v5e`.
+        name: Accelerator type in gcloud: `v5litepod-16`.
+        generation: Name of the generation in libtpu: `v5e`.
         topology: Chips along each dimension: `4x4`.
-        chips: In a slice.
-        hosts: VMs, or nodes, of a slice.
-        devices_per_chip: That JAX shows.
-        is_default: Whether gcloud gives that topology to who asks by the name alone.
+        chips: Chips of a slice.
+        hosts: VMs (nodes in GKE) of a slice.
+        devices_per_chip: JAX devices of each chip.
+        is_default: Whether gcloud chooses this topology for the accelerator type.
     """
 
     name: str
@@ -62,46 +56,45 @@ class Accelerator:
 
     @property
     def chips_per_host(self) -> int:
-        """Chips that each VM has."""
+        """Chips of each VM."""
         return self.chips // self.hosts
 
     @property
-    def runtime(self) -> str:
-        """The VM image that it needs."""
-        return OFFERS[self.generation].image
+    def image(self) -> str:
+        """VM image for this generation."""
+        return _IMAGES[self.generation]
 
     @property
     def node_label(self) -> str:
-        """What GKE calls its nodes.
+        """Label of the nodes in GKE.
 
         Raises:
-            CloudError: GKE has none.
+            CloudError: GKE has no nodes of this generation.
         """
-        label = OFFERS[self.generation].node_label
-        if not label:
-            known = ", ".join(name for name, offer in OFFERS.items() if offer.node_label)
+        if self.generation not in _NODE_LABELS:
             raise CloudError(
-                f"--accelerator={self.name}: GKE has no TPU {self.generation}; it has {known}",
+                f"--accelerator={self.name}: GKE has no TPU {self.generation}; expected one of "
+                f"{', '.join(_NODE_LABELS)}",
                 code=2,
             )
-        return label
+        return _NODE_LABELS[self.generation]
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How gcloud is asked for it."""
+        """Flags of gcloud that select this type."""
         if self.is_default:
             return (f"--accelerator-type={self.name}",)
         return (f"--type={self.name.rpartition('-')[0]}", f"--topology={self.topology}")
 
 
 def read_accelerator(name: str) -> Accelerator:
-    """What a name stands for, be it one of gcloud's or one of libtpu's.
+    """Return the type that a name of gcloud or of libtpu stands for.
 
     Args:
         name: `v5litepod-16`, `v5e-16` or `v5e:4x4`.
 
     Raises:
-        CloudError: There is no such type.
+        CloudError: The name is empty or unknown.
 
     Example:
         >>> read_accelerator("v5e-16")
@@ -109,16 +102,19 @@ def read_accelerator(name: str) -> Accelerator:
         devices_per_chip=1, is_default=True)
     """
     if not name:
-        raise CloudError("which TPU? Write its type, such as --accelerator=v5litepod-16", code=2)
+        raise CloudError(
+            "--accelerator is missing: write the TPU's type, such as --accelerator=v5litepod-16",
+            code=2,
+        )
     try:
-        found = parse_topology_name(name)
+        topology = parse_topology_name(name)
     except TopologyError as error:
         raise CloudError(f"--accelerator={name}: {error}", code=2) from None
-    generation, shape = found.generation, found.shape
+    generation, shape = topology.generation, topology.shape
     chips = math.prod(shape)
     on_one_host = chips <= generation.chips_per_host or shape in generation.single_host_shapes
     return Accelerator(
-        accelerator_type(found),
+        accelerator_type(topology),
         generation.name,
         shape_name(shape),
         chips,

@@ -1,44 +1,47 @@
-"""What the doctor finds on workers, and what to do about it: judged here, looked for there."""
+"""Findings of the doctor: verdicts on what the probes of the workers report, with advice."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from xlashard.errors import counted
 from xlashard.wording import in_bytes
 
 _LEAST_DISK = 5 * 1024**3
 _LEAST_LOCKED = 64 * 1024**3
-_INSTALL = "install what jax asks for: pip install --upgrade 'jax[tpu]', or setup.py anew"
+_INSTALL = "install what jax requires: pip install --upgrade 'jax[tpu]', or run.py again"
+_SET_UP = "install the code: run.py"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        worker: Its label; empty if it is of all together.
-        what: Was looked at.
-        ok: Whether it is as it should be; None if it may be a nuisance.
-        seen: What was seen.
-        advice: What to do about it, unless it is well.
+        worker: Label of the worker; empty for a check of all workers together.
+        subject: Subject of the check.
+        ok: Verdict; None for a nuisance.
+        observed: Observation.
+        advice: Remedy, unless all is well.
     """
 
     worker: str
-    what: str
+    subject: str
     ok: bool | None
-    seen: str
+    observed: str
     advice: str = ""
 
 
 def findings_of(worker: str, look: Mapping[str, Any], chips: int | None) -> list[Finding]:
-    """What a look at one worker says.
+    """Return the findings for one worker.
 
     Args:
-        worker: Its label.
-        look: What `probe.py look` wrote there.
-        chips: That it should have; None if that is not known.
+        worker: Label of the worker.
+        look: Report of `probe.py look` on the worker.
+        chips: Expected number of chips; None if unknown.
     """
     return [
         _chips(worker, look["chips"], chips),
@@ -49,29 +52,30 @@ def findings_of(worker: str, look: Mapping[str, Any], chips: int | None) -> list
     ]
 
 
-def _chips(worker: str, found: Sequence[str], wanted: int | None) -> Finding:
-    seen = f"{counted(len(found), 'chip')}" + (f" ({found[0]} ...)" if found else "")
+def _chips(worker: str, found: Sequence[str], expected: int | None) -> Finding:
+    observed = counted(len(found), "chip") + (f" ({found[0]} ...)" if found else "")
     if not found:
-        advice = "there is no TPU here, or its driver is not loaded: make the VM again (watch.py)"
+        advice = "the VM has no TPU, or its driver is not loaded: create the TPU again"
         return Finding(worker, "TPU", False, "no /dev/accel* and no /dev/vfio/*", advice)
-    if wanted is not None and len(found) != wanted:
-        advice = "a chip or its driver is broken: make the VM again"
-        return Finding(worker, "TPU", False, f"{seen}, of {wanted}", advice)
-    return Finding(worker, "TPU", True, seen)
+    if expected is not None and len(found) != expected:
+        advice = "a chip or its driver is broken: create the TPU again"
+        return Finding(worker, "TPU", False, f"{observed}, expected {expected}", advice)
+    return Finding(worker, "TPU", True, observed)
 
 
 def _holders(worker: str, found: Sequence[Mapping[str, Any]], unseen: int) -> Finding:
     if found:
-        seen = "; ".join(f"process {each['pid']}: {each['command'] or '?'}" for each in found)
+        observed = "; ".join(f"process {each['pid']}: {each['command'] or '?'}" for each in found)
         pids = " ".join(str(each["pid"]) for each in found)
         own = all(each["own"] for each in found)
         how = f"kill {pids}" if own else f"sudo kill {pids}"
-        advice = f"let the job end, or end it: {how} (or run.py --take)"
-        return Finding(worker, "held by", False, seen, advice)
+        advice = f"wait for the job to end, or end it: {how}"
+        return Finding(worker, "held by", False, observed, advice)
     if unseen:
-        seen = f"nobody, but {counted(unseen, 'process', 'processes')} of others can't be seen"
-        return Finding(worker, "held by", True, seen)
-    return Finding(worker, "held by", True, "nobody")
+        hidden = counted(unseen, "process", "processes")
+        observed = f"no process; {hidden} of other users can't be inspected"
+        return Finding(worker, "held by", True, observed)
+    return Finding(worker, "held by", True, "no process")
 
 
 def _lock(
@@ -80,60 +84,59 @@ def _lock(
     if lock is None:
         return Finding(worker, "libtpu's lock", True, "none")
     if lock["opened"] or holders:
-        return Finding(worker, "libtpu's lock", True, "of who holds the TPU")
-    seen = "/tmp/libtpu_lockfile is left, and nobody holds the TPU"
+        return Finding(worker, "libtpu's lock", True, "of the process that holds the TPU")
+    observed = "/tmp/libtpu_lockfile exists, but no process holds the TPU"
     if lock["own"]:
-        return Finding(worker, "libtpu's lock", True, seen)
-    advice = "it is another user's: sudo rm /tmp/libtpu_lockfile"
-    return Finding(worker, "libtpu's lock", False, seen, advice)
+        return Finding(worker, "libtpu's lock", True, observed)
+    advice = "it belongs to another user: sudo rm /tmp/libtpu_lockfile"
+    return Finding(worker, "libtpu's lock", False, observed, advice)
 
 
-def _versions(worker: str, told: Mapping[str, Any]) -> Finding:
-    if told["problem"]:
-        return Finding(worker, "versions", False, told["problem"], "set it up: setup.py")
-    found, wanted = told["found"], told["wanted"]
-    seen = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+def _versions(worker: str, report: Mapping[str, Any]) -> Finding:
+    if report["problem"]:
+        return Finding(worker, "versions", False, report["problem"], _SET_UP)
+    found = report["found"]
+    observed = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = [name for name in ("jax", "jaxlib", "libtpu") if not found.get(name)]
     if missing:
-        text = f"{seen}; no {', no '.join(missing)}"
-        return Finding(worker, "versions", False, text, "set it up: setup.py")
+        text = f"{observed}; no {', no '.join(missing)}"
+        return Finding(worker, "versions", False, text, _SET_UP)
     wrong = [
-        f"{name} {found[name]}, but jax {found['jax']} asks for {rule}"
-        for name, rule in wanted.items()
-        if found.get(name) and not satisfies(found[name], rule)
+        f"{name} {found[name]}, but jax {found['jax']} requires {versions}"
+        for name, versions in required_versions(report["requirements"]).items()
+        if not versions.contains(found[name], prereleases=True)
     ]
     if wrong:
         return Finding(worker, "versions", False, "; ".join(wrong), _INSTALL)
-    return Finding(worker, "versions", True, seen)
+    return Finding(worker, "versions", True, observed)
 
 
-def _memory(worker: str, told: Mapping[str, Any]) -> Iterable[Finding]:
-    total, free = told["total"], told["available"]
+def _memory(worker: str, report: Mapping[str, Any]) -> Iterable[Finding]:
+    total, free = report["total"], report["available"]
     if total and free is not None:
         ok = True if free > 0.2 * total else None
-        seen = f"{in_bytes(free)} of {in_bytes(total)} free"
-        yield Finding(
-            worker, "memory", ok, seen, "" if ok else "see who has it: ps aux --sort=-rss"
-        )
-    locked = told["locked"]
+        observed = f"{in_bytes(free)} of {in_bytes(total)} free"
+        advice = "" if ok else "find the process that uses it: ps aux --sort=-rss"
+        yield Finding(worker, "memory", ok, observed, advice)
+    locked = report["locked"]
     if locked is not None and 0 <= locked < _LEAST_LOCKED:
-        seen = f"a process may lock {in_bytes(locked)}"
+        observed = f"a process may lock {in_bytes(locked)}"
         advice = "transfers may fail: raise it, ulimit -l unlimited, or memlock in limits.conf"
-        yield Finding(worker, "locked memory", None, seen, advice)
-    pages = told["hugepages"]
+        yield Finding(worker, "locked memory", None, observed, advice)
+    pages = report["hugepages"]
     if pages not in (None, "always"):
         advice = (
             "transfers are faster with them: "
             "sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'"
         )
         yield Finding(worker, "huge pages", None, f"transparent_hugepage is {pages}", advice)
-    disk = told["disk"]
+    disk = report["disk"]
     if disk < _LEAST_DISK:
-        yield Finding(worker, "disk", None, f"{in_bytes(disk)} free", "remove what is not needed")
+        yield Finding(worker, "disk", None, f"{in_bytes(disk)} free", "delete files")
 
 
 def compare_versions(looks: Mapping[str, Mapping[str, Any]]) -> Finding:
-    """Whether all workers have the same versions."""
+    """Check that all workers have the same versions."""
     by_text: dict[str, list[str]] = {}
     for worker, look in looks.items():
         found = look["versions"]["found"]
@@ -141,87 +144,58 @@ def compare_versions(looks: Mapping[str, Mapping[str, Any]]) -> Finding:
         by_text.setdefault(text, []).append(worker)
     if len(by_text) == 1:
         return Finding("", "same versions", True, f"on {counted(len(looks), 'worker')}")
-    seen = "; ".join(f"{text} on {', '.join(workers)}" for text, workers in by_text.items())
-    return Finding("", "same versions", False, seen, "set all of them up anew: setup.py")
+    observed = "; ".join(f"{text} on {', '.join(workers)}" for text, workers in by_text.items())
+    return Finding("", "same versions", False, observed, "install the code again: run.py")
 
 
-def judge_reach(worker: str, to: str, told: Mapping[str, Any]) -> Finding:
-    """Whether a worker reaches the coordinator."""
-    if told["reached"]:
-        return Finding(worker, "coordinator", True, f"{to} in {1000 * told['seconds']:.0f} ms")
-    advice = "a firewall is in the way: allow traffic inside the network (default-allow-internal)"
-    return Finding(worker, "coordinator", False, f"{to}: {told['problem']}", advice)
+def judge_reach(worker: str, to: str, report: Mapping[str, Any]) -> Finding:
+    """Check that a worker reaches the coordinator."""
+    if report["reached"]:
+        return Finding(worker, "coordinator", True, f"{to} in {1000 * report['seconds']:.0f} ms")
+    advice = "check the firewall: allow traffic in the network (default-allow-internal)"
+    return Finding(worker, "coordinator", False, f"{to}: {report['problem']}", advice)
 
 
 def judge_chips(
-    told: Mapping[str, Mapping[str, Any] | None], workers: int, devices: int | None
+    reports: Mapping[str, Mapping[str, Any] | None], workers: int, devices: int | None
 ) -> Finding:
-    """Whether all workers see all chips.
+    """Check that all workers see all chips.
 
     Args:
-        told: By worker what `chips.py` wrote there; None if it did not come to that.
-        workers: How many processes there should be.
-        devices: How many devices there should be; None if that is not known.
+        reports: Report of `chips.py` by worker; None where it failed.
+        workers: Expected number of processes.
+        devices: Expected number of devices; None if unknown.
     """
-    what = "all chips"
-    silent = [worker for worker, about in told.items() if about is None]
+    subject = "all chips"
+    silent = [worker for worker, report in reports.items() if report is None]
     if silent:
-        seen = f"the program that counts them did not end on {', '.join(silent)}"
-        return Finding(
-            "", what, False, seen, "read its output above; a TPU that is held, a version"
-        )
-    abouts = {worker: about for worker, about in told.items() if about}
-    counts = {worker: (each["processes"], each["devices"]) for worker, each in abouts.items()}
-    seen = "; ".join(
+        observed = f"the program that counts them failed on {', '.join(silent)}"
+        return Finding("", subject, False, observed, "read its output above")
+    counts = {w: (each["processes"], each["devices"]) for w, each in reports.items() if each}
+    processes, found = next(iter(counts.values()))
+    summed = all(each["summed"] == found for each in reports.values() if each)
+    expected = devices in (None, found) and processes == workers
+    if len(set(counts.values())) == 1 and expected and summed:
+        observed = f"{found} devices, of {counted(processes, 'process', 'processes')}"
+        return Finding("", subject, True, observed)
+    observed = "; ".join(
         f"{processes} processes, {found} devices on {worker}"
         for worker, (processes, found) in counts.items()
     )
-    alike = len(set(counts.values())) == 1
-    processes, found = next(iter(counts.values()))
-    summed = all(each["summed"] == found for each in abouts.values())
-    if alike and processes == workers and devices in (None, found) and summed:
-        return Finding(
-            "", what, True, f"{found} devices, of {counted(processes, 'process', 'processes')}"
-        )
-    wanted = f"; there should be {workers} processes" + (f", {devices} devices" if devices else "")
-    return Finding("", what, False, seen + wanted, "make the TPU again: a host is not part of it")
+    observed += f"; expected {workers} processes" + (f", {devices} devices" if devices else "")
+    return Finding("", subject, False, observed, "create the TPU again: a host is missing")
 
 
-def satisfies(version: str, rule: str) -> bool:
-    """Whether a version is one that a requirement allows.
+def required_versions(requirements: Sequence[str]) -> dict[str, SpecifierSet]:
+    """Return the versions of jaxlib and libtpu that `jax[tpu]` requires.
 
     Example:
-        >>> satisfies("0.0.50.1", "==0.0.50.*"), satisfies("0.11.1", "<=0.12,>=0.11.2")
-        (True, False)
+        >>> required_versions(["libtpu==0.0.50.*; extra == 'tpu'", "numpy>=2.1"])
+        {'libtpu': <SpecifierSet('==0.0.50.*')>}
     """
-    return all(_meets(version, part.strip()) for part in rule.split(",") if part.strip())
-
-
-def _meets(version: str, rule: str) -> bool:
-    match = re.match(r"(==|>=|<=|!=|<|>|~=)\s*([0-9.]+?)(\.\*)?$", rule)
-    if match is None:
-        return True
-    sign, wanted, star = match.groups()
-    have, want = _numbers(version), _numbers(wanted)
-    if star:
-        same = have[: len(want)] == want
-        return same if sign == "==" else not same
-    width = max(len(have), len(want))
-    have, want = (each + [0] * (width - len(each)) for each in (have, want))
-    if sign == "~=":
-        fixed = len(_numbers(wanted)) - 1
-        return have >= want and have[:fixed] == want[:fixed]
-    return {
-        "==": have == want,
-        "!=": have != want,
-        ">=": have >= want,
-        "<=": have <= want,
-        "<": have < want,
-        ">": have > want,
-    }[sign]
-
-
-def _numbers(version: str) -> list[int]:
-    """The release of a version: what follows its numbers counts for nothing."""
-    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
-    return [int(part) for part in match[0].split(".")] if match else []
+    found: dict[str, SpecifierSet] = {}
+    for each in map(Requirement, requirements):
+        active = each.marker is None or each.marker.evaluate({"extra": "tpu"})
+        if each.name in ("jaxlib", "libtpu") and active:
+            found[each.name] = found.get(each.name, SpecifierSet()) & each.specifier
+    return found

@@ -1,154 +1,176 @@
-"""The commands of gcloud that make, look at, reach and delete TPU VMs."""
+"""Commands of gcloud as values, and the object that runs or prints them."""
 
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from xlashard.cloud.accelerators import Accelerator
-from xlashard.cloud.commands import Command
-from xlashard.cloud.settings import TpuSettings, read_pairs
+from xlashard.cloud.settings import TpuSettings
+from xlashard.errors import CloudError
 
-_TPUS = ("gcloud", "compute", "tpus")
-_VM = (*_TPUS, "tpu-vm")
-_QUEUED = (*_TPUS, "queued-resources")
-# A connection of which nothing is heard for a minute is dead.
-_ALIVE = ("--ssh-flag=-o ServerAliveInterval=15", "--ssh-flag=-o ServerAliveCountMax=4")
+_VM = ("gcloud", "compute", "tpus", "tpu-vm")
+# Detect a dead connection after a minute of silence.
+_KEEPALIVE = ("--ssh-flag=-o ServerAliveInterval=15", "--ssh-flag=-o ServerAliveCountMax=4")
+# Length of the output of a failed command in an error.
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of this machine.
+
+    Attributes:
+        words: Program and arguments; no shell takes part.
+        purpose: Continuation of the sentence "could not ...".
+    """
+
+    words: tuple[str, ...]
+    purpose: str
+
+    @property
+    def text(self) -> str:
+        """Text to type into a shell."""
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Exit code and output of a command."""
+
+    command: Command
+    code: int
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def last_error(self) -> str:
+        """Last line of the standard error."""
+        return (self.stderr.strip().splitlines() or ["no message"])[-1]
+
+    def check(self) -> str:
+        """Return the standard output.
+
+        Raises:
+            CloudError: The command failed.
+        """
+        if self.code == 0:
+            return self.stdout
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()[-_LAST_LINES:]
+        output = "".join(f"\n  {line}" for line in lines) or " none"
+        # no-catalogue: needs a cloud, for which tests/cloud has a stand-in
+        raise CloudError(
+            f"could not {self.command.purpose} (exit code {self.code}). Output:{output}\n"
+            f"Command:\n  {self.command.text}",
+            code=1,
+        )
+
+
+class Runner:
+    """Runs commands on this machine, or only prints them.
+
+    Args:
+        dry: Print each command after a comment with its purpose, and run none.
+    """
+
+    def __init__(self, dry: bool = False) -> None:
+        self.dry = dry
+
+    def run(self, command: Command) -> Finished:
+        """Run a command to its end; a dry run prints it and reports success."""
+        process = self.start(command, subprocess.PIPE)
+        if process is None:
+            return Finished(command, 0)
+        try:
+            output = process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        texts = (text.decode("utf-8", errors="replace") for text in output)
+        return Finished(command, process.returncode, *texts)
+
+    def start(self, command: Command, stderr: BinaryIO | int) -> "subprocess.Popen[bytes] | None":
+        """Start a command in its own session, out of reach of Ctrl-C; None in a dry run.
+
+        Args:
+            command: The command; its standard output is a pipe.
+            stderr: Destination of its standard error.
+
+        Raises:
+            CloudError: The program is not installed.
+        """
+        if self.dry:
+            print(f"# {command.purpose}\n{command.text}", file=sys.stdout, flush=True)
+            return None
+        try:
+            return subprocess.Popen(
+                command.words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            # no-catalogue: needs a cloud, for which tests/cloud has a stand-in
+            raise CloudError(
+                f"could not {command.purpose}: {command.words[0]!r} is not on the PATH. Install "
+                "the Google Cloud SDK (https://cloud.google.com/sdk/docs/install), or print the "
+                "commands with --dry_run",
+                code=1,
+            ) from None
 
 
 @dataclass(frozen=True)
 class Gcloud:
-    """Writes commands for one TPU, of one or several slices.
+    """Commands for one TPU.
 
     Attributes:
-        tpu: Which.
+        tpu: Settings of the TPU.
     """
 
     tpu: TpuSettings
 
-    @property
-    def queued(self) -> bool:
-        """Whether it is asked for by a queued resource."""
-        tpu = self.tpu
-        return tpu.queued or tpu.slices > 1 or bool(tpu.valid_for or tpu.reservation_project)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The names of its slices."""
-        tpu = self.tpu
-        if tpu.slices == 1:
-            return (tpu.name,)
-        return tuple(f"{tpu.name}-{number}" for number in range(tpu.slices))
-
     def create(self, accelerator: Accelerator) -> Command:
-        """Asks for it; returns before it is there."""
-        words = self._queued(accelerator) if self.queued else self._vm(accelerator)
-        return Command((*words, "--async", "--quiet"), f"ask for the TPU {self.tpu.name}")
-
-    def _vm(self, accelerator: Accelerator) -> tuple[str, ...]:
-        version = f"--version={self.tpu.runtime or accelerator.runtime}"
-        return (
-            *(*_VM, "create", self.tpu.name, *self._place),
-            *accelerator.flags,
-            version,
-            *self._capacity,
-            *self._about_vms,
-        )
-
-    def _queued(self, accelerator: Accelerator) -> tuple[str, ...]:
+        """Request the TPU, without waiting for it."""
         tpu = self.tpu
-        one = (f"--node-id={tpu.name}",)
-        several = (f"--node-count={tpu.slices}", f"--node-prefix={tpu.name}")
-        return (
-            *(*_QUEUED, "create", tpu.name, *self._place),
-            *(one if tpu.slices == 1 else several),
-            *accelerator.flags,
-            f"--runtime-version={tpu.runtime or accelerator.runtime}",
-            *self._capacity,
-            *_given("--reservation-host-project", tpu.reservation_project),
-            *_given("--valid-until-duration", tpu.valid_for),
-            *self._about_vms,
-        )
-
-    def list_nodes(self) -> Command:
-        """All TPU VMs of the zone, as JSON."""
-        words = (*_VM, "list", *self._place, "--format=json")
-        return Command(words, f"look at the TPU {self.tpu.name}")
-
-    def list_queued(self) -> Command:
-        """All queued resources of the zone, as JSON."""
-        words = (*_QUEUED, "list", *self._place, "--format=json")
-        return Command(words, f"look at the queued resource {self.tpu.name}")
-
-    def delete_node(self, node: str) -> Command:
-        """Deletes one slice, and returns when it is gone."""
-        return Command((*_VM, "delete", node, *self._place, "--quiet"), f"delete the TPU {node}")
-
-    def delete_queued(self) -> Command:
-        """Deletes the queued resource with its slices, and returns when they are gone."""
-        words = (*_QUEUED, "delete", self.tpu.name, *self._place, "--force", "--quiet")
-        return Command(words, f"delete the queued resource {self.tpu.name}")
-
-    def ssh(self, node: str, worker: int, script: str, why: str) -> Command:
-        """Runs a shell command on one worker.
-
-        Args:
-            node: The slice.
-            worker: Its worker.
-            script: What the shell there gets.
-            why: What it is for.
-        """
-        words = (*self._ssh(node, worker), *_ALIVE, f"--command={script}")
-        return Command(words, why)
-
-    def shell(self, node: str, worker: int) -> Command:
-        """A shell on one worker, for a person."""
-        return Command(self._ssh(node, worker), f"open a shell on worker {worker} of {node}")
-
-    def _ssh(self, node: str, worker: int) -> tuple[str, ...]:
-        return (*_VM, "ssh", node, *self._place, *self._way, f"--worker={worker}", "--quiet")
-
-    def copy(self, node: str, worker: int, files: tuple[str, ...], folder: str) -> Command:
-        """Copies files to one worker.
-
-        Args:
-            node: The slice.
-            worker: Its worker.
-            files: Of this machine.
-            folder: There, from the home folder on; it exists.
-        """
         words = (
-            *(*_VM, "scp", *files, f"{node}:{folder}/", *self._place, *self._way),
-            *(f"--worker={worker}", "--quiet"),
+            *("create", tpu.name, *accelerator.flags),
+            f"--version={tpu.runtime or accelerator.image}",
+            *(() if tpu.capacity == "on-demand" else (f"--{tpu.capacity}",)),
+            *(("--internal-ips",) if tpu.internal_ips else ()),
+            *tpu.create_flags,
         )
-        return Command(words, f"copy files to worker {worker} of {node}")
+        return self._command(*words, "--async", purpose=f"request the TPU {tpu.name}")
+
+    def list(self) -> Command:
+        """List all TPUs of the zone, as JSON."""
+        return self._command("list", "--format=json", purpose=f"query the TPU {self.tpu.name}")
+
+    def delete(self) -> Command:
+        """Delete the TPU, and wait for it."""
+        return self._command("delete", self.tpu.name, purpose=f"delete the TPU {self.tpu.name}")
+
+    def ssh(self, worker: int, script: str, purpose: str) -> Command:
+        """Run a shell command on one worker; the worker's name is appended to the purpose."""
+        words = ("ssh", self.tpu.name, f"--worker={worker}", *self._internal, *_KEEPALIVE)
+        return self._command(
+            *words, f"--command={script}", purpose=f"{purpose} worker {worker} of {self.tpu.name}"
+        )
+
+    def copy(self, worker: int, files: Sequence[str], folder: str) -> Command:
+        """Copy local files into a folder of one worker, relative to its home folder."""
+        words = ("scp", *files, f"{self.tpu.name}:{folder}/", f"--worker={worker}")
+        purpose = f"copy files to worker {worker} of {self.tpu.name}"
+        return self._command(*words, *self._internal, purpose=purpose)
 
     @property
-    def _place(self) -> tuple[str, ...]:
-        return (*_given("--zone", self.tpu.zone), *_given("--project", self.tpu.project))
-
-    @property
-    def _way(self) -> tuple[str, ...]:
+    def _internal(self) -> tuple[str, ...]:
         return ("--internal-ip",) if self.tpu.internal_ips else ()
 
-    @property
-    def _capacity(self) -> tuple[str, ...]:
-        return {"on-demand": (), "spot": ("--spot",), "reserved": ("--reserved",)}[
-            self.tpu.capacity
-        ]
-
-    @property
-    def _about_vms(self) -> tuple[str, ...]:
-        tpu = self.tpu
-        read_pairs("labels", tpu.labels)
-        read_pairs("metadata", tpu.metadata)
-        return (
-            *_given("--network", tpu.network),
-            *_given("--subnetwork", tpu.subnetwork),
-            *(("--internal-ips",) if tpu.internal_ips else ()),
-            *_given("--service-account", tpu.service_account),
-            *_given("--labels", ",".join(tpu.labels)),
-            *_given("--tags", ",".join(tpu.tags)),
-            *_given("--metadata", ",".join(tpu.metadata)),
-        )
-
-
-def _given(flag: str, value: str) -> tuple[str, ...]:
-    return (f"{flag}={value}",) if value else ()
+    def _command(self, *words: str, purpose: str) -> Command:
+        place = (("--zone", self.tpu.zone), ("--project", self.tpu.project))
+        flags = [f"{flag}={value}" for flag, value in place if value]
+        return Command((*_VM, *words, *flags, "--quiet"), purpose)

@@ -1,131 +1,260 @@
-"""Jobs on all workers of all slices: naming, starting and ending them."""
+"""A job on all workers: starting it, following its output, stopping it."""
 
-import json
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from xlashard.cloud.reaching import agent_call, check_all, on_all
-from xlashard.cloud.session import Session
-from xlashard.cloud.slices import Worker
-from xlashard.errors import CloudError
+from xlashard.cloud.session import Session, backoff
+from xlashard.cloud.settings import check_command
+from xlashard.cloud.tpu import lost_reason, ready_status
+from xlashard.cloud.workers import check_all, run_on_all, set_up, worker_script
+from xlashard.errors import CloudError, counted
+from xlashard.testing.launch.output_text import last_lines
+from xlashard.testing.launch.prefix_printer import as_shown
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+_LAST_LINES = 20
+# Time for the other workers to end by themselves when one has failed, in seconds.
+_OTHERS = 5.0
+# Time for the last output to arrive when all workers have ended, in seconds.
+_LAST_OUTPUT = 10.0
+_END = re.compile(rb"^job ended with exit code (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What runs on the workers.
+class ExitStatus:
+    """End of a job on one worker, or on all of them.
 
     Attributes:
-        name: Of this start of it; no other one has the same.
-        command: For a shell.
-        environment: For the command.
+        code: Exit code.
+        unreachable: Reason why the worker or the TPU is gone; empty if the job itself has ended.
+        worker: Number of the worker.
     """
 
-    name: str
-    command: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    code: int
+    unreachable: str = ""
+    worker: int = 0
 
 
-def new_job(command: str, environment: Mapping[str, str]) -> Job:
-    """A job under a name that no other has.
+type _Ends = queue.SimpleQueue[ExitStatus]
+
+
+def run(session: Session) -> int:
+    """Install the code on all workers, run the command there, and follow it to its end.
+
+    Returns:
+        The exit code of the worker that failed first; 130 after Ctrl-C, which stops the job.
 
     Raises:
-        CloudError: There is no command.
+        CloudError: The TPU is not ready, or the job could not be started.
     """
-    if not command.strip():
-        raise CloudError(
-            "which command? Write, for example:\n"
-            "  --command='xlashard train --config configs/tiny.toml'",
-            code=2,
-        )
-    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    return Job(name, command, dict(environment))
+    command = check_command(session.settings.run.command)
+    workers = range(len(ready_status(session).addresses))
+    set_up(session, workers)
+    return run_job(session, workers, command).code
 
 
-def newest_job(session: Session, workers: Sequence[Worker]) -> Job:
-    """The job that was started last on workers, be it over or not.
+def logs(session: Session) -> int:
+    """Follow the job that was started last, from its first line; Ctrl-C leaves it running.
 
     Raises:
-        CloudError: There is none, or the first worker is not reached.
+        CloudError: The TPU is not ready, or has run no job.
     """
-    ends = on_all(session, workers[:1], agent_call("newest"), "look for a job on")
-    if session.runner.dry:
-        return Job("NEWEST", "")
-    check_all(ends)
-    name = json.loads(ends[0].finished.stdout.splitlines()[-1])["job"]
-    if name is None:
+    workers = range(len(ready_status(session).addresses))
+    results = run_on_all(session, workers[:1], worker_script("newest"), "look for a job on")
+    check_all(results)
+    job = "NEWEST" if session.runner.dry else results[0].stdout.strip()
+    if not job:
         tpu = session.settings.tpu.name
-        raise CloudError(  # no-catalogue: needs a cloud
-            f"no job was started on {tpu} that could be followed. Start one:\n"
+        # no-catalogue: needs a cloud, for which tests/cloud has a stand-in
+        raise CloudError(
+            f"{tpu} has run no job yet. Start one:\n"
             f"  python tpu_scripts/run.py --name={tpu} --command=COMMAND"
         )
-    return Job(name, "")
+    return _follow(session, workers, job, stop_on_interrupt=False).code
 
 
-def start_job(session: Session, workers: Sequence[Worker], job: Job) -> None:
-    """Starts a job on all workers, and ends what is left there of earlier ones.
+def run_job(session: Session, workers: Sequence[int], command: str) -> ExitStatus:
+    """Start a job on workers that are set up, and follow it to its end.
+
+    The first worker that fails stops the job on the others.
 
     Raises:
-        CloudError: A worker was not reached or is not set up, or another process has its TPU; then
-            the job runs nowhere.
+        CloudError: The job could not be started.
     """
-    chosen = session.settings.run
-    ends = on_all(
-        session, workers, lambda worker: agent_call("start", _request(session, job)), "start on"
-    )
-    if session.runner.dry:
-        return
+    job = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.time_ns() % 10**9:09d}"
+    script = worker_script("start", job, f"{session.settings.run.grace:.0f}", command)
     try:
-        check_all(ends)
-        for end in ends:
-            _check_started(json.loads(end.finished.stdout.splitlines()[-1]), end.worker, session)
+        check_all(run_on_all(session, workers, script, "start the job on"))
     except BaseException:
-        stop_job(session, workers, job, chosen.grace)
+        _stop(session, workers)
         raise
+    return _follow(session, workers, job, stop_on_interrupt=True)
 
 
-def _request(session: Session, job: Job) -> str:
-    request = {
-        "job": job.name,
-        "command": job.command,
-        "environment": dict(job.environment),
-        "folder": session.settings.setup.folder,
-        "grace": session.settings.run.grace,
-        "take": session.settings.run.take,
-    }
-    return json.dumps(request)
+def _stop(session: Session, workers: Sequence[int]) -> None:
+    script = worker_script("stop", f"{session.settings.run.grace:.0f}")
+    for done in run_on_all(session, workers, script, "stop the job on"):
+        if done.code:
+            session.report(f"could not {done.command.purpose}: {done.last_error}")
 
 
-def _check_started(told: Mapping[str, Any], worker: Worker, session: Session) -> None:
-    name = session.settings.tpu.name
-    if told["ended"]:
-        session.say(f"worker {worker.label}: ended what was left there ({_pids(told['ended'])})")
-    if "no_folder" in told:
-        raise CloudError(  # no-catalogue: needs a cloud
-            f"worker {worker.label} has no folder {told['no_folder']}: it is not set up. Write:\n"
-            f"  python tpu_scripts/setup.py --name={name}"
-        )
-    if "held" in told:
-        holders = "\n".join(
-            f"  process {each['pid']}: {each['command']} ({', '.join(each['devices'])})"
-            for each in told["held"]
-        )
-        raise CloudError(  # no-catalogue: needs a cloud
-            f"the TPU of worker {worker.label} is held by another process:\n{holders}\n"
-            "If it is yours and not needed any more, let it be ended: --take"
-        )
+def _follow(
+    session: Session, workers: Sequence[int], job: str, stop_on_interrupt: bool
+) -> ExitStatus:
+    folder = Path(session.settings.run.logs) / session.settings.tpu.name / job
+    followers = [_Follower(session, worker, job, folder) for worker in workers]
+    if session.runner.dry:
+        for follower in followers:
+            follower.connect()
+        return ExitStatus(0)
+    session.report(f"following {counted(len(workers), 'worker')}; logs in {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    ends: _Ends = queue.SimpleQueue()
+    try:
+        for follower in followers:
+            follower.start(ends)
+        status = _wait(session, workers, ends, stop_others=stop_on_interrupt)
+    except KeyboardInterrupt:
+        status = ExitStatus(INTERRUPTED)
+        if stop_on_interrupt:
+            session.report("stopping the job on all workers; Ctrl-C again leaves it running")
+            _stop(session, workers)
+            _take(ends, len(workers), _LAST_OUTPUT)
+    finally:
+        for follower in followers:
+            follower.cancel()
+    session.report(_summary(status, folder, len(workers)))
+    return status
 
 
-def _pids(pids: Sequence[int]) -> str:
-    return f"{'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"
+def _wait(session: Session, workers: Sequence[int], ends: _Ends, stop_others: bool) -> ExitStatus:
+    """Wait until all workers have ended, one has failed, or the TPU is gone."""
+    poll = session.settings.wait.poll
+    next_query = time.monotonic() + poll
+    for left in reversed(range(len(workers))):
+        while not (ended := _take(ends, 1, poll)):
+            if time.monotonic() >= next_query:
+                if lost := lost_reason(session):
+                    return ExitStatus(1, lost)
+                next_query = time.monotonic() + poll
+        if ended[0].code == 0:
+            continue
+        left -= len(_take(ends, left, min(_OTHERS, session.settings.run.grace)))
+        if lost := lost_reason(session):
+            return ExitStatus(ended[0].code, lost)
+        if left and stop_others:
+            session.report(f"worker {ended[0].worker} has failed; stopping the others")
+            _stop(session, workers)
+            _take(ends, left, _LAST_OUTPUT)
+        return ended[0]
+    return ExitStatus(0)
 
 
-def stop_job(session: Session, workers: Sequence[Worker], job: Job, grace: float) -> None:
-    """Ends a job everywhere; says which workers were not reached."""
-    script = agent_call("stop", job.name, f"{grace:g}")
-    for end in on_all(session, workers, script, "end the job on"):
-        if end.finished.code:
-            last = (end.finished.stderr.strip().splitlines() or ["nothing"])[-1]
-            session.say(f"worker {end.worker.label} was not reached to end the job ({last})")
+def _take(ends: _Ends, count: int, seconds: float) -> list[ExitStatus]:
+    """Return the ends of workers, up to a count, that come within some seconds."""
+    deadline, found = time.monotonic() + seconds, []
+    with contextlib.suppress(queue.Empty):
+        while len(found) < count:
+            found.append(ends.get(timeout=max(0.0, deadline - time.monotonic())))
+    return found
+
+
+def _log(folder: Path, worker: int) -> Path:
+    return folder / f"worker-{worker}.log"
+
+
+class _Follower:
+    """Follows a job on one worker in a thread, by a connection that is made again when it breaks.
+
+    The log goes on at the byte where the connection broke.
+    """
+
+    def __init__(self, session: Session, worker: int, job: str, folder: Path) -> None:
+        self._session, self._worker, self._job, self._folder = session, worker, job, folder
+        self._offset = 0
+        self._cancelled = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, ends: _Ends) -> None:
+        """Follow the job, and put its end into a queue."""
+
+        def follow() -> None:
+            try:
+                ends.put(self._follow())
+            except Exception as error:  # The main thread waits for an end.
+                ends.put(ExitStatus(1, str(error), self._worker))
+
+        threading.Thread(target=follow, daemon=True).start()
+
+    def cancel(self) -> None:
+        """Stop following; the job goes on."""
+        self._cancelled.set()
+        if self._process is not None:
+            end_process(self._process)
+
+    def _follow(self) -> ExitStatus:
+        wait, worker = self._session.settings.wait, self._worker
+        _log(self._folder, worker).write_bytes(b"")
+        failures, waits = 0, backoff(wait.ssh_wait)
+        while not self._cancelled.is_set():
+            before = self._offset
+            errors = self.connect()
+            if match := _END.search(errors):
+                return ExitStatus(int(match[1]), worker=worker)
+            if self._offset > before:
+                failures, waits = 0, backoff(wait.ssh_wait)
+            failures += 1
+            if failures >= wait.ssh_tries:
+                reason = (errors.decode(errors="replace").strip().splitlines() or ["no error"])[-1]
+                return ExitStatus(1, f"worker {worker} is unreachable ({reason})", worker)
+            self._cancelled.wait(next(waits))
+        return ExitStatus(1, "it was not followed to its end", worker)
+
+    def connect(self) -> bytes:
+        """Follow by one connection; return its standard error."""
+        script = worker_script("follow", self._job, str(self._offset))
+        command = self._session.gcloud.ssh(self._worker, script, "follow")
+        if self._session.runner.dry:
+            self._session.runner.run(command)
+            return b""
+        path = self._folder / f"ssh-{self._worker}.log"
+        with path.open("wb") as errors, _log(self._folder, self._worker).open("ab", 0) as log:
+            process = self._process = self._session.runner.start(command, errors)
+            assert process is not None and process.stdout is not None
+            with process:
+                for line in process.stdout:
+                    self._offset += len(line)
+                    log.write(line)
+                    sys.stdout.write(f"[{self._worker}] {as_shown(line.rstrip(b'\n'))}\n")
+                    sys.stdout.flush()
+        return path.read_bytes()
+
+
+def end_process(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a local process and its children, unless it has ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _summary(status: ExitStatus, folder: Path, workers: int) -> str:
+    if status.code == 0:
+        return f"done on {counted(workers, 'worker')}; logs in {folder}"
+    if status.code == INTERRUPTED:
+        return f"interrupted; logs in {folder}"
+    if status.unreachable:
+        return f"the job was lost: {status.unreachable}"
+    path = _log(folder, status.worker)
+    lines = last_lines(path.read_text(encoding="utf-8", errors="replace"), _LAST_LINES)
+    return f"worker {status.worker} failed first: exit code {status.code}\n--- {path} ---\n{lines}"

@@ -1,68 +1,67 @@
-"""What makes a script of a step: its flags, its help, and how it ends."""
+"""Entry point of the scripts: flags, help and exit codes."""
 
+import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from absl import flags
-
-from xlashard.cloud.commands import DryRunner, SystemRunner
-from xlashard.cloud.retrying import SystemClock
+from xlashard.cloud.gcloud import Runner
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import CloudSettings, load_settings
 from xlashard.errors import CloudError
 from xlashard.train.errors import RunError
-from xlashard.train.schema import Leaf, leaves
+from xlashard.train.schema import Leaf, leaves, reference
 from xlashard.wording import print_error, printable
 
-type Step = Callable[[Session, Sequence[str]], int]
-"""A step: with what it was asked for, and the words that are no flags; gives an exit code."""
+type Step = Callable[[Session], int]
+"""A step of a script, which returns an exit code."""
 
 
-def start(step: Step, groups: Sequence[str], about: str | None) -> None:
-    """Runs a script: parses its flags, does its step, and ends this process.
+def start(step: Step, groups: Sequence[str], description: str | None) -> None:
+    """Run a script: parse its flags, run its step, and exit.
 
     Args:
-        step: What it does.
-        groups: Of the settings that it has flags for, such as ``tpu``.
-        about: What `--help` says first.
+        step: The step.
+        groups: Groups of settings that have flags, such as ``tpu``.
+        description: Head of the help.
     """
-    values = flags.FlagValues()
-    define_flags(groups, values)
-    sys.exit(run(sys.argv, values, step, about))
+    sys.exit(run(sys.argv, step, groups, description))
 
 
-def run(words: Sequence[str], values: flags.FlagValues, step: Step, about: str | None) -> int:
-    """Does what a command line says.
+def removed(replacement: str) -> None:
+    """Exit with an error that names the replacement of a removed script."""
+    print_error(f"{os.path.basename(sys.argv[0])} was removed: {replacement}")
+    sys.exit(2)
 
-    Args:
-        words: The program's name, and the rest.
-        values: The flags that it has.
-        step: What is done.
-        about: What `--help` says first.
+
+def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str | None) -> int:
+    """Run a step as a command line requests.
 
     Returns:
-        The exit code: 0 done, 2 wrong flags or settings, 1 something failed, or what the job ended
-        with.
+        The exit code: that of the step, 2 for invalid flags or settings, 1 for another failure.
     """
-    # A terminal that lacks a letter shows another one; it does not end the run.
+    # A terminal that lacks a letter shows another one.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = _parser(os.path.basename(argv[0]), groups, description)
     try:
-        values.set_gnu_getopt(True)  # Flags may come after words.
-        rest = values(list(words))[1:]
-    except flags.Error as error:
-        return _wrong(f"{error}\nSee --help")
-    if values["help"].value:
-        print(f"{(about or '').strip()}\n\n{_help(values)}")
-        return 0
+        values = vars(parser.parse_args(list(argv[1:])))
+    except SystemExit as error:
+        return int(error.code or 0)
+    flags = {key: value for key, value in values.items() if "." in key and value is not None}
+    dry = values["dry_run"]
     try:
-        return step(_session(values), rest)
+        settings = load_settings(values["config"], flags)
+        return step(Session(settings, Runner(dry), (lambda text: None) if dry else _report))
     except CloudError as error:
-        return _wrong(str(error), error.code)
-    except RunError as error:  # A setting that there is not, or that can't be so.
-        return _wrong(str(error))
+        print_error(error)
+        return error.code or 1
+    except RunError as error:  # A setting is unknown or invalid.
+        print_error(error)
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -71,91 +70,43 @@ def run(words: Sequence[str], values: flags.FlagValues, step: Step, about: str |
         return 141
 
 
-def _wrong(text: str, code: int = 2) -> int:
-    print_error(text)
-    return code or 1
-
-
-def define_flags(groups: Sequence[str], values: flags.FlagValues) -> None:
-    """Defines a flag for each setting of some groups, by the setting's own name.
-
-    Args:
-        groups: Of settings.
-        values: Where they are defined.
-    """
-    flags.DEFINE_string(
-        "config", "", "a TOML file with settings by group ([tpu], [run], ...)", flag_values=values
-    )
-    flags.DEFINE_bool("dry_run", False, "show every command, and run none", flag_values=values)
-    flags.DEFINE_bool("help", False, "show this", flag_values=values, short_name="h")
-    for leaf in leaves(CloudSettings):
-        if leaf.path.partition(".")[0] in groups:
-            _define(leaf, values)
-
-
-def _define(leaf: Leaf, values: flags.FlagValues) -> None:
-    name, note = leaf.path.rpartition(".")[2], _note(leaf)
-    if get_origin(leaf.kind) is Literal:
-        flags.DEFINE_enum(name, None, list(get_args(leaf.kind)), note, flag_values=values)
-    elif get_origin(leaf.kind) is tuple:
-        flags.DEFINE_multi_string(name, None, note, flag_values=values)
-    elif leaf.kind is bool:
-        flags.DEFINE_bool(name, None, note, flag_values=values)
-    elif leaf.kind is int:
-        flags.DEFINE_integer(name, None, note, flag_values=values)
-    elif leaf.kind is float:
-        flags.DEFINE_float(name, None, note, flag_values=values)
-    else:
-        flags.DEFINE_string(name, None, note, flag_values=values)
-
-
-def _note(leaf: Leaf) -> str:
-    if get_origin(leaf.kind) is tuple:
-        return f"{leaf.note}; may be repeated"
-    return leaf.note if leaf.default in ("", None) else f"{leaf.note} (default: {leaf.default})"
-
-
-def _help(values: flags.FlagValues) -> str:
-    """The flags, those of each group together."""
-    by_name = {leaf.path.rpartition(".")[2]: leaf for leaf in leaves(CloudSettings)}
-    groups: dict[str, list[str]] = {}
-    for name in values:
-        if name in ("h", "no"):
-            continue
-        flag, leaf = values[name], by_name.get(name)
-        word = f"--{name}" if flag.boolean else f"--{name}={_shape(flag)}"
-        group = leaf.path.partition(".")[0] if leaf else ""
-        groups.setdefault(group, []).append(f"  {word:<28} {_note(leaf) if leaf else flag.help}")
-    parts = [
-        f"[{group}]\n" + "\n".join(lines) if group else "\n".join(lines)
-        for group, lines in sorted(groups.items())
-    ]
-    return "Flags, and the tables of --config that hold the same settings:\n" + "\n\n".join(parts)
-
-
-def _shape(flag: Any) -> str:
-    choices = getattr(flag.parser, "enum_values", None)
-    return "|".join(choices) if choices else flag.parser.flag_type().split()[-1].upper()
-
-
-def given_flags(values: flags.FlagValues) -> Mapping[str, Any]:
-    """The settings that the command line speaks of, by their paths."""
-    found = {}
-    for leaf in leaves(CloudSettings):
-        name = leaf.path.rpartition(".")[2]
-        if name in values and values[name].value is not None:
-            found[leaf.path] = values[name].value
-    return found
-
-
-def _session(values: flags.FlagValues) -> Session:
-    settings = load_settings(values["config"].value or "", given_flags(values))
-    dry = values["dry_run"].value
-    if dry:
-        return Session(settings, DryRunner(), SystemClock(), lambda text: None)
-    return Session(settings, SystemRunner(), SystemClock(), _say)
-
-
-def _say(text: str) -> None:
-    """To standard error: standard output has the workers' lines, or the commands of a dry run."""
+def _report(text: str) -> None:
     print(f"xlashard: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _parser(
+    program: str, groups: Sequence[str], description: str | None
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        program,
+        usage=f"{program} [--config=FILE] [--FLAG=VALUE ...]",
+        description=description,
+        epilog="The headings are the tables of --config that hold the same settings.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", default="", metavar="FILE", help="TOML file with settings")
+    parser.add_argument("--dry_run", action="store_true", help="print every command, run none")
+    defaults = {path: default for path, _, default, _ in reference(CloudSettings)}
+    headings = {group: parser.add_argument_group(f"[{group}]") for group in groups}
+    for leaf in leaves(CloudSettings):
+        group, _, name = leaf.path.partition(".")
+        if group in headings:
+            note = leaf.note.replace("%", "%%")
+            if leaf.default not in ("", ()):
+                note += f" (default: {defaults[leaf.path]})"
+            headings[group].add_argument(
+                f"--{name}", dest=leaf.path, default=None, help=note, **_kind(leaf)
+            )
+    return parser
+
+
+def _kind(leaf: Leaf) -> dict[str, Any]:
+    """Return the arguments of `add_argument` that depend on the type of a setting."""
+    if leaf.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(leaf.kind) is Literal:
+        return {"choices": get_args(leaf.kind)}
+    if get_origin(leaf.kind) is tuple:
+        return {"action": "append", "metavar": "TEXT"}
+    return {"type": leaf.kind, "metavar": {int: "N", float: "X", str: "TEXT"}[leaf.kind]}

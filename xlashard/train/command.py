@@ -17,7 +17,7 @@ from xlashard.train.console import make_console, make_screen
 from xlashard.train.errors import DataError, RunError, SettingsError
 from xlashard.train.interrupt import exit_code
 from xlashard.train.job import run_job
-from xlashard.train.resume import Resumed, last_run, read_run
+from xlashard.train.resume import Resumed, last_run, newest_resumable, read_run
 from xlashard.train.schema import reference
 from xlashard.train.settings import Settings, load_settings
 from xlashard.train.toml import toml_value
@@ -131,7 +131,14 @@ def _asked(arguments: argparse.Namespace) -> tuple[Settings, Resumed | None]:
     if arguments.resume is None:
         if not arguments.config:
             raise SettingsError("which settings? Write, for example:\n  --config configs/tiny.toml")
-        return load_settings(arguments.config, words), None
+        settings = load_settings(arguments.config, words)
+        folder = None
+        if arguments.auto_resume:
+            folder = newest_resumable(Path(arguments.runs), settings.run.name)
+        if folder is None:
+            return settings, None
+        resumed = read_run(folder, words)
+        return resumed.settings, resumed
     if arguments.config:
         raise SettingsError(
             "a run that goes on has its own settings, so --resume takes no --config. To change "

@@ -1,12 +1,14 @@
 """Going on with a run: which one, with which settings, and what may be different now."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xlashard.train.checkpoint.files import steps_in
 from xlashard.train.errors import SettingsError
-from xlashard.train.folder import SETTINGS, run_folders
+from xlashard.train.folder import CHECKPOINTS, SETTINGS, run_folders
 from xlashard.train.schema import leaves
 from xlashard.train.settings import Settings, load_settings
 from xlashard.train.toml import toml_value
@@ -74,6 +76,25 @@ def last_run(runs: Path) -> Path:
             f"  xlashard train --config configs/tiny.toml"
         )
     return found[-1]
+
+
+def newest_resumable(runs: Path, name: str) -> Path | None:
+    """Return the newest run of a name that has a checkpoint; None if there is none.
+
+    A restarted job calls this in every process before the processes join, when no process can have
+    written a checkpoint yet, so all of them get the same answer.
+
+    Args:
+        runs: Folder that holds the folders of runs.
+        name: Name of the run, `run.name` of its settings; later runs of it are NAME-2, NAME-3, ...
+    """
+    names = re.compile(re.escape(name) + r"(-\d+)?")
+    found = [
+        folder
+        for folder in run_folders(runs)
+        if names.fullmatch(folder.name) and steps_in(folder / CHECKPOINTS)
+    ]
+    return found[-1] if found else None
 
 
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:

@@ -1,1 +1,1 @@
-"""What runs on the workers: it is copied there, and needs nothing but the Python of the VM."""
+"""Programs that run on the workers, without xlashard."""

@@ -1,6 +1,6 @@
-"""Counts the chips that all workers see together; a job that the doctor runs on every one.
+"""Counts the chips that all workers see together; the doctor runs it on every worker.
 
-Run by path, in the environment that jobs have: it needs jax and xlashard.
+It is run by path, in the environment of jobs, with jax and xlashard.
 """
 
 import json
@@ -12,7 +12,7 @@ from xlashard import multihost
 
 
 def count(timeout: float) -> dict[str, object]:
-    """What this process sees, and the sum of a 1 from every device."""
+    """Return what this process sees, and the sum of a 1 from every device."""
     place = multihost.initialize(timeout=timeout)
     local = jax.local_device_count()
     ones = jax.pmap(lambda x: jax.lax.psum(x, "all"), axis_name="all")

@@ -1,7 +1,7 @@
-"""Looks at a worker: its TPU chips, who holds them, versions, memory and the way to the others.
+"""Inspects a worker: TPU chips, processes that hold them, versions, memory, network.
 
-A program of its own, copied to the worker beside `agent.py` and run by path, also with Python 3.8.
-It writes one line of JSON.
+A program of its own, copied to the worker and run by path, with Python 3.8 or newer. It prints one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-import agent
+# Parent of /dev, /proc and /sys; tests have their own.
+ROOT = Path(os.environ.get("PROBE_ROOT", "/"))
+_DEVICES = ("/dev/accel", "/dev/vfio/")
 
 _VERSIONS = """
 import json, platform
@@ -29,17 +32,17 @@ for name in ("jax", "jaxlib", "libtpu", "xlashard"):
         found[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         found[name] = None
-needs = metadata.requires("jax") or [] if found["jax"] else []
-print(json.dumps({"found": found, "needs": needs}))
+requirements = metadata.requires("jax") or [] if found["jax"] else []
+print(json.dumps({"found": found, "requirements": requirements, "problem": ""}))
 """
 
 
 def look() -> dict[str, Any]:
-    """All that can be seen on this worker alone."""
+    """Return all that this worker shows by itself."""
     return {
         "host": socket.gethostname(),
         "chips": chips(),
-        "holders": agent.holders(),
+        "holders": holders(),
         "unseen": unseen(),
         "lock": lock(),
         "versions": versions(),
@@ -48,16 +51,42 @@ def look() -> dict[str, Any]:
 
 
 def chips() -> list[str]:
-    """The device files of the TPU's chips."""
-    accel = sorted(str(path.name) for path in agent.ROOT.glob("dev/accel[0-9]*"))
-    vfio = sorted(str(path.name) for path in agent.ROOT.glob("dev/vfio/[0-9]*"))
+    """Return the device files of the TPU's chips."""
+    accel = sorted(str(path.name) for path in ROOT.glob("dev/accel[0-9]*"))
+    vfio = sorted(str(path.name) for path in ROOT.glob("dev/vfio/[0-9]*"))
     return ["/dev/" + name for name in accel] or ["/dev/vfio/" + name for name in vfio]
 
 
+def holders() -> list[dict[str, Any]]:
+    """Return the processes that have a chip open."""
+    pids = set()
+    for link in ROOT.glob("proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(str(link))
+            if target.startswith(_DEVICES) and target != "/dev/vfio/vfio":
+                pids.add(int(link.parts[-3]))
+    found = []
+    for pid in sorted(pids):
+        folder, uid = ROOT / "proc" / str(pid), -1
+        words = (read(folder / "cmdline") or "").replace("\0", " ").strip()
+        with contextlib.suppress(OSError):
+            uid = folder.stat().st_uid
+        found.append({"pid": pid, "command": words[:200], "own": uid == os.getuid()})
+    return found
+
+
+def read(path: Path) -> str | None:
+    """Return the text of a file; None if it can't be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
 def unseen() -> int:
-    """How many processes of others could not be looked into."""
+    """Return the number of other users' processes that can't be inspected."""
     count = 0
-    for folder in agent.ROOT.glob("proc/[0-9]*/fd"):
+    for folder in ROOT.glob("proc/[0-9]*/fd"):
         try:
             os.listdir(str(folder))
         except PermissionError:
@@ -68,14 +97,14 @@ def unseen() -> int:
 
 
 def lock() -> dict[str, Any] | None:
-    """The file by which libtpu sees that another process has the TPU; None where there is none."""
-    path = agent.ROOT / "tmp" / "libtpu_lockfile"
+    """Return the state of libtpu's lock file; None if it does not exist."""
+    path = ROOT / "tmp" / "libtpu_lockfile"
     try:
         about = path.stat()
     except OSError:
         return None
     opened = []
-    for link in agent.ROOT.glob("proc/[0-9]*/fd/*"):
+    for link in ROOT.glob("proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if os.readlink(str(link)) == "/tmp/libtpu_lockfile":
                 opened.append(int(link.parts[-3]))
@@ -83,37 +112,23 @@ def lock() -> dict[str, Any] | None:
 
 
 def versions() -> dict[str, Any]:
-    """Of Python, jax, jaxlib, libtpu and xlashard, as jobs have them; and what jax asks for."""
-    python = agent.HOME / "venv" / "bin" / "python"
+    """Return the versions in the environment of jobs, and the requirements of jax."""
+    python = Path.home() / ".xlashard" / "venv" / "bin" / "python"
     words = [str(python) if python.exists() else sys.executable, "-c", _VERSIONS]
     try:
         done = subprocess.run(words, capture_output=True, timeout=60)
-        told = json.loads(done.stdout.decode())
+        return json.loads(done.stdout.decode())
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return {"found": {}, "wanted": {}, "problem": str(error)}
-    return {"found": told["found"], "wanted": wanted(told["needs"]), "problem": ""}
-
-
-def wanted(needs: list[str]) -> dict[str, str]:
-    """The jaxlib and libtpu that jax[tpu] asks for, as it writes them."""
-    found: dict[str, str] = {}
-    for need in needs:
-        match = re.match(r"(jaxlib|libtpu)\s*\(?([^;)]*)\)?\s*(;.*)?$", need)
-        marker = (match.group(3) or "").replace("'", '"') if match else ""
-        if match and ('"tpu"' in marker or ("extra" not in marker and match.group(1) not in found)):
-            found[match.group(1)] = match.group(2).strip()
-    return found
+        return {"found": {}, "requirements": [], "problem": str(error)}
 
 
 def memory() -> dict[str, Any]:
-    """What limits memory, in bytes; -1 where there is no limit, None where it can't be seen."""
-    text = agent.read(agent.ROOT / "proc" / "meminfo") or ""
+    """Return limits of memory, in bytes: -1 for no limit, None for an unknown one."""
+    text = read(ROOT / "proc" / "meminfo") or ""
     sizes = {name: int(kib) * 1024 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
-    pages = agent.read(agent.ROOT / "sys/kernel/mm/transparent_hugepage/enabled") or ""
+    pages = read(ROOT / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", pages)
-    locked = re.search(
-        r"Max locked memory\s+(\w+)", agent.read(agent.ROOT / "proc/self/limits") or ""
-    )
+    locked = re.search(r"Max locked memory\s+(\w+)", read(ROOT / "proc/self/limits") or "")
     limit = locked.group(1) if locked else None
     return {
         "total": sizes.get("MemTotal"),
@@ -125,7 +140,7 @@ def memory() -> dict[str, Any]:
 
 
 def listen(port: int, seconds: float) -> None:
-    """Lets others reach a port for some seconds, unless somebody listens there already."""
+    """Accept connections at a port for some seconds, unless another process does."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -144,7 +159,7 @@ def listen(port: int, seconds: float) -> None:
 
 
 def reach(host: str, port: int, seconds: float) -> dict[str, Any]:
-    """Whether a port of another worker can be reached."""
+    """Connect to a port of another worker."""
     started, problem = time.monotonic(), ""
     while True:
         try:
@@ -158,7 +173,7 @@ def reach(host: str, port: int, seconds: float) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    """Does one of these, and writes JSON of what came of it."""
+    """Run a verb, and print its result as JSON."""
     if words[0] == "look":
         print(json.dumps(look()))
     elif words[0] == "listen":
@@ -166,7 +181,7 @@ def main(words: list[str]) -> None:
     elif words[0] == "reach":
         print(json.dumps(reach(words[1], int(words[2]), float(words[3]))))
     else:
-        sys.exit("no such verb: " + words[0])
+        sys.exit("unknown verb: " + words[0])
 
 
 if __name__ == "__main__":

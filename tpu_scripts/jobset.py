@@ -1,0 +1,11 @@
+"""Prints a job as a JobSet of Kubernetes, for TPUs of a GKE cluster.
+
+jobset.py --name=my-job --accelerator=v5litepod-16 --image=IMAGE --command=COMMAND | \
+    kubectl apply --filename=-
+"""
+
+from xlashard.cloud.jobset import show
+from xlashard.cloud.script import start
+
+if __name__ == "__main__":
+    start(show, ("tpu", "run", "gke"), __doc__)

@@ -1,0 +1,10 @@
+"""Follows the job that run.py started last, from its first line. Ctrl-C leaves it running.
+
+logs.py --name=my-tpu --zone=us-west4-a
+"""
+
+from xlashard.cloud.jobs import logs
+from xlashard.cloud.script import start
+
+if __name__ == "__main__":
+    start(logs, ("tpu", "wait", "run"), __doc__)
