@@ -17,9 +17,9 @@ from xlashard import Mesh, P, legacy
 
 LEAVES = (1, 10, 100)
 WORLDS = {
-    "GlobalDeviceArray in and out": legacy.World(jax_array=False, output_gda=True),
-    "ShardedDeviceArray in and out": legacy.World(jax_array=False),
-    "Array in and out": legacy.World(),
+    "GlobalDeviceArray in and out": legacy.ArrayMode(jax_array=False, output_gda=True),
+    "ShardedDeviceArray in and out": legacy.ArrayMode(jax_array=False),
+    "Array in and out": legacy.ArrayMode(),
 }
 
 
@@ -41,22 +41,22 @@ class Loop:
 
 
 @contextmanager
-def in_world(world: legacy.World, mesh: Mesh) -> Iterator[None]:
+def in_mode(mode: legacy.ArrayMode, mesh: Mesh) -> Iterator[None]:
     """Calls inside are in a world, under a mesh."""
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
-        stack.enter_context(legacy.jax_array(world.jax_array))
-        stack.enter_context(legacy.parallel_functions_output_gda(world.output_gda))
+        stack.enter_context(legacy.jax_array(mode.jax_array))
+        stack.enter_context(legacy.parallel_functions_output_gda(mode.output_gda))
         yield
 
 
 def calls(report: Report, options: Options) -> None:
     """Repeat calls on eight devices; those of `xlashard.pjit` are the same in all worlds."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
-    for what, world in WORLDS.items():
+    for what, mode in WORLDS.items():
         for count in LEAVES:
             host = [np.full((8,), i, np.float32) for i in range(count)]
-            with in_world(world, mesh):
+            with in_mode(mode, mesh):
                 candidates = {
                     "xlashard.pjit, Array": Loop(
                         xlashard.pjit(add_one, P("data"), P("data")), host

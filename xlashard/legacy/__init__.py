@@ -20,8 +20,8 @@ Everything else in JAX changes between `install()` and `uninstall()`, or in a pr
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.installation.installer import installed, uninstall
-from xlashard.legacy.modes.array_mode import World, world_in_force
-from xlashard.legacy.modes.flags import (
+from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
+from xlashard.legacy.modes.config_flags import (
     config,
     hide_flags,
     jax_array,
@@ -31,12 +31,17 @@ from xlashard.legacy.modes.flags import (
 )
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
 
+World, world_in_force = ArrayMode, current_array_mode
+"""Earlier names of `ArrayMode` and `current_array_mode`."""
+
 __all__ = [
+    "ArrayMode",
     "DeviceArray",
     "GlobalDeviceArray",
     "ShardedDeviceArray",
     "World",
     "config",
+    "current_array_mode",
     "hide_flags",
     "installed",
     "jax_array",

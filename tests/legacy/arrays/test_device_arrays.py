@@ -24,7 +24,7 @@ from xlashard import (
 from xlashard.array import wrap_kinds
 from xlashard.errors import DeletedError, TilingError
 from xlashard.legacy import DeviceArray, GlobalDeviceArray, ShardedDeviceArray
-from xlashard.legacy.arrays.device_arrays import device_array_kind
+from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 from xlashard.legacy.shardings.sharding_classes import DeviceRow, PmapSharding
 
@@ -84,7 +84,7 @@ def test_the_sharding_spec_has_an_entry_for_each_axis_of_the_mesh(mesh):
 
 def test_the_kind_of_a_result_is_told_by_its_handle(mesh):
     handles = [device_put(WHOLE, jax.devices()[1]).to_jax(), sharded(mesh, "x").to_jax()]
-    kinds = tuple(map(device_array_kind, handles))
+    kinds = tuple(map(device_array_class, handles))
     assert kinds == (DeviceArray, ShardedDeviceArray)
     one, many = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)
     assert type(one) is DeviceArray and type(many) is ShardedDeviceArray

@@ -34,7 +34,7 @@ from xlashard.errors import (
 )
 from xlashard.legacy import GlobalDeviceArray
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
-from xlashard.legacy.arrays.gda import check_gda_mesh, gda_kind
+from xlashard.legacy.arrays.gda import check_gda_mesh, gda_class
 from xlashard.legacy.arrays.shards import Shard
 from xlashard.legacy.shardings.partition_spec import PartitionSpec as P
 
@@ -226,7 +226,7 @@ def test_it_is_donated(gda, mesh):
 def test_results_become_some(gda, mesh):
     """On the first call and when it is repeated, which the dispatcher does by itself."""
     handles = [device_put(WHOLE, NamedSharding(mesh, P("x", "y"))).to_jax()] * 2
-    kinds = tuple(map(gda_kind, handles))
+    kinds = tuple(map(gda_class, handles))
     one, two = wrap_kinds((jax.tree.structure((0, 0)), kinds), handles)
     assert type(one) is type(two) is GlobalDeviceArray
     assert one.mesh == mesh and one.mesh_axes == ("x", "y")

@@ -16,7 +16,7 @@ import pytest
 import xlashard
 from xlashard import legacy
 from xlashard.legacy.installation import installer as installing
-from xlashard.legacy.installation.module_shims import find
+from xlashard.legacy.installation.module_shims import resolve_source
 from xlashard.legacy.modules import Entry
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -218,13 +218,13 @@ def test_a_module_in_place_of_one_of_today() -> None:
     installation.start()
     try:
         here = importlib.import_module("jax.experimental.pjit")
-        assert here.pjit is find("xlashard:pjit")
+        assert here.pjit is resolve_source("xlashard:pjit")
         assert here.tree_multimap(abs, [-1]) == [1]
         assert here is jax.experimental.pjit
         asked_by_jax = {"__name__": "jax.tools.some", "here": here, "jax": jax}
         assert eval("here.pjit", asked_by_jax) is today.pjit
         assert eval("jax.sharding.NamedSharding", asked_by_jax) is jax.NamedSharding
-        assert jax.sharding.NamedSharding is find("xlashard:NamedSharding")
+        assert jax.sharding.NamedSharding is resolve_source("xlashard:NamedSharding")
         below = importlib.import_module("jax.experimental.there.below")
         assert below.safe_zip([1], [2]) == [(1, 2)]
         with pytest.raises(ImportError, match="no_such"):

@@ -18,37 +18,37 @@ from xlashard import P, legacy
 from xlashard._jax.transfer import HandleType
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.pjit import EraFunction
+from xlashard.legacy.modes.pjit import LegacyFunction
 
 pytestmark = pytest.mark.partitioner
 
-ON = legacy.World()
-PARTS = legacy.World(jax_array=False)
-GDAS = legacy.World(jax_array=False, output_gda=True)
+ON = legacy.ArrayMode()
+PARTS = legacy.ArrayMode(jax_array=False)
+GDAS = legacy.ArrayMode(jax_array=False, output_gda=True)
 KINDS = {ON: HandleType, PARTS: ShardedDeviceArray, GDAS: GlobalDeviceArray}
 
 X = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
 
 
 @contextmanager
-def in_world(world: legacy.World) -> Iterator[None]:
+def in_mode(mode: legacy.ArrayMode) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(legacy.jax_array(world.jax_array))
-        stack.enter_context(legacy.parallel_functions_output_gda(world.output_gda))
+        stack.enter_context(legacy.jax_array(mode.jax_array))
+        stack.enter_context(legacy.parallel_functions_output_gda(mode.output_gda))
         yield
 
 
 @pytest.fixture
-def misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[legacy.World]]:
+def misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[legacy.ArrayMode]]:
     """The world of every call of an era's function that came to Python."""
-    came: list[legacy.World] = []
-    before = EraFunction.in_force
+    came: list[legacy.ArrayMode] = []
+    before = LegacyFunction.in_force
 
-    def in_force(self: EraFunction) -> Any:
-        came.append(legacy.world_in_force())
+    def in_force(self: LegacyFunction) -> Any:
+        came.append(legacy.current_array_mode())
         return before(self)
 
-    monkeypatch.setattr(EraFunction, "in_force", in_force)
+    monkeypatch.setattr(LegacyFunction, "in_force", in_force)
     yield came
 
 
@@ -56,19 +56,19 @@ def doubling() -> Callable[..., Any]:
     return legacy.pjit(lambda x: x * 2, P("x"), P("x", "y"))
 
 
-@pytest.mark.parametrize("world", KINDS, ids=["on", "parts", "gdas"])
-def test_what_a_world_says_of_itself(world: legacy.World) -> None:
-    with in_world(world):
-        assert legacy.world_in_force() == world
-    assert (world.gives_gda, world.gives_host_local) == (world == GDAS, world == PARTS)
+@pytest.mark.parametrize("mode", KINDS, ids=["on", "parts", "gdas"])
+def test_what_a_world_says_of_itself(mode: legacy.ArrayMode) -> None:
+    with in_mode(mode):
+        assert legacy.current_array_mode() == mode
+    assert (mode.returns_gda, mode.returns_host_local) == (mode == GDAS, mode == PARTS)
 
 
 def test_each_world_gives_its_own_arrays(mesh: Any, partitioner: str, misses: list[Any]) -> None:
     f = doubling()
     with mesh:
         for _ in range(3):
-            for world, kind in KINDS.items():
-                with in_world(world):
+            for mode, kind in KINDS.items():
+                with in_mode(mode):
                     out = f(X)
                 assert type(out) is kind
                 np.testing.assert_array_equal(np.asarray(out), X * 2)
@@ -77,7 +77,7 @@ def test_each_world_gives_its_own_arrays(mesh: Any, partitioner: str, misses: li
 
 
 def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
-    with mesh, in_world(legacy.World(jax_array=True, output_gda=True)):
+    with mesh, in_mode(legacy.ArrayMode(jax_array=True, output_gda=True)):
         assert type(doubling()(X)) is HandleType
 
 
@@ -118,13 +118,13 @@ def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) ->
     f = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
     made = {}
     with mesh:
-        for world in KINDS:
-            with in_world(world):
-                made[world] = f(X)
+        for mode in KINDS:
+            with in_mode(mode):
+                made[mode] = f(X)
         for _ in range(2):
-            for world, kind in KINDS.items():
+            for mode, kind in KINDS.items():
                 for given in made.values():
-                    with in_world(world):
+                    with in_mode(mode):
                         out = f(given)
                     assert type(out) is kind
                     np.testing.assert_array_equal(np.asarray(out), X + 2)
@@ -133,7 +133,7 @@ def test_arrays_of_one_world_go_into_the_others(mesh: Any, misses: list[Any]) ->
 
 def test_a_mesh_of_one_device_gives_a_sharded_device_array() -> None:
     alone = xlashard.Mesh(np.array(jax.devices()[:1]), ("x",))
-    with alone, in_world(PARTS):
+    with alone, in_mode(PARTS):
         out = legacy.pjit(lambda x: x * 2, P("x"), P("x"))(X)
     assert type(out) is ShardedDeviceArray and isinstance(out, ShardedDeviceArray)
     assert isinstance(out, jnp.ndarray) and type(out[0]) is DeviceArray
@@ -155,13 +155,13 @@ def test_threads_in_all_worlds_at_once(mesh: Any) -> None:
     wrong: list[Any] = []
     start = threading.Barrier(6)
 
-    def work(world: legacy.World, kind: type) -> None:
+    def work(mode: legacy.ArrayMode, kind: type) -> None:
         start.wait()
         for i in range(30):
-            with mesh, in_world(world):
+            with mesh, in_mode(mode):
                 out = f(X + i)
             if type(out) is not kind or not np.array_equal(np.asarray(out), (X + i) * 2):
-                wrong.append((world, type(out)))
+                wrong.append((mode, type(out)))
 
     threads = [threading.Thread(target=work, args=item) for item in [*KINDS.items()] * 2]
     for thread in threads:
@@ -176,13 +176,13 @@ def test_a_program_that_asks_for_the_world_is_traced_in_each(mesh: Any) -> None:
     with mesh:
         for _ in range(2):
             assert f(np.float32(2)) == 2
-            with in_world(PARTS):
+            with in_mode(PARTS):
                 assert f(np.float32(2)) == 20
 
 
 def test_pmap_gives_sharded_device_arrays_without_jax_array() -> None:
     x = jnp.ones((8, 3))
-    with in_world(PARTS):
+    with in_mode(PARTS):
         out = jax.pmap(lambda v: v + 1)(x)
         assert isinstance(out, ShardedDeviceArray) and not isinstance(out, GlobalDeviceArray)
         assert isinstance(jax.jit(lambda v: v + 1)(jnp.ones(3)), DeviceArray)
@@ -194,8 +194,8 @@ def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
             return x * 2
 
         f = legacy.pjit(fun, P("x"), P("x"))
-        for world in KINDS:
-            with mesh, in_world(world):
+        for mode in KINDS:
+            with mesh, in_mode(mode):
                 f(X)
         return weakref.ref(fun)
 
@@ -206,8 +206,8 @@ def test_functions_go_with_their_programs_in_all_worlds(mesh: Any) -> None:
 
 def test_results_that_are_no_arrays_stay_what_they_are(mesh: Any) -> None:
     f = legacy.pjit(lambda key, x: (jax.random.fold_in(key, 1), {"x": x}, None), None, None)
-    for world in KINDS:
-        with mesh, in_world(world):
+    for mode in KINDS:
+        with mesh, in_mode(mode):
             key, out, nothing = f(jax.random.key(0), X)
         assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        assert nothing is None and type(out["x"]) is KINDS[world]
+        assert nothing is None and type(out["x"]) is KINDS[mode]

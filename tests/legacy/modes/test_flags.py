@@ -55,7 +55,7 @@ def test_the_spmd_mode_is_kept_and_checked() -> None:
 
 
 def test_without_a_word_it_is_the_world_of_arrays() -> None:
-    assert legacy.world_in_force() == legacy.World(jax_array=True, output_gda=False)
+    assert legacy.current_array_mode() == legacy.ArrayMode(jax_array=True, output_gda=False)
     assert config.jax_pmap_no_rank_reduction is False
 
 
@@ -75,7 +75,7 @@ jax.config.parse_flags_with_absl()
 said["command_line"] = jax.config.jax_parallel_functions_output_gda
 said["checks"] = legacy.config.jax_enable_checks
 jax.config.update("jax_array", True)
-said["update"] = legacy.world_in_force().jax_array
+said["update"] = legacy.current_array_mode().jax_array
 legacy.hide_flags()
 said["hidden"] = [n for n in dir(jax.config) if n in ("jax_array",)]
 print(json.dumps(said))
@@ -127,7 +127,7 @@ def test_jax_config_shows_them_between_show_and_hide() -> None:
         with legacy.jax_array(False):
             assert jax.config.jax_array is False
         jax.config.update("jax_array", False)
-        assert legacy.world_in_force().jax_array is False
+        assert legacy.current_array_mode().jax_array is False
     finally:
         config.update("jax_array", True)
         legacy.hide_flags()
@@ -165,25 +165,25 @@ def test_a_value_that_is_no_truth_is_refused() -> None:
 
 
 def test_contexts_hold_for_their_own_thread_and_nest() -> None:
-    seen: dict[str, legacy.World] = {}
+    seen: dict[str, legacy.ArrayMode] = {}
 
     def look() -> None:
-        seen["other"] = legacy.world_in_force()
+        seen["other"] = legacy.current_array_mode()
 
     @legacy.parallel_functions_output_gda(True)
-    def inner() -> legacy.World:
-        return legacy.world_in_force()
+    def inner() -> legacy.ArrayMode:
+        return legacy.current_array_mode()
 
     with legacy.jax_array(False):
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-        assert inner().gives_gda
+        assert inner().returns_gda
         with legacy.jax_array(True):
-            assert legacy.world_in_force().jax_array
-        assert legacy.world_in_force().gives_host_local
+            assert legacy.current_array_mode().jax_array
+        assert legacy.current_array_mode().returns_host_local
     assert seen["other"].jax_array
-    assert legacy.world_in_force().jax_array
+    assert legacy.current_array_mode().jax_array
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def test_none_replicates_and_empty_containers_are_subtrees(mesh: Any) -> None:
     state = {"w": X, "opt": (EmptyState(), None)}
     axes = {"w": EraSpec("x", None), "opt": (EmptyState(), None)}
     f = legacy.pjit(lambda s, b: (s, b.sum()), [axes, P("y")], (axes, None))
-    for world in (off(), off(gda=True), legacy.jax_array(True)):
-        with mesh, world:
+    for mode in (off(), off(gda=True), legacy.jax_array(True)):
+        with mesh, mode:
             out, total = f(state, X)
         assert out["w"].sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
         assert total.is_fully_replicated and np.asarray(total.addressable_data(0)) == X.sum()
@@ -68,12 +68,12 @@ def test_host_data_are_placed_by_the_identity(mesh: Any) -> None:
 def test_the_mesh_is_that_of_each_call(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x + 1, P("x"), P("x"))
     other = make_mesh((2, 4), ("x", "y"))
-    for world in (off(), off(gda=True)):
+    for mode in (off(), off(gda=True)):
         for _ in range(2):
             for each in (mesh, other, make_mesh((4, 2), ("x", "y"))):
-                with each, world:
+                with each, mode:
                     assert f(X).sharding == NamedSharding(each, P("x"))
-                world = off(gda=True)
+                mode = off(gda=True)
     assert f._cache_size() >= 2
 
 
@@ -131,8 +131,8 @@ def test_from_gda_in_every_place(mesh: Any) -> None:
     ]
     for prefix in prefixes:
         f = legacy.pjit(body, prefix, P("x"))
-        for world in (off(gda=True), off(), legacy.jax_array(True)):
-            with mesh, world:
+        for mode in (off(gda=True), off(), legacy.jax_array(True)):
+            with mesh, mode:
                 out = f({"a": x, "b": y}, x)
             assert out.sharding == NamedSharding(mesh, P("x"))
             np.testing.assert_array_equal(np.asarray(out.addressable_data(0)), 3 * X[:2])
@@ -228,12 +228,12 @@ def test_stages_belong_to_the_world_they_were_made_in(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, P("x"), P("x"))
     x = jax.ShapeDtypeStruct(X.shape, X.dtype)
     with mesh:
-        for world, kind in (
+        for mode, kind in (
             (legacy.jax_array(True), HandleType),
             (off(), ShardedDeviceArray),
             (off(gda=True), GlobalDeviceArray),
         ):
-            with world:
+            with mode:
                 compiled = f.lower(x).compile()
                 traced = f.trace(x)
                 assert f.eval_shape(x).shape == X.shape == jax.eval_shape(f, x).shape
@@ -404,8 +404,8 @@ def test_a_list_in_a_spec_is_taken_as_a_tuple(mesh: Any) -> None:
         EraSpec(None, ["y", "x"]),
     )
     y = np.zeros((8, 8), np.float32)
-    for world in (legacy.jax_array(True), off(), off(gda=True)):
-        with mesh, world:
+    for mode in (legacy.jax_array(True), off(), off(gda=True)):
+        with mesh, mode:
             assert f(y).sharding == NamedSharding(mesh, P(None, ("y", "x")))
 
 

@@ -13,7 +13,7 @@ from tests.legacy.modules.replacements import by_attributes, resolve
 from tests.legacy.modules.usage_lines import REACHED_INTO, WORKING
 from xlashard import legacy
 from xlashard.errors import XlashardError
-from xlashard.legacy.installation.module_shims import StandIn
+from xlashard.legacy.installation.module_shims import ModuleShim
 from xlashard.legacy.modules import Entry, entries, entries_by_module
 
 HERE = Path(__file__).parent
@@ -74,7 +74,7 @@ def test_it_is_imported_and_reached(entry: Entry, installed: None, jax_before: d
     here = by_attributes(entry.name)
     if ":" not in entry.source:
         module = importlib.import_module(entry.name)
-        assert isinstance(module, StandIn)
+        assert isinstance(module, ModuleShim)
         assert here is module or entry.name == "jax.config"
         return
     if is_module(parent):

@@ -36,9 +36,9 @@ WORLDS = {
 
 
 @SIZES
-@pytest.mark.parametrize("world", WORLDS)
-def test_partitioned_trainer(size: PodSize, world: str) -> None:
-    reports = run_program("partitioned_trainer", size, *WORLDS[world])
+@pytest.mark.parametrize("mode", WORLDS)
+def test_partitioned_trainer(size: PodSize, mode: str) -> None:
+    reports = run_program("partitioned_trainer", size, *WORLDS[mode])
     wanted = references.partitioned_trainer(4)
     for number, report in enumerate(reports):
         assert_close(report["losses"], wanted["losses"])
@@ -47,7 +47,7 @@ def test_partitioned_trainer(size: PodSize, world: str) -> None:
         if len(reports) > 1:
             parts = [both[number] for both in wanted["halves"]]
         assert_close(report["local_evals"], parts)
-        assert report["num_gda"] == (report["num_leaves"] if world == "gda" else 0)
+        assert report["num_gda"] == (report["num_leaves"] if mode == "gda" else 0)
         assert report["num_leaves"] > 3 * 4
         assert report["same_shapes"]
         assert report["layout"] == [16, number, len(reports), True]

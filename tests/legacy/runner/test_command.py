@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from tests.forking import python_command
-from xlashard.legacy.runner.command import Command, UsageError, main, read_command
-from xlashard.legacy.runner.program import Program
+from xlashard.legacy.runner.command import RunCommand, UsageError, main, read_command
+from xlashard.legacy.runner.script import ScriptOrModule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -225,13 +225,13 @@ def test_a_module_and_a_report_for_people(tmp_path: Path) -> None:
 
 
 def test_its_command_line_is_read() -> None:
-    assert read_command(["a.py"]) == Command(Program("a.py", False))
-    assert read_command(["--report", "--", "-odd.py", "-m"]) == Command(
-        Program("-odd.py", False, ("-m",)), report=True
+    assert read_command(["a.py"]) == RunCommand(ScriptOrModule("a.py", False))
+    assert read_command(["--report", "--", "-odd.py", "-m"]) == RunCommand(
+        ScriptOrModule("-odd.py", False, ("-m",)), report=True
     )
     words = ["--nojax_array", "--jax_enable_x64", "--report=r.json", "-m", "a.b", "--report"]
-    assert read_command(words) == Command(
-        Program("a.b", True, ("--report",)),
+    assert read_command(words) == RunCommand(
+        ScriptOrModule("a.b", True, ("--report",)),
         report=True,
         report_file="r.json",
         flags={"jax_array": False, "jax_enable_x64": True},

@@ -21,7 +21,7 @@ from xlashard.errors import (
     SerializationError,
 )
 from xlashard.legacy import serialization as saving
-from xlashard.legacy.serialization.writing import Commit
+from xlashard.legacy.serialization.writing import WriteFuture
 
 V = value(np.float32)
 TALL = Mesh(np.array(jax.devices()), ("all",))
@@ -144,7 +144,7 @@ def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
 
 def test_a_storage_that_fails_late_is_told_with_its_path(spec: Any) -> None:
     promise, future = tensorstore.Promise.new()
-    commit = Commit(future, spec)
+    commit = WriteFuture(future, spec)
     assert not commit.done()
     promise.set_exception(ValueError("UNAVAILABLE: no such disk [source locations='a.cc:1']"))
     words = f"'{spec['kvstore']['path']}' can't be written: UNAVAILABLE: no such disk"

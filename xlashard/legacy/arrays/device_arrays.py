@@ -22,8 +22,8 @@ from xlashard.array.holder import Holder, check_alive, type_text
 from xlashard.array.host import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
-from xlashard.legacy.modes.array_mode import of_one_class, world_in_force
-from xlashard.legacy.modes.flags import jax_array, pmap_no_rank_reduction
+from xlashard.legacy.modes.array_mode import as_jax_arrays, current_array_mode
+from xlashard.legacy.modes.config_flags import jax_array, pmap_no_rank_reduction
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
 from xlashard.legacy.shardings.sharding_specs import mesh_sharding_specs
 from xlashard.sharding import Mesh, NamedSharding, from_jax
@@ -32,7 +32,7 @@ from xlashard.sharding import Mesh, NamedSharding, from_jax
 def _devices_of(x: Any) -> int:
     """On how many devices an array of this process alone is; 0 for anything else."""
     kind = type(x)
-    if kind is not HandleType and kind is not Array and not issubclass(kind, _EraArray):
+    if kind is not HandleType and kind is not Array and not issubclass(kind, _LegacyArray):
         return 0
     handle = _handle_of(x)
     return handle.sharding.num_devices if handle.is_fully_addressable else 0
@@ -74,7 +74,7 @@ def device_buffers(x: Any) -> list[Any]:
 
 def _as_buffer(x: Any, handle: Any) -> Any:
     """Return the array over a buffer of an array; of a `jax.Array` with `jax_array`, JAX's own."""
-    if jax_array.value and not issubclass(type(x), _EraArray):
+    if jax_array.value and not issubclass(type(x), _LegacyArray):
         return handle
     return as_device_array(handle)
 
@@ -147,7 +147,7 @@ def to_py(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-class _EraArray(Array):
+class _LegacyArray(Array):
     """An Array with the members of its time."""
 
     __slots__ = ()
@@ -183,13 +183,13 @@ class _EraArray(Array):
 
     # What is taken out of one on several devices may be on one of them alone.
     def __getitem__(self, index: Any, /) -> Any:
-        return _as_it_lies(super().__getitem__(index))
+        return _with_matching_class(super().__getitem__(index))
 
     def _iterate(self, *, reverse: bool) -> Iterator[Any]:
-        return map(_as_it_lies, super()._iterate(reverse=reverse))
+        return map(_with_matching_class, super()._iterate(reverse=reverse))
 
 
-class DeviceArray(_EraArray, metaclass=_OnDevices):
+class DeviceArray(_LegacyArray, metaclass=_OnDevices):
     """An array on devices of this process; of the class itself are those on one device.
 
     Programs get instances where `jax_array` is off. `isinstance(x, DeviceArray)` holds for every
@@ -226,7 +226,7 @@ install_array_type(DeviceArray)
 install_array_type(ShardedDeviceArray)
 
 
-def device_array_kind(handle: Any) -> type[Array]:
+def device_array_class(handle: Any) -> type[Array]:
     """Which of the two a result is.
 
     Args:
@@ -235,11 +235,11 @@ def device_array_kind(handle: Any) -> type[Array]:
     return DeviceArray if handle.sharding.num_devices == 1 else ShardedDeviceArray
 
 
-def _as_it_lies(x: Any) -> Any:
+def _with_matching_class(x: Any) -> Any:
     """An array of the class that tells on how many devices it is."""
-    if not issubclass(type(x), _EraArray) or device_array_kind(x._handle) is type(x):
+    if not issubclass(type(x), _LegacyArray) or device_array_class(x._handle) is type(x):
         return x
-    return wrap_result(x._handle, device_array_kind(x._handle))
+    return wrap_result(x._handle, device_array_class(x._handle))
 
 
 def as_device_array(handle: Any) -> DeviceArray:
@@ -291,7 +291,7 @@ def make_sharded_device_array(
         ArgumentError: Buffers that are no arrays on one device, or an aval that is none.
     """
     made = xlashard.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
-    return _of_the_world(made, ShardedDeviceArray)
+    return _in_current_mode(made, ShardedDeviceArray)
 
 
 def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Any:
@@ -307,11 +307,11 @@ def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> A
         ArgumentError: It is no array on one device.
     """
     made = xlashard.make_device_array(aval, device, device_buffer)
-    return of_one_class(_of_the_world(made, DeviceArray))
+    return as_jax_arrays(_in_current_mode(made, DeviceArray))
 
 
-def _of_the_world(made: Any, kind: type[Array]) -> Any:
+def _in_current_mode(made: Any, kind: type[Array]) -> Any:
     # Keys are arrays of JAX.
-    if world_in_force().jax_array or type(made) is not Array:
+    if current_array_mode().jax_array or type(made) is not Array:
         return made
     return as_kind(made, kind)

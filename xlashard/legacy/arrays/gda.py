@@ -81,7 +81,7 @@ class GlobalDeviceArray(Array):
                     "a GlobalDeviceArray needs a mesh and buffers: write GlobalDeviceArray("
                     "global_shape, global_mesh, mesh_axes, device_buffers)"
                 )
-            made = making.of_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
+            made = making.from_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
         self._handle, self._own_sharding = made._handle, made._own_sharding
 
     @classmethod
@@ -107,7 +107,7 @@ class GlobalDeviceArray(Array):
             PlacementError: A piece with another shape or dtype, with its index.
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
-        made = making.of_callback((global_shape, global_mesh, mesh_axes), data_callback)
+        made = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
         return as_kind(made, cls)
 
     @classmethod
@@ -133,7 +133,8 @@ class GlobalDeviceArray(Array):
             PlacementError: Too few or too many pieces, or one with another shape or dtype.
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
-        made = making.of_batched_callback((global_shape, global_mesh, mesh_axes), data_callback)
+        target = (global_shape, global_mesh, mesh_axes)
+        made = making.from_batched_callback_pieces(target, data_callback)
         out = as_kind(made, cls)
         out._pieces = out._shards_here(committed=False)
         return out
@@ -161,7 +162,7 @@ class GlobalDeviceArray(Array):
             GeometryError: The axes don't fit the mesh, or don't divide the shape.
         """
         given = (global_shape, global_mesh, mesh_axes)
-        made = making.of_batched_callback_with_devices(given, data_callback)
+        made = making.from_device_pieces(given, data_callback)
         return as_kind(made, cls)
 
     @classmethod
@@ -355,7 +356,7 @@ install_array_type(GlobalDeviceArray)
 refuse_in_pmap(GlobalDeviceArray, _refused_by_pmap)
 
 
-def gda_kind(handle: Any) -> type[Array]:
+def gda_class(handle: Any) -> type[Array]:
     """`GlobalDeviceArray`, whatever the result: those of no mesh say so when asked for it.
 
     Args:

@@ -46,7 +46,7 @@ def target_of(where: Where) -> Places:
     return places(as_shape(shape, "global_shape"), named_sharding(mesh, spec.today))
 
 
-def of_buffers(where: Where, device_buffers: Any) -> Array:
+def from_buffers(where: Where, device_buffers: Any) -> Array:
     """The Array over one buffer for each local device of a mesh, in that order."""
     with short_tracebacks:
         target = target_of(where)
@@ -66,14 +66,14 @@ def of_buffers(where: Where, device_buffers: Any) -> Array:
         return joint
 
 
-def of_callback(where: Where, data_callback: Callable[[Index], Any]) -> Array:
+def from_callback_pieces(where: Where, data_callback: Callable[[Index], Any]) -> Array:
     """The Array of pieces asked for one by one, once for each local device."""
     with short_tracebacks:
         target = target_of(where)
         return _array(array_of_pieces(target, _each_device(target), data_callback))
 
 
-def of_batched_callback(
+def from_batched_callback_pieces(
     where: Where, data_callback: Callable[[Sequence[Index]], Iterable[Any]]
 ) -> Array:
     """The Array of pieces asked for all at once, in the order of the local devices."""
@@ -91,7 +91,7 @@ def of_batched_callback(
         return _array(array_of_pieces(target, _each_device(target), lambda _: next(given)))
 
 
-def of_batched_callback_with_devices(where: Where, data_callback: Callable[[Any], Any]) -> Array:
+def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Array:
     """The Array of arrays that a function puts on the devices of each distinct index."""
     with short_tracebacks:
         target = target_of(where)

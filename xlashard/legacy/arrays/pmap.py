@@ -11,9 +11,9 @@ from xlashard._jax import pmap as jax_pmap
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
 from xlashard.array.handles import is_handle, wrap_result
-from xlashard.legacy.arrays.device_arrays import device_array_kind
-from xlashard.legacy.modes.array_mode import world_in_force
-from xlashard.legacy.modes.flags import pmap_no_rank_reduction
+from xlashard.legacy.arrays.device_arrays import device_array_class
+from xlashard.legacy.modes.array_mode import current_array_mode
+from xlashard.legacy.modes.config_flags import pmap_no_rank_reduction
 
 
 def pmap(
@@ -70,29 +70,29 @@ def pmap(
     @functools.wraps(mapped)
     @shortened
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _of_the_era(mapped(*args, **kwargs))
+        return _legacy_results(mapped(*args, **kwargs))
 
     call.lower = mapped.lower  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
-def _of_the_era(results: Any) -> Any:
+def _legacy_results(results: Any) -> Any:
     leaves, treedef = jax.tree.flatten(results)
-    of_today = world_in_force().jax_array
+    of_today = current_array_mode().jax_array
     unstacked = not pmap_no_rank_reduction.value
     for number, handle in enumerate(leaves):
         # Under grad, vmap and jit they are tracers; keys are arrays of JAX.
         if is_handle(handle):
-            kind = Array if of_today else device_array_kind(handle)
+            kind = Array if of_today else device_array_class(handle)
             leaves[number] = wrap_result(handle, kind)
-            sharding = _lying(handle.sharding, handle.shape, unstacked)
+            sharding = _pmap_sharding(handle.sharding, handle.shape, unstacked)
             if sharding is not None:
                 leaves[number]._own_sharding = sharding
     return treedef.unflatten(leaves)
 
 
 @functools.lru_cache(maxsize=4096)
-def _lying(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> PmapSharding | None:
+def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> PmapSharding | None:
     """Where a result of `jax.pmap` is, as the era said it; None where it could not."""
     if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.mesh.axis_names) != 1:
         return None

@@ -51,7 +51,7 @@ class Shard:
     data: Any = field(default=None, compare=False)
 
 
-def _kept[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def _cached[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Lets a function remember its latest answers, where its arguments have a hash."""
 
     def decorate(work_out: Callable[P, R]) -> Callable[P, R]:
@@ -74,7 +74,7 @@ def _kept[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-@_kept(_MAPPINGS_KEPT)
+@_cached(_MAPPINGS_KEPT)
 def get_shard_indices(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, Index]:
@@ -102,11 +102,11 @@ def get_shard_indices(
         >>> get_shard_indices((8, 2), mesh, ("y",))[1]
         (slice(4, 8, None), slice(None, None, None))
     """
-    dealt = _deal(global_mesh, mesh_axes, len(global_shape))
+    dealt = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
     return dealt.by_device(dealt.indices(global_shape))
 
 
-@_kept(_MAPPINGS_KEPT)
+@_cached(_MAPPINGS_KEPT)
 def get_shard_indices_replica_ids(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, tuple[Index, int]]:
@@ -133,7 +133,7 @@ def get_shard_indices_replica_ids(
     return get_shard_indices_replica_ids_uncached(global_shape, global_mesh, mesh_axes)
 
 
-@_kept(_SHAPES_KEPT)
+@_cached(_SHAPES_KEPT)
 def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any) -> Shape:
     """The shape of the piece on one device.
 
@@ -165,12 +165,12 @@ def get_shard_indices_replica_ids_uncached(
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
     """
-    dealt = _deal(global_mesh, mesh_axes, len(global_shape))
+    dealt = _tiled_mesh(global_mesh, mesh_axes, len(global_shape))
     return dealt.by_device(zip(dealt.indices(global_shape), dealt.copies, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
-class _Dealt:
+class _TiledMesh:
     """What axes mean on a mesh for arrays of one rank, whatever their shape."""
 
     devices: Sequence[Device]
@@ -205,13 +205,13 @@ class _Dealt:
         return MappingProxyType(dict(pairs)) if self._have_hashes else _ByIdentity(pairs)
 
 
-@_kept(_MESHES_KEPT)
-def _deal(mesh: Any, mesh_axes: Any, ndim: int) -> _Dealt:
+@_cached(_MESHES_KEPT)
+def _tiled_mesh(mesh: Any, mesh_axes: Any, ndim: int) -> _TiledMesh:
     grid, spec = _grid(mesh), read_axes(mesh_axes)
     tiling = Tiling.from_spec(grid, spec, ndim)
     if isinstance(mesh, AbstractMesh):
-        return _Dealt(range(grid.size), grid, spec, tiling)
-    return _Dealt(mesh.devices.ravel().tolist(), grid, spec, tiling)
+        return _TiledMesh(range(grid.size), grid, spec, tiling)
+    return _TiledMesh(mesh.devices.ravel().tolist(), grid, spec, tiling)
 
 
 def read_axes(mesh_axes: Any) -> Spec:

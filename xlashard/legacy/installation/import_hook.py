@@ -29,7 +29,7 @@ def _spec(name: str) -> ModuleSpec | None:
     return PathFinder.find_spec(name, path) if path is not None else None
 
 
-class Arrivals(MetaPathFinder):
+class ImportHook(MetaPathFinder):
     """Waits for modules to be imported.
 
     Args:
@@ -47,11 +47,11 @@ class Arrivals(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target) if then is not None else None
         if spec is None or spec.loader is None or then is None:
             return None
-        spec.loader = _Announced(spec.loader, then)
+        spec.loader = _PatchingLoader(spec.loader, then)
         return spec
 
 
-class _Announced(Loader):
+class _PatchingLoader(Loader):
     """Loads a module as another loader does, and says so."""
 
     def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:

@@ -20,16 +20,16 @@ import jax
 from xlashard import Array
 from xlashard._jax.era import concrete_class
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.legacy.installation.import_hook import Arrivals, has_module
+from xlashard.legacy.installation.import_hook import ImportHook, has_module
 from xlashard.legacy.installation.module_shims import (
-    LACKING,
-    Change,
+    MISSING,
     Listener,
-    Members,
-    StandIn,
-    find,
+    ModuleMembers,
+    ModuleShim,
+    Patch,
+    resolve_source,
 )
-from xlashard.legacy.modes.flags import hide_flags, show_flags
+from xlashard.legacy.modes.config_flags import hide_flags, show_flags
 from xlashard.legacy.modules import Entry, entries
 
 
@@ -46,20 +46,20 @@ class Installation:
         self._listener = listener
         self._lock = threading.RLock()
         self._ended = False
-        self._changes: list[Change] = []
-        self._own = _own_modules(table)
+        self._patches: list[Patch] = []
+        self._own = _replaced_modules(table)
         self._waiting: dict[str, Callable[[ModuleType], None]] = {}
-        self._arrivals = Arrivals(self._waiting)
+        self._arrivals = ImportHook(self._waiting)
 
     def start(self) -> None:
         """Puts the names in place; after an exception nothing has changed."""
         try:
             show_flags()
-            self._put_modules()
+            self._install_shims()
             parents = {name.rpartition(".")[0] for name in self._table} - self._own
             for parent in sorted(parents):
                 if not self._is_inside(parent):
-                    self._serve(parent)
+                    self._patch_parent(parent)
             if self._waiting:
                 sys.meta_path.insert(0, self._arrivals)
         except BaseException:
@@ -72,46 +72,46 @@ class Installation:
             self._ended = True
             if self._arrivals in sys.meta_path:
                 sys.meta_path.remove(self._arrivals)
-            for change in reversed(self._changes):
+            for change in reversed(self._patches):
                 change.undo()
-            self._changes.clear()
-        _return_modules()
+            self._patches.clear()
+        _restore_modules()
         hide_flags()
 
-    def _put_modules(self) -> None:
+    def _install_shims(self) -> None:
         """The era's modules, those that lie in others first."""
         for name in sorted(self._own, key=lambda name: name.count("."), reverse=True):
             today = sys.modules.get(name)
             if today is None and has_module(name):
-                self._waiting[name] = partial(self._stand_in_place, name)
+                self._waiting[name] = partial(self._install_shim, name)
             else:
-                self._stand_in_place(name, today)
+                self._install_shim(name, today)
 
-    def _stand_in_place(self, name: str, today: ModuleType | None) -> None:
+    def _install_shim(self, name: str, today: ModuleType | None) -> None:
         members = self._members_of(name)
         if today is not None:
             members.behind = partial(getattr, today)
-        self._change(sys.modules, name, StandIn(members, today))
+        self._change(sys.modules, name, ModuleShim(members, today))
 
-    def _members_of(self, module: str) -> Members:
+    def _members_of(self, module: str) -> ModuleMembers:
         below = [name for name in self._table.keys() | self._own if _parent(name) == module]
-        return Members(
+        return ModuleMembers(
             module,
             whole=self._table.get(module),
             entries={
-                **self._entries_of_twin(module),
+                **self._entries_of_alias(module),
                 **{_last(name): self._table[name] for name in below if name not in self._own},
             },
             children={
                 _last(name): child
                 for name in below
                 for child in (sys.modules.get(name),)
-                if isinstance(child, StandIn)
+                if isinstance(child, ModuleShim)
             },
             listener=self._listener,
         )
 
-    def _entries_of_twin(self, module: str) -> dict[str, Entry]:
+    def _entries_of_alias(self, module: str) -> dict[str, Entry]:
         """The entries that a module has under another of its names, as `jax.pxla` has.
 
         Args:
@@ -132,16 +132,16 @@ class Installation:
         heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
         return not heads.isdisjoint(self._table.keys() | self._own)
 
-    def _serve(self, parent: str) -> None:
+    def _patch_parent(self, parent: str) -> None:
         """Lets a module of JAX, or a class there, have the names that the table has of it."""
         if parent in sys.modules:
             self._patch(sys.modules[parent])
         elif has_module(parent):
             self._waiting[parent] = self._patch
         else:
-            shown = find(f"{_parent(parent)}:{_last(parent)}")
+            shown = resolve_source(f"{_parent(parent)}:{_last(parent)}")
             for name, entry in self._members_of(parent).entries.items():
-                member = self._told_of(entry, find(entry.source))
+                member = self._with_listener(entry, resolve_source(entry.source))
                 for owner in _classes_of(shown):
                     self._change(owner, name, member)
 
@@ -153,15 +153,15 @@ class Installation:
                 # `jax.config` is an object, beside the module that it was imported from.
                 del members.children[name]
         hidden = {name: there[name] for name in sorted(members.names()) if name in there}
-        members.behind = _behind(module, hidden)
+        members.behind = _original_attributes(module, hidden)
         for name in hidden:
-            self._change(there, name, LACKING)
+            self._change(there, name, MISSING)
         self._change(there, "__getattr__", self._member_function(there, members, hidden))
         if "__dir__" not in there:
             self._change(there, "__dir__", lambda: sorted({*there, *members.names()}))
 
     def _member_function(
-        self, there: dict[str, Any], members: Members, hidden: Mapping[str, Any]
+        self, there: dict[str, Any], members: ModuleMembers, hidden: Mapping[str, Any]
     ) -> Callable[[str], Any]:
         new = members.names() - hidden.keys()
 
@@ -174,7 +174,7 @@ class Installation:
 
         return member
 
-    def _told_of(self, entry: Entry, member: Any) -> Any:
+    def _with_listener(self, entry: Entry, member: Any) -> Any:
         """A member of a class; a property says to the listener when it is read."""
         listener = self._listener
         if listener is None or not isinstance(member, property):
@@ -189,7 +189,7 @@ class Installation:
     def _change(self, holder: Any, name: str, new: Any) -> None:
         with self._lock:
             if not self._ended:
-                self._changes.append(Change.make(holder, name, new))
+                self._patches.append(Patch.make(holder, name, new))
 
 
 def _classes_of(shown: type) -> list[type]:
@@ -208,7 +208,7 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _behind(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], Any]:
+def _original_attributes(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], Any]:
     """What a module gave before it got members of ours."""
     before = vars(module).get("__getattr__")
 
@@ -224,17 +224,17 @@ def _behind(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], An
     return behind
 
 
-def _return_modules() -> None:
+def _restore_modules() -> None:
     """Gives JAX's modules of today back to those of JAX that were loaded meanwhile."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "jax" or module is None:
             continue
         for key, value in list(vars(module).items()):
-            if isinstance(value, StandIn) and value._today is not None:
+            if isinstance(value, ModuleShim) and value._today is not None:
                 setattr(module, key, value._today)
 
 
-def _own_modules(table: Mapping[str, Entry]) -> set[str]:
+def _replaced_modules(table: Mapping[str, Entry]) -> set[str]:
     """The modules that the table has entries of, and the packages that these need around them."""
     own = {name for name, entry in table.items() if ":" not in entry.source}
     parts = [name.split(".") for name in own]
@@ -251,7 +251,7 @@ class Installer:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._current: Installation | None = None
-        self._kept = False
+        self._cached = False
         self._blocks = 0
 
     def install(self, listener: Listener | None = None) -> bool:
@@ -262,13 +262,13 @@ class Installer:
         """
         with self._lock:
             new = self._start(listener)
-            self._kept = True
+            self._cached = True
             return new
 
     def uninstall(self) -> None:
         """Takes them away, as soon as no block is open in any thread."""
         with self._lock:
-            self._kept = False
+            self._cached = False
             self._end_if_unused()
 
     @contextmanager
@@ -293,7 +293,7 @@ class Installer:
         return True
 
     def _end_if_unused(self) -> None:
-        if self._current is not None and not self._kept and not self._blocks:
+        if self._current is not None and not self._cached and not self._blocks:
             self._current.end()
             self._current = None
 

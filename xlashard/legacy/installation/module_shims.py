@@ -14,14 +14,14 @@ type Listener = Callable[[Entry, Any, FrameType], None]
 """Is told of an entry that was asked for, what it is, and the frame that asked."""
 
 
-def find(source: str) -> Any:
+def resolve_source(source: str) -> Any:
     """What a source of the table leads to.
 
     Args:
         source: `module:attribute`, or `module` for a whole module.
 
     Example:
-        >>> find("math:pi")
+        >>> resolve_source("math:pi")
         3.141592653589793
     """
     home, _, member = source.partition(":")
@@ -32,7 +32,7 @@ def find(source: str) -> Any:
 
 
 @dataclass
-class Members:
+class ModuleMembers:
     """The names that are served to those who ask a module for an attribute.
 
     Attributes:
@@ -47,7 +47,7 @@ class Members:
     module: str
     whole: Entry | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
-    children: dict[str, "StandIn"] = field(default_factory=dict)
+    children: dict[str, "ModuleShim"] = field(default_factory=dict)
     behind: Callable[[str], Any] | None = None
     listener: Listener | None = None
     _found: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Members:
         if self.behind is not None and _is_of_jax(frame):
             return self.behind(name)
         value = self._find(name)
-        if value is not LACKING:
+        if value is not MISSING:
             if self.listener is not None:
                 self._tell(self.listener, name, value, frame)
             return value
@@ -88,15 +88,15 @@ class Members:
         if name in self._found:
             return self._found[name]
         if name in self.entries:
-            self._found[name] = find(self.entries[name].source)
+            self._found[name] = resolve_source(self.entries[name].source)
             return self._found[name]
         if self.whole is None or _is_private(name):
-            return LACKING
-        return getattr(importlib.import_module(self.whole.source), name, LACKING)
+            return MISSING
+        return getattr(importlib.import_module(self.whole.source), name, MISSING)
 
     def _tell(self, listener: Listener, name: str, value: Any, frame: FrameType) -> None:
         entry = self.entries.get(name)
-        if isinstance(value, StandIn):
+        if isinstance(value, ModuleShim):
             entry = value._members.whole
         elif entry is None and self.whole is not None:
             entry = replace(self.whole, name=f"{self.module}.{name}")
@@ -117,7 +117,7 @@ def _is_of_jax(frame: FrameType) -> bool:
     return package in ("jax", "jaxlib")
 
 
-class StandIn(ModuleType):
+class ModuleShim(ModuleType):
     """A module of the era, in place of one that is gone or that is something else today.
 
     It has the attributes that the table gives it, found when somebody first asks for them.
@@ -127,11 +127,11 @@ class StandIn(ModuleType):
         today: The module that it stands in place of, if there is one today.
     """
 
-    _members: Members
+    _members: ModuleMembers
     _today: ModuleType | None
     _read_elsewhere: dict[tuple[ModuleType, str], Any]
 
-    def __init__(self, members: Members, today: ModuleType | None = None) -> None:
+    def __init__(self, members: ModuleMembers, today: ModuleType | None = None) -> None:
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
         # What a program assigns, and what it has asked for, is kept in the dictionary as well.
         self.__dict__.update(_members=members, _today=today, _read_elsewhere={})
@@ -178,23 +178,23 @@ class StandIn(ModuleType):
         return sorted({*super().__dir__(), *self._members.names(), *dir(self._today)})
 
 
-LACKING: Any = object()
+MISSING: Any = object()
 """What stands for a value where there is none."""
 
 
 @dataclass(frozen=True)
-class Change:
+class Patch:
     """One attribute, or one entry of a dictionary, that was changed.
 
     Attributes:
         holder: The dictionary, or what has the attribute.
         name: The key or the attribute.
-        old: What was there before; `LACKING` if nothing was.
-        new: What is there now; `LACKING` if it was removed.
+        old: What was there before; `MISSING` if nothing was.
+        new: What is there now; `MISSING` if it was removed.
 
     Example:
         >>> ages = {"Ada": 36}
-        >>> change = Change.make(ages, "Ada", 37)
+        >>> change = Patch.make(ages, "Ada", 37)
         >>> change.undo()
         >>> ages
         {'Ada': 36}
@@ -206,7 +206,7 @@ class Change:
     new: Any
 
     @classmethod
-    def make(cls, holder: Any, name: str, new: Any) -> "Change":
+    def make(cls, holder: Any, name: str, new: Any) -> "Patch":
         """Makes a change, and remembers it."""
         change = cls(holder, name, _get(holder, name), new)
         _set(holder, name, new)
@@ -219,16 +219,16 @@ class Change:
 
 
 def _get(holder: Any, name: str) -> Any:
-    return (holder if isinstance(holder, dict) else vars(holder)).get(name, LACKING)
+    return (holder if isinstance(holder, dict) else vars(holder)).get(name, MISSING)
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
     if isinstance(holder, dict):
-        if value is LACKING:
+        if value is MISSING:
             holder.pop(name, None)
         else:
             holder[name] = value
-    elif value is LACKING:
+    elif value is MISSING:
         delattr(holder, name)
     else:
         setattr(holder, name, value)

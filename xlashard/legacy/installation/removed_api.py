@@ -7,7 +7,7 @@ from xlashard.errors import RefusedError
 from xlashard.legacy.modules import entries
 
 
-def refuse(name: str) -> NoReturn:
+def raise_removed(name: str) -> NoReturn:
     """Says that a name of the era can't do today what it did, and what to write.
 
     Args:
@@ -20,7 +20,7 @@ def refuse(name: str) -> NoReturn:
     raise RefusedError(f"{name} is gone: {entry.note.rstrip('.')}. Write: {entry.today}", name=name)
 
 
-class Refusal:
+class RemovedApi:
     """Stands for a function or a class that can't be brought back.
 
     It can be imported, compared, and asked for in `isinstance`, which nothing is; called, derived
@@ -30,7 +30,7 @@ class Refusal:
         name: Its name in the table.
 
     Example:
-        >>> xmap = Refusal("jax.core.new_main")
+        >>> xmap = RemovedApi("jax.core.new_main")
         >>> isinstance(1, xmap)
         False
         >>> xmap(None)
@@ -49,26 +49,26 @@ class Refusal:
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises `RefusedError` with the advice."""
-        refuse(self._name)
+        raise_removed(self._name)
 
     @shortened
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             # Python asks for those of its own accord.
             raise AttributeError(name)  # no-catalogue: Python's own message for a missing attribute
-        refuse(self._name)
+        raise_removed(self._name)
 
     @shortened
     def __getitem__(self, key: Any) -> NoReturn:
-        refuse(self._name)
+        raise_removed(self._name)
 
     @shortened
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        refuse(self._name)
+        raise_removed(self._name)
 
     @shortened
     def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
-        refuse(self._name)
+        raise_removed(self._name)
 
     def __instancecheck__(self, instance: object) -> bool:
         return False

@@ -2,15 +2,15 @@
 
 | file | contents |
 |---|---|
-| `names` | the rule for each removed name, from the entries |
+| `rename_rules` | the rule for each removed name, from the entries |
 | `resolver` | qualified names and assigned variables of a program |
-| `calls`, `expressions` | rewriting calls, names and attribute chains |
+| `call_rewrites`, `expressions` | rewriting calls, names and attribute chains |
 | `imports`, `rewriter` | rewriting imports and statements, and adding comments |
-| `program` | a whole program, with the helper functions that it needs |
+| `migrated_program` | a whole program, with the helper functions that it needs |
 
 It takes libcst, which the extra `legacy` brings.
 """
 
-from xlashard.legacy.migration.program import Migrated, migrate
+from xlashard.legacy.migration.migrated_program import Migrated, migrate
 
 __all__ = ["Migrated", "migrate"]

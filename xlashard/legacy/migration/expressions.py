@@ -6,8 +6,8 @@ from typing import Any
 
 import libcst as cst
 
-from xlashard.legacy.migration import names
-from xlashard.legacy.migration.calls import (
+from xlashard.legacy.migration import rename_rules as names
+from xlashard.legacy.migration.call_rewrites import (
     FROM_GDA,
     PJIT_ARGUMENTS,
     Needs,
@@ -20,8 +20,16 @@ from xlashard.legacy.migration.calls import (
     laid_out,
     shard_call,
 )
-from xlashard.legacy.migration.names import GDA, PJIT, Expression, Helper, Mark, Module, Rename
-from xlashard.legacy.migration.resolver import Facts, Resolver, chain
+from xlashard.legacy.migration.rename_rules import (
+    GDA,
+    PJIT,
+    Expression,
+    Helper,
+    Mark,
+    Module,
+    Rename,
+)
+from xlashard.legacy.migration.resolver import ProgramFacts, Resolver, chain
 
 _SHARDS = {
     "jax.experimental.global_device_array.get_shard_indices": "devices_indices_map",
@@ -45,7 +53,7 @@ class ExpressionRewriter(cst.CSTTransformer):
         facts: What was found in it before.
     """
 
-    def __init__(self, resolver: Resolver, facts: Facts) -> None:
+    def __init__(self, resolver: Resolver, facts: ProgramFacts) -> None:
         super().__init__()
         self.needs = Needs()
         self._resolver = resolver

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from xlashard.legacy.migration.names import Mark, Module, Rename, canonical, rule_of
+from xlashard.legacy.migration.rename_rules import Mark, Module, Rename, canonical, rule_of
 from xlashard.legacy.modules import entries
 
 _ERA_PACKAGES = ("jax.experimental.gda_serialization",)

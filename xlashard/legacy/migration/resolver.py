@@ -14,7 +14,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-from xlashard.legacy.migration.names import GDA, Rename, rule_of
+from xlashard.legacy.migration.rename_rules import GDA, Rename, rule_of
 
 
 class Resolver:
@@ -122,7 +122,7 @@ def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
 
 
 @dataclass
-class Facts:
+class ProgramFacts:
     """What a program imports, and what its variables are.
 
     Attributes:
@@ -142,13 +142,13 @@ class Facts:
     enters_meshes: bool = False
 
 
-def facts_of(wrapper: MetadataWrapper) -> Facts:
+def facts_of(wrapper: MetadataWrapper) -> ProgramFacts:
     """Return the facts of a program.
 
     Args:
         wrapper: The program with its metadata.
     """
-    found = Facts()
+    found = ProgramFacts()
     classes: list[str] = []
     names: set[str] = set()
     for scope in set(wrapper.resolve(ScopeProvider).values()):

@@ -5,11 +5,11 @@ from typing import Any
 
 import libcst as cst
 
-from xlashard.legacy.migration.calls import FROM_GDA, code_of, expression
+from xlashard.legacy.migration.call_rewrites import FROM_GDA, code_of, expression
 from xlashard.legacy.migration.expressions import ExpressionRewriter
 from xlashard.legacy.migration.imports import ImportRewriter
-from xlashard.legacy.migration.names import ENV
-from xlashard.legacy.migration.resolver import Facts, Resolver
+from xlashard.legacy.migration.rename_rules import ENV
+from xlashard.legacy.migration.resolver import ProgramFacts, Resolver
 
 COMMENT = "# xlashard: "
 """How the comment begins that marks what a person has to write."""
@@ -30,7 +30,7 @@ class Rewriter(ExpressionRewriter):
         facts: What was found in it before.
     """
 
-    def __init__(self, resolver: Resolver, facts: Facts) -> None:
+    def __init__(self, resolver: Resolver, facts: ProgramFacts) -> None:
         super().__init__(resolver, facts)
         self.marked = 0
         self._folded: set[cst.CSTNode | None] = set()
@@ -231,7 +231,7 @@ class Rewriter(ExpressionRewriter):
         )
 
 
-class FromGda(cst.CSTTransformer):
+class FromGdaRewriter(cst.CSTTransformer):
     """Writes None for FROM_GDA where no `pjit` is around it."""
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:

@@ -2,7 +2,7 @@
 
 | file | contents |
 |---|---|
-| `flags` | `jax_array` and the other flags of the era |
+| `config_flags` | `jax_array` and the other flags of the era |
 | `array_mode` | `ArrayMode`, `CallFlags` and `PositionalSemantics`, read once per call |
 | `pjit` | `pjit` and `with_sharding_constraint` |
 | `mode_function`, `mode_stages` | a jitted function and its stages in one array mode |

@@ -11,11 +11,11 @@ import jax
 from xlashard._jax.legacy_flags import ThreadValue
 from xlashard.array import Array
 from xlashard.errors import ArgumentError
-from xlashard.legacy.modes import flags
+from xlashard.legacy.modes import config_flags as flags
 
 
 @dataclass(frozen=True)
-class World:
+class ArrayMode:
     """How values of parallel functions are meant.
 
     Attributes:
@@ -28,53 +28,53 @@ class World:
     output_gda: bool = False
 
     @property
-    def gives_gda(self) -> bool:
+    def returns_gda(self) -> bool:
         """Whether results are GlobalDeviceArrays."""
         return self.output_gda and not self.jax_array
 
     @property
-    def gives_host_local(self) -> bool:
+    def returns_host_local(self) -> bool:
         """Whether results are this process's part of what was computed."""
         return not self.output_gda and not self.jax_array
 
 
 @dataclass(frozen=True)
-class Manner:
+class CallFlags:
     """All that the flags say of a call.
 
     Attributes:
         world: The world that it is in.
-        compares_meshes: Whether the mesh in force is compared with those of its arguments.
-        tells_runs: Whether the run is logged.
+        checks_meshes: Whether the mesh in force is compared with those of its arguments.
+        logs_runs: Whether the run is logged.
     """
 
-    world: World
-    compares_meshes: bool = False
-    tells_runs: bool = False
+    mode: ArrayMode
+    checks_meshes: bool = False
+    logs_runs: bool = False
 
     @property
-    def sees_every_call(self) -> bool:
+    def bypasses_fast_path(self) -> bool:
         """Whether calls that were seen before must come to Python again."""
-        return self.compares_meshes or self.tells_runs
+        return self.checks_meshes or self.logs_runs
 
 
-_WORLDS = {(a, g): World(a, g) for a in (False, True) for g in (False, True)}
+_WORLDS = {(a, g): ArrayMode(a, g) for a in (False, True) for g in (False, True)}
 
 
-def world_in_force() -> World:
+def current_array_mode() -> ArrayMode:
     """The world that the flags say for this thread. Ask once, where a call comes in.
 
     Example:
         >>> from xlashard import legacy
         >>> with legacy.jax_array(False), legacy.parallel_functions_output_gda(True):
-        ...     print(world_in_force().gives_gda)
+        ...     print(current_array_mode().returns_gda)
         True
     """
     key = flags.jax_array.value, flags.parallel_functions_output_gda.value
     return _WORLDS[key]
 
 
-def of_one_class(tree: Any) -> Any:
+def as_jax_arrays(tree: Any) -> Any:
     """Return a tree whose arrays are JAX's own if `jax_array` is on.
 
     In the era all arrays were of one class then, those of `jax.numpy` and of `pjit` alike.
@@ -82,19 +82,19 @@ def of_one_class(tree: Any) -> Any:
     Args:
         tree: A pytree; its Arrays are replaced by JAX's arrays over the same buffers.
     """
-    if not world_in_force().jax_array:
+    if not current_array_mode().jax_array:
         return tree
     return jax.tree.map(lambda x: x.to_jax() if type(x) is Array else x, tree)
 
 
-def manner_in_force() -> Manner:
+def current_call_flags() -> CallFlags:
     """All that the flags say in this thread. Ask once, where a call comes in.
 
     With `jax_array` the other flag of the world says nothing, and is left out.
     """
-    world = world_in_force()
-    world = _WORLDS[True, False] if world.jax_array else world
-    return Manner(world, flags.enable_checks.value, flags.distributed_debug.value)
+    mode = current_array_mode()
+    mode = _WORLDS[True, False] if mode.jax_array else mode
+    return CallFlags(mode, flags.enable_checks.value, flags.distributed_debug.value)
 
 
 class PositionalSemantics(Enum):

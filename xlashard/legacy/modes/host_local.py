@@ -19,8 +19,8 @@ from xlashard.array.keys import is_key_array, key_handle, keys_over
 from xlashard.array.moving import at_path
 from xlashard.array.placement import places
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
-from xlashard.legacy.modes.mode_function import WorldFunction
-from xlashard.legacy.modes.result_classes import is_global, part_kind
+from xlashard.legacy.modes.mode_function import ModeFunction
+from xlashard.legacy.modes.result_classes import host_local_class, is_global
 from xlashard.multihost.host_local.host_mesh import HostMesh, host_mesh
 from xlashard.multihost.host_local.views import as_global, as_host_local
 from xlashard.pjit.resources import Auto, FromGda, Resource, to_sharding
@@ -43,16 +43,16 @@ class HostLocal:
         mesh: The mesh in force, which spans processes.
     """
 
-    def __init__(self, function: WorldFunction, mesh: Mesh) -> None:
+    def __init__(self, function: ModeFunction, mesh: Mesh) -> None:
         self._function = function
         self._mesh = mesh
         self._in_specs = lru_cache(maxsize=256)(self._read_in_specs)
         self._out_specs = lru_cache(maxsize=256)(self._read_out_specs)
 
     @property
-    def gives_parts(self) -> bool:
+    def returns_host_local(self) -> bool:
         """Whether results are this process's parts."""
-        return self._function.world.gives_host_local
+        return self._function.mode.returns_host_local
 
     def changes(self, args: tuple[Any, ...]) -> bool:
         """Whether anything about a call with these arguments is this process's part.
@@ -60,7 +60,7 @@ class HostLocal:
         Values that every process has alike, and that are bound to no device, go to a program of
         several as they are.
         """
-        if self.gives_parts:
+        if self.returns_host_local:
             return True
         values, specs = self._with_specs(self._dynamic(args))
         return not all(map(_goes_as_it_is, values, specs))
@@ -79,7 +79,7 @@ class HostLocal:
 
     def lower(self, result: Any) -> Any:
         """A result: this process's part of each array, unless results are global."""
-        if not self.gives_parts:
+        if not self.returns_host_local:
             return result
         values, tree = jax.tree_util.tree_flatten(result)
         try:
@@ -90,7 +90,7 @@ class HostLocal:
 
     def lower_types(self, result: Any) -> Any:
         """The types of what `lower` gives, of those of a result."""
-        if not self.gives_parts:
+        if not self.returns_host_local:
             return result
         values, tree = jax.tree_util.tree_flatten(result)
         return tree.unflatten(list(map(self._lowered_type, values, self._out_specs(tree))))
@@ -189,7 +189,7 @@ class HostLocal:
         part = (
             _copies_here(value) if spec == _REPLICATED else as_host_local(value, self._host, spec)
         )
-        return wrap_result(part.to_jax(), part_kind(part.to_jax()))
+        return wrap_result(part.to_jax(), host_local_class(part.to_jax()))
 
     def _lowered_type(self, value: Any, spec: PartitionSpec) -> Any:
         if spec == _REPLICATED:

@@ -16,7 +16,7 @@ from xlashard._jax.shardings import UnspecifiedValue
 from xlashard._jax.tracebacks import shortened
 from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.gda import check_gda_mesh
-from xlashard.legacy.modes.array_mode import Manner
+from xlashard.legacy.modes.array_mode import CallFlags
 from xlashard.legacy.modes.result_classes import is_gda, is_global, kind_of
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
@@ -37,7 +37,7 @@ _MESH_AROUND: ContextVar[Mesh | None] = ContextVar("mesh_around", default=None)
 _ON = "write jax.config.update('jax_array', True)"
 
 
-class WorldFunction(Function):
+class ModeFunction(Function):
     """What stands behind a function of the era in one world.
 
     Args:
@@ -52,14 +52,14 @@ class WorldFunction(Function):
         fun: Callable[..., Any],
         options: PjitOptions,
         static: Selected,
-        manner: Manner,
+        call_flags: CallFlags,
     ) -> None:
-        super().__init__(fun, replace(options, kind_of=kind_of(manner.world)), static)
-        self.manner = manner
-        self.world = manner.world
+        super().__init__(fun, replace(options, kind_of=kind_of(call_flags.mode)), static)
+        self.call_flags = call_flags
+        self.mode = call_flags.mode
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.fun, self.options, self.static, self.manner)
+        return type(self), (self.fun, self.options, self.static, self.call_flags)
 
     def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
         """Checks what a world without `jax_array` asks of every call.
@@ -77,7 +77,7 @@ class WorldFunction(Function):
             ResourceError: A resource that says nothing, or leaves it to the compiler.
         """
         mesh = tracing.mesh_in_force()
-        if self.world.jax_array:
+        if self.mode.jax_array:
             return mesh
         if kwargs:
             raise ArgumentError(
@@ -118,7 +118,7 @@ class WorldFunction(Function):
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
         out, path, again = super().miss(*args, **kwargs)
-        return out, None if self.manner.sees_every_call else path, again
+        return out, None if self.call_flags.bypasses_fast_path else path, again
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
         """Where the arguments of a call are.
@@ -127,9 +127,9 @@ class WorldFunction(Function):
         says, wherever they are; global ones must be there.
         """
         found = super().arguments(call)
-        if self.manner.compares_meshes and call.mesh is not None:
+        if self.call_flags.checks_meshes and call.mesh is not None:
             check_gda_mesh(call.values, call.traced.arg_names, call.mesh)
-        if self.world.jax_array:
+        if self.mode.jax_array:
             return found
         out = []
         resources = self.in_resources(call.traced.in_tree)
@@ -140,7 +140,7 @@ class WorldFunction(Function):
                     argument = argument.unbound()
                 elif not isinstance(value, jax.ShapeDtypeStruct):
                     raise ResourceError(
-                        _from_what(value, argument.path, self.options.in_resources.what),
+                        _from_gda_error(value, argument.path, self.options.in_resources.what),
                         path=argument.path,
                     )
             elif is_gda(value) and said is not None:
@@ -151,14 +151,14 @@ class WorldFunction(Function):
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
         """The program that a call needs."""
         spans = jax.process_count() > 1 and tracing.is_top_level()
-        if spans and self.world.jax_array:
+        if spans and self.mode.jax_array:
             _check_same_everywhere(call)
         return super().order(call, arguments)
 
     def prepare(self, call: Call) -> Prepared:
         """The compiled program of a call that is about to run."""
         prepared = super().prepare(call)
-        if self.manner.tells_runs:
+        if self.call_flags.logs_runs:
             _log(call, prepared)
         return prepared
 
@@ -195,7 +195,7 @@ def _holding(options: PjitOptions, kind: type) -> str | None:
     return None
 
 
-def _from_what(value: Any, path: str, what: str) -> str:
+def _from_gda_error(value: Any, path: str, what: str) -> str:
     return (
         f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
         "is this process's part of an array while jax_array is off: give P(...) for it, or pass a "

@@ -13,7 +13,7 @@ from xlashard._jax.modules import to_mhlo, to_text
 from xlashard._jax.tracebacks import shortened
 from xlashard._jax.tracing import abstractify
 from xlashard.legacy.modes.host_local import HostLocal
-from xlashard.legacy.modes.mode_function import WorldFunction
+from xlashard.legacy.modes.mode_function import ModeFunction
 from xlashard.legacy.modes.result_classes import is_global
 from xlashard.pjit import compiled, stages
 from xlashard.pjit.call import Call
@@ -21,7 +21,7 @@ from xlashard.pjit.face import Face
 from xlashard.pjit.prepare import Prepared
 
 
-class Traced(stages.Traced):
+class ModeTraced(stages.Traced):
     """A function after tracing.
 
     Args:
@@ -30,17 +30,17 @@ class Traced(stages.Traced):
         host_local: Where this process's parts become global; None if they are so already.
     """
 
-    def __init__(self, function: WorldFunction, call: Call, host_local: HostLocal | None) -> None:
+    def __init__(self, function: ModeFunction, call: Call, host_local: HostLocal | None) -> None:
         super().__init__(function, call)
         self._host_local = host_local
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs what was traced."""
-        edge = self._host_local
-        if edge is None or kwargs:
+        host_local_call = self._host_local
+        if host_local_call is None or kwargs:
             return super().__call__(*args, **kwargs)
-        return edge.lower(super().__call__(*edge.lift_dynamic(args)))
+        return host_local_call.lower(super().__call__(*host_local_call.lift_dynamic(args)))
 
     @property
     def out_info(self) -> Any:
@@ -54,10 +54,10 @@ class Traced(stages.Traced):
         lowered = super().lower(**options)
         if not isinstance(lowered, stages.Lowered):
             return lowered  # by JAX itself, for its jax.export
-        return Lowered(lowered, self._host_local)
+        return ModeLowered(lowered, self._host_local)
 
 
-class Lowered(stages.Lowered):
+class ModeLowered(stages.Lowered):
     """A module whose program will be called as the era called it.
 
     Args:
@@ -98,17 +98,17 @@ class Lowered(stages.Lowered):
         *,
         share_binary: bool | None = None,
         device_assignment: Sequence[Any] | None = None,
-    ) -> "Compiled":
+    ) -> "ModeCompiled":
         """Compiles the module, as `xlashard.pjit` does."""
         made = super().compile(
             compiler_options, share_binary=share_binary, device_assignment=device_assignment
         )
         function: Any = self._traced._function
-        kind = Compiled if function.world.jax_array else CompiledForParts
+        kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
         return kind(made._face, made._prepared, made._body, self._host_local)
 
 
-class Compiled(compiled.Compiled):
+class ModeCompiled(compiled.Compiled):
     """A compiled program.
 
     Args:
@@ -130,17 +130,17 @@ class Compiled(compiled.Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program."""
-        edge = self._host_local
-        if edge is None or kwargs:
+        host_local_call = self._host_local
+        if host_local_call is None or kwargs:
             return super().__call__(*args, **kwargs)
-        return edge.lower(super().__call__(*edge.lift_dynamic(args)))
+        return host_local_call.lower(super().__call__(*host_local_call.lift_dynamic(args)))
 
     def compiler_ir(self) -> list[Any]:
         """Return the optimised module of each partition, as an `HloModule` of jaxlib."""
         return compiled_ir(self)
 
 
-class CompiledForParts(Compiled):
+class HostLocalCompiled(ModeCompiled):
     """A program that moves arguments to its devices; global arrays must be there."""
 
     def _check_places(self, values: Sequence[Any]) -> None:

@@ -12,17 +12,17 @@ from xlashard._jax import dispatch, tracing
 from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard.errors import RefusedError, ResourceError
 from xlashard.legacy.modes.array_mode import (
-    Manner,
+    ArrayMode,
+    CallFlags,
     PositionalSemantics,
-    World,
-    manner_in_force,
-    of_one_class,
+    as_jax_arrays,
+    current_array_mode,
+    current_call_flags,
     semantics_in_force,
-    world_in_force,
 )
 from xlashard.legacy.modes.host_local import HostLocal
-from xlashard.legacy.modes.mode_function import WorldFunction, check_specified
-from xlashard.legacy.modes.mode_stages import Traced
+from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
+from xlashard.legacy.modes.mode_stages import ModeTraced
 from xlashard.legacy.shardings.parsed_specs import prepare_axis_resources
 from xlashard.pjit import stages
 from xlashard.pjit.dispatched import dispatched
@@ -118,13 +118,13 @@ def pjit(
             (device, backend),
             rest,
         )
-        if not world_in_force().jax_array:
+        if not current_array_mode().jax_array:
             check_specified(options)
         static = Selected.of(static_argnums, static_argnames, "static")
-        return made_or_decorator(fun, lambda f: _dispatched(EraFunction(f, options, static)))
+        return made_or_decorator(fun, lambda f: _dispatched(LegacyFunction(f, options, static)))
 
 
-class EraFunction:
+class LegacyFunction:
     """What stands behind a function of the era: its worlds, one of which takes each call.
 
     Args:
@@ -143,10 +143,10 @@ class EraFunction:
         self._options = options
         self._static = static
         self._lock = threading.Lock()
-        manner = Manner(World())
-        self.today = WorldFunction(fun, options, static, manner)
-        self._by_manner = {manner: self.today}
-        self._edges: dict[tuple[Manner, Mesh], _Edge] = {}
+        call_flags = CallFlags(ArrayMode())
+        self.today = ModeFunction(fun, options, static, call_flags)
+        self._by_flags = {call_flags: self.today}
+        self._host_local_calls: dict[tuple[CallFlags, Mesh], _HostLocalCall] = {}
         self.parameters = self.today.parameters
         self.tracer = self.today.tracer
 
@@ -158,46 +158,46 @@ class EraFunction:
         """The function's name."""
         return self.today.name
 
-    def in_force(self) -> WorldFunction:
+    def in_force(self) -> ModeFunction:
         """The function as the flags of this thread will have it."""
-        manner = manner_in_force()
-        found = self._by_manner.get(manner)
-        return self._made(manner) if found is None else found
+        call_flags = current_call_flags()
+        found = self._by_flags.get(call_flags)
+        return self._made(call_flags) if found is None else found
 
-    def _made(self, manner: Manner) -> WorldFunction:
+    def _made(self, call_flags: CallFlags) -> ModeFunction:
         with self._lock:
-            if manner not in self._by_manner:
-                made = WorldFunction(self.fun, self._options, self._static, manner)
+            if call_flags not in self._by_flags:
+                made = ModeFunction(self.fun, self._options, self._static, call_flags)
                 made.ledger = self.today.ledger
-                self._by_manner[manner] = made
-            return self._by_manner[manner]
+                self._by_flags[call_flags] = made
+            return self._by_flags[call_flags]
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it in its world."""
         function = self.in_force()
         mesh = function.admit(kwargs)
-        edge = self.edge(function, mesh)
-        if edge is not None and edge.host_local.changes(args):
-            return edge(args), None, False
+        host_local_call = self.host_local_call(function, mesh)
+        if host_local_call is not None and host_local_call.host_local.changes(args):
+            return host_local_call(args), None, False
         return function.miss(*args, **kwargs)
 
-    def edge(self, function: WorldFunction, mesh: Mesh | None) -> "_Edge | None":
+    def host_local_call(self, function: ModeFunction, mesh: Mesh | None) -> "_HostLocalCall | None":
         """What stands between this process and the program; None where all shapes are global."""
-        if function.world.jax_array or mesh is None or _is_here(mesh):
+        if function.mode.jax_array or mesh is None or _is_here(mesh):
             return None
         if semantics_in_force() is PositionalSemantics.GLOBAL or not tracing.is_top_level():
             return None
-        key = function.manner, mesh
+        key = function.call_flags, mesh
         with self._lock:
-            if key not in self._edges:
-                self._edges[key] = _Edge(function, mesh)
-            return self._edges[key]
+            if key not in self._host_local_calls:
+                self._host_local_calls[key] = _HostLocalCall(function, mesh)
+            return self._host_local_calls[key]
 
     @property
     def is_spread(self) -> bool:
         """True once a program of the function runs on several devices."""
-        return any(function.is_spread for function in tuple(self._by_manner.values()))
+        return any(function.is_spread for function in tuple(self._by_flags.values()))
 
     def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a donated argument of a call may share its buffers with another one."""
@@ -206,16 +206,16 @@ class EraFunction:
     def clear_cache(self) -> None:
         """Forgets what was traced and compiled, in all worlds."""
         with self._lock:
-            functions = list(self._by_manner.values())
-            self._edges.clear()
+            functions = list(self._by_flags.values())
+            self._host_local_calls.clear()
         for function in functions:
             function.clear_cache()
 
 
-class _Edge:
+class _HostLocalCall:
     """Calls of a function by one process of several, with its part of each array."""
 
-    def __init__(self, function: WorldFunction, mesh: Mesh) -> None:
+    def __init__(self, function: ModeFunction, mesh: Mesh) -> None:
         self.host_local = HostLocal(function, mesh)
         tracer = function.tracer
         static = tracer.static_argnums, tracer.static_argnames
@@ -233,7 +233,7 @@ def _is_here(mesh: Mesh) -> bool:
     return jax.process_count() == 1 or all(d.process_index == me for d in mesh.devices.flat)
 
 
-def _dispatched(function: EraFunction) -> Any:
+def _dispatched(function: LegacyFunction) -> Any:
     def trace(*args: Any, **kwargs: Any) -> stages.Traced:
         with short_tracebacks:
             return _traced(function, args, kwargs)
@@ -251,7 +251,7 @@ def _dispatched(function: EraFunction) -> Any:
 
 
 def _traced(
-    function: EraFunction,
+    function: LegacyFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -260,11 +260,11 @@ def _traced(
     """The function traced in its world, for this process's parts or for global shapes."""
     chosen = function.in_force()
     mesh = chosen.admit(kwargs, global_avals=global_avals)
-    edge = None if global_avals else function.edge(chosen, mesh)
-    if edge is None:
-        return Traced(chosen, chosen.trace(args, kwargs), None)
-    args = edge.host_local.lift_types(args)
-    return Traced(chosen, chosen.trace(args, kwargs), edge.host_local)
+    host_local_call = None if global_avals else function.host_local_call(chosen, mesh)
+    if host_local_call is None:
+        return ModeTraced(chosen, chosen.trace(args, kwargs), None)
+    args = host_local_call.host_local.lift_types(args)
+    return ModeTraced(chosen, chosen.trace(args, kwargs), host_local_call.host_local)
 
 
 def with_sharding_constraint(
@@ -308,9 +308,9 @@ def with_sharding_constraint(
                 "with_sharding_constraint takes axis_resources, or shardings, which means the "
                 "same: write with_sharding_constraint(x, P('data'))"
             )
-        if not world_in_force().jax_array and not _is_to_do(resources):
+        if not current_array_mode().jax_array and not _is_to_do(resources):
             return x
-        return of_one_class(xlashard.with_sharding_constraint(x, resources))
+        return as_jax_arrays(xlashard.with_sharding_constraint(x, resources))
 
 
 def _is_to_do(resources: Any) -> bool:

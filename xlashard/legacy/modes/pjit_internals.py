@@ -9,7 +9,7 @@ from xlashard._jax.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_fro
 from xlashard.array.prefix import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment
-from xlashard.legacy.modes.array_mode import PositionalSemantics, world_in_force
+from xlashard.legacy.modes.array_mode import PositionalSemantics, current_array_mode
 from xlashard.legacy.shardings import mesh as meshes
 from xlashard.legacy.shardings.parsed_specs import (
     get_array_mapping,
@@ -203,7 +203,7 @@ def global_to_local(
         shardings: Their shardings.
         mesh: The mesh of all processes.
     """
-    if world_in_force().jax_array:
+    if current_array_mode().jax_array:
         return avals
     return _scaled(meshes.global_to_local, positional_semantics, avals, shardings, mesh)
 
@@ -212,7 +212,7 @@ def local_to_global(
     positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
 ) -> Sequence[Any]:
     """The types of the arrays of which this process has parts; see `global_to_local`."""
-    if world_in_force().jax_array:
+    if current_array_mode().jax_array:
         return avals
     return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
 

@@ -8,18 +8,18 @@ from xlashard._jax.tracing import Tracer
 from xlashard.array import Array
 from xlashard.array.handles import KindOf, unwrapped
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
-from xlashard.legacy.arrays.gda import GlobalDeviceArray, gda_kind
-from xlashard.legacy.modes.array_mode import World
+from xlashard.legacy.arrays.gda import GlobalDeviceArray, gda_class
+from xlashard.legacy.modes.array_mode import ArrayMode
 
 
-def kind_of(world: World) -> KindOf | None:
+def kind_of(mode: ArrayMode) -> KindOf | None:
     """Return the function from a result's handle to its class; with `jax_array`, JAX's own."""
-    if world.jax_array:
+    if mode.jax_array:
         return unwrapped
-    return gda_kind if world.output_gda else part_kind
+    return gda_class if mode.output_gda else host_local_class
 
 
-def part_kind(handle: Any) -> type[Array]:
+def host_local_class(handle: Any) -> type[Array]:
     """Return `ShardedDeviceArray`, whatever the number of devices, or `Array` across processes.
 
     Args:

@@ -14,14 +14,14 @@ ENTRIES: tuple[Entry, ...] = (
         name="jax.config.jax_array",
         gone="0.4.7",
         treatment="works",
-        source="xlashard.legacy.modes.flags:jax_array",
+        source="xlashard.legacy.modes.config_flags:jax_array",
         today="isinstance(x, jax.Array)",
     ),
     Entry(
         name="jax.config.jax_parallel_functions_output_gda",
         gone="0.4.7",
         treatment="works",
-        source="xlashard.legacy.modes.flags:parallel_functions_output_gda",
+        source="xlashard.legacy.modes.config_flags:parallel_functions_output_gda",
         today="jax.jit(f, out_shardings=shardings)",
     ),
     *(
@@ -29,7 +29,7 @@ ENTRIES: tuple[Entry, ...] = (
             name=name,
             gone="0.7.0",
             treatment="differs",
-            source="xlashard.legacy.modes.flags:spmd_mode",
+            source="xlashard.legacy.modes.config_flags:spmd_mode",
             today="jax.jit(f)(x)",
             note=(
                 "It is kept and checked, and computations on arrays that span processes are "
@@ -42,7 +42,7 @@ ENTRIES: tuple[Entry, ...] = (
         name="jax.config.jax_pmap_no_rank_reduction",
         gone="0.8.0",
         treatment="differs",
-        source="xlashard.legacy.modes.flags:pmap_no_rank_reduction",
+        source="xlashard.legacy.modes.config_flags:pmap_no_rank_reduction",
         today="xlashard.unstacked_shards(x)",
         note=(
             "It says whether device_buffers of arrays with a PmapSharding keep the dimension that "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.era import core, jaxprs, util
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry, members
 
 AbstractToken = jaxprs.AbstractToken
@@ -51,19 +51,19 @@ valid_jaxtype = jaxprs.valid_jaxtype
 
 type Shape = Sequence[Any]
 
-CallPrimitive = Refusal("jax.core.CallPrimitive")
-ConcreteArray = Refusal("jax.core.ConcreteArray")
-MainTrace = Refusal("jax.core.MainTrace")
-MapPrimitive = Refusal("jax.core.MapPrimitive")
-UnitVar = Refusal("jax.core.UnitVar")
-UnshapedArray = Refusal("jax.core.UnshapedArray")
-cur_sublevel = Refusal("jax.core.cur_sublevel")
-extend_axis_env = Refusal("jax.core.extend_axis_env")
-full_lower = Refusal("jax.core.full_lower")
-new_base_main = Refusal("jax.core.new_base_main")
-new_main = Refusal("jax.core.new_main")
-new_sublevel = Refusal("jax.core.new_sublevel")
-thread_local_state = Refusal("jax.core.thread_local_state")
+CallPrimitive = RemovedApi("jax.core.CallPrimitive")
+ConcreteArray = RemovedApi("jax.core.ConcreteArray")
+MainTrace = RemovedApi("jax.core.MainTrace")
+MapPrimitive = RemovedApi("jax.core.MapPrimitive")
+UnitVar = RemovedApi("jax.core.UnitVar")
+UnshapedArray = RemovedApi("jax.core.UnshapedArray")
+cur_sublevel = RemovedApi("jax.core.cur_sublevel")
+extend_axis_env = RemovedApi("jax.core.extend_axis_env")
+full_lower = RemovedApi("jax.core.full_lower")
+new_base_main = RemovedApi("jax.core.new_base_main")
+new_main = RemovedApi("jax.core.new_main")
+new_sublevel = RemovedApi("jax.core.new_sublevel")
+thread_local_state = RemovedApi("jax.core.thread_local_state")
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:

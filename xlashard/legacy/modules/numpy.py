@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry, members
 
 NINF = -jnp.inf
@@ -24,7 +24,7 @@ sometrue = jnp.any
 trapz = jnp.trapezoid
 tril = jnp.tril
 triu = jnp.triu
-xeinsum = Refusal("jax.lax.xeinsum")
+xeinsum = RemovedApi("jax.lax.xeinsum")
 zeros_like_array = jnp.zeros_like
 
 

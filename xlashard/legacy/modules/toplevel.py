@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from xlashard._jax.era import backend
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry, members
 from xlashard.sharding import Mesh
 
 clear_backends = backend.clear_backends
-loops = Refusal("jax.experimental.loops")
-mask = Refusal("jax.mask")
-soft_pmap = Refusal("jax.soft_pmap")
-xla_computation = Refusal("jax.xla_computation")
+loops = RemovedApi("jax.experimental.loops")
+mask = RemovedApi("jax.mask")
+soft_pmap = RemovedApi("jax.soft_pmap")
+xla_computation = RemovedApi("jax.xla_computation")
 
 
 def curry(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,6 @@
 | file | contents |
 |---|---|
 | `command` | the command line |
-| `program` | running a script or module as `__main__` |
-| `recorder`, `report` | recording uses of removed names, and printing them |
+| `script` | running a script or module as `__main__` |
+| `recorder`, `usage_report` | recording uses of removed names, and printing them |
 """

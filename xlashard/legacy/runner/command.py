@@ -17,10 +17,10 @@ from xlashard._jax.era import tell_when_set
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installation.installer import INSTALLER, install
-from xlashard.legacy.modes.flags import config, jax_array, parallel_functions_output_gda
-from xlashard.legacy.runner.program import MissingProgramError, Program, run
+from xlashard.legacy.modes.config_flags import config, jax_array, parallel_functions_output_gda
 from xlashard.legacy.runner.recorder import Recorder
-from xlashard.legacy.runner.report import Report, json_of, show_report
+from xlashard.legacy.runner.script import ProgramNotFoundError, ScriptOrModule, run
+from xlashard.legacy.runner.usage_report import Report, json_of, show_report
 from xlashard.wording import print_error
 
 _USAGE = """\
@@ -47,7 +47,7 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
-class Command:
+class RunCommand:
     """What a command line asks for.
 
     Attributes:
@@ -57,13 +57,13 @@ class Command:
         flags: Flags to set before, by name.
     """
 
-    program: Program
+    program: ScriptOrModule
     report: bool = False
     report_file: str = ""
     flags: dict[str, str | bool] = field(default_factory=dict)
 
 
-def read_command(words: Sequence[str]) -> Command:
+def read_command(words: Sequence[str]) -> RunCommand:
     """Reads a command line.
 
     Args:
@@ -74,7 +74,7 @@ def read_command(words: Sequence[str]) -> Command:
 
     Example:
         >>> read_command(["--jax_array=0", "train.py", "--steps=3"]).program
-        Program(target='train.py', is_module=False, arguments=('--steps=3',))
+        ScriptOrModule(target='train.py', is_module=False, arguments=('--steps=3',))
     """
     report, file, flags = False, "", {}
     rest = list(words)
@@ -92,7 +92,7 @@ def read_command(words: Sequence[str]) -> Command:
             raise UsageError(f"{name} is none of its options; those of the program go behind it")
     if rest[:1] == ["--"]:
         rest.pop(0)
-    return Command(_program(rest), report, file, flags)
+    return RunCommand(_program(rest), report, file, flags)
 
 
 def _flag(name: str, equals: str, value: str) -> tuple[str, str | bool]:
@@ -101,14 +101,14 @@ def _flag(name: str, equals: str, value: str) -> tuple[str, str | bool]:
     return name.removeprefix("--"), value if equals else True
 
 
-def _program(words: list[str]) -> Program:
+def _program(words: list[str]) -> ScriptOrModule:
     is_module = words[:1] == ["-m"]
     if is_module:
         words = words[1:]
     if not words:
         what = "-m needs the name of a module" if is_module else "there is no program to run"
         raise UsageError(what)  # no-catalogue: an error of the command line
-    return Program(words[0], is_module, tuple(words[1:]))
+    return ScriptOrModule(words[0], is_module, tuple(words[1:]))
 
 
 def main(words: Sequence[str]) -> int:
@@ -143,10 +143,10 @@ def main(words: Sequence[str]) -> int:
     else:
         INSTALLER.install()
     join_pod()
-    leave_children = serve_children(flags)
+    leave_children = install_in_children(flags)
     try:
         run(command.program)
-    except MissingProgramError as error:
+    except ProgramNotFoundError as error:
         leave_children()
         INSTALLER.uninstall()
         if recorder is not None:
@@ -211,7 +211,7 @@ def _typed(name: str, value: str | bool) -> Any:
     return int(value)
 
 
-class _Beginning:
+class _InstallOnUnpickle:
     """Where it is unpickled, the flags are set and the names are there."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ def _begin(flags: Mapping[str, Any]) -> None:
     install()
 
 
-def serve_children(flags: Mapping[str, Any]) -> Callable[[], None]:
+def install_in_children(flags: Mapping[str, Any]) -> Callable[[], None]:
     """Gives the names to all processes that `multiprocessing` starts from now on.
 
     Those that it forks have them anyway; this is for `spawn` and `forkserver`.
@@ -240,10 +240,10 @@ def serve_children(flags: Mapping[str, Any]) -> Callable[[], None]:
     """
     told = spawn.get_preparation_data
 
-    def told_more(name: str) -> dict[str, Any]:
-        return {**told(name), "xlashard.legacy": _Beginning(flags)}
+    def with_install(name: str) -> dict[str, Any]:
+        return {**told(name), "xlashard.legacy": _InstallOnUnpickle(flags)}
 
-    spawn.get_preparation_data = told_more
+    spawn.get_preparation_data = with_install
 
     def end() -> None:
         spawn.get_preparation_data = told
@@ -260,8 +260,8 @@ def join_pod() -> None:
     if read_flags(os.environ).pod is None:
         return
     multihost.initialize()
-    jax.distributed.initialize = _is_done
+    jax.distributed.initialize = _do_nothing
 
 
-def _is_done(*args: Any, **kwargs: Any) -> None:
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """Stands for `jax.distributed.initialize`, whose work is done."""

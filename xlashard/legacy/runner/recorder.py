@@ -21,14 +21,14 @@ from xlashard._jax.era import tell_when_set
 from xlashard._jax.frames import JAX_FOLDER
 from xlashard._jax.legacy_flags import code_of_reads
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes import flags
+from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import pjit
 from xlashard.legacy.modules import Entry, entries
 from xlashard.legacy.shardings.mesh import ThreadResources
 from xlashard.sharding import Mesh
 
 # Whoever runs in these folders is not the program that is asked about.
-_NOT_THE_PROGRAM = (
+_NOT_USER_CODE = (
     str(Path(__file__).parents[2]) + os.sep,
     JAX_FOLDER,
     "<frozen ",
@@ -101,7 +101,7 @@ class Recorder:
         monitoring.register_callback(self._tool, monitoring.events.CALL, self._call)
         monitoring.register_callback(self._tool, monitoring.events.PY_START, self._enter)
         monitoring.set_events(self._tool, monitoring.events.CALL)
-        self._watched = watched_code()
+        self._watched = observed_code()
         for code in self._watched:
             monitoring.set_local_events(self._tool, code, monitoring.events.PY_START)
 
@@ -130,12 +130,12 @@ class Recorder:
             frame: Who asked.
         """
         file = frame.f_code.co_filename
-        if file.startswith(_NOT_THE_PROGRAM):
+        if file.startswith(_NOT_USER_CODE):
             return
         with self._lock:
             self._entries[entry.name] = entry
             self._known[file][id(value)] = entry, value
-            if _is_of_the_era(value):
+            if _is_legacy_object(value):
                 self._shared.setdefault(id(value), (entry, value))
             self._asked[entry.name, file, frame.f_lineno] += 1
 
@@ -177,7 +177,7 @@ class Recorder:
 
     def _found_in(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
         """The first of some values that a file has read, or that only the era has."""
-        if file.startswith(_NOT_THE_PROGRAM):
+        if file.startswith(_NOT_USER_CODE):
             return None
         known = self._known.get(file, {})
         found = (known.get(id(value)) or self._shared.get(id(value)) for value in values)
@@ -190,7 +190,7 @@ class Recorder:
         caller = frame.f_back
         while caller is not None and caller.f_code.co_filename.startswith(_CONTEXTS):
             caller = caller.f_back
-        if caller is None or caller.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+        if caller is None or caller.f_code.co_filename.startswith(_NOT_USER_CODE):
             return
         with self._lock:
             for entry in found:
@@ -206,7 +206,7 @@ def _called(function: Any) -> list[Any]:
     return [getattr(function, "__func__", function), *[owner] * isinstance(owner, type)]
 
 
-def _is_of_the_era(value: Any) -> bool:
+def _is_legacy_object(value: Any) -> bool:
     """Return whether a value is a function or class of this package, not one of JAX's own."""
     of_module = getattr(value, "__module__", None)
     return callable(value) and isinstance(of_module, str) and of_module.startswith("xlashard.")
@@ -215,7 +215,7 @@ def _is_of_the_era(value: Any) -> bool:
 def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
     def told() -> None:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+        while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
             frame = frame.f_back
         if frame is not None:
             recorder.listen(entry, entry, frame)
@@ -274,7 +274,7 @@ _MEMBERS = {
 }
 
 
-def watched_code() -> dict[CodeType, Watcher]:
+def observed_code() -> dict[CodeType, Watcher]:
     """Return the functions to watch, by their code objects."""
     env = ThreadResources.env
     reads_mesh = (entries()["jax.experimental.maps.thread_resources"],)
@@ -289,7 +289,7 @@ def watched_code() -> dict[CodeType, Watcher]:
 
 
 def _members() -> Iterator[tuple[CodeType, Watcher]]:
-    """Members of a GlobalDeviceArray that today's arrays lack."""
+    """ModuleMembers of a GlobalDeviceArray that today's arrays lack."""
     for name, today in _MEMBERS.items():
         member = vars(GlobalDeviceArray)[name]
         entry = replace(entries()[_GDA], name=f"{_GDA}.{name}", today=today, note="")

@@ -3,7 +3,7 @@
 | file | contents |
 |---|---|
 | `tensorstore_specs` | the TensorStore spec of an array, and errors that name its path |
-| `arguments` | both signatures of `async_deserialize` and `run_deserialization` |
+| `deserialize_args` | both signatures of `async_deserialize` and `run_deserialization` |
 | `writing`, `reading` | arrays to TensorStore and back |
 | `event_loop` | running coroutines to completion, also in a notebook |
 | `manager` | asynchronous checkpoints that all processes commit together |

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def run_to_end[T](coroutine: Coroutine[Any, Any, T]) -> T:
+def run_coroutine[T](coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, waited for by this thread."""
     try:
         asyncio.get_running_loop()
@@ -17,7 +17,7 @@ def run_to_end[T](coroutine: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-async def all_of[T](tasks: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_or_cancel[T](tasks: Iterable[Awaitable[T]]) -> list[T]:
     """What all of them give, in order; the first error ends the others before it is raised."""
     running = [asyncio.ensure_future(task) for task in tasks]
     try:

@@ -15,7 +15,7 @@ from xlashard._jax import coordination
 from xlashard._jax.serialization import ManagerBase, is_remote_storage
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
-from xlashard.legacy.serialization.event_loop import run_to_end
+from xlashard.legacy.serialization.event_loop import run_coroutine
 from xlashard.legacy.serialization.reading import deserialize_all
 from xlashard.legacy.serialization.tensorstore_specs import get_tensorstore_spec
 from xlashard.legacy.serialization.writing import serialize_all
@@ -208,7 +208,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
             futures: list[Any] = []
             try:
                 options: Any = {"transaction": transaction}
-                run_to_end(serialize_all(gdas, tensorstore_specs, futures, options))
+                run_coroutine(serialize_all(gdas, tensorstore_specs, futures, options))
             except Exception as error:
                 self._tell_others(error)
                 raise

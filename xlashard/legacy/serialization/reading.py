@@ -20,10 +20,15 @@ from xlashard.array.placement import Places, places
 from xlashard.array.reshard import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.array_mode import World, world_in_force
-from xlashard.legacy.serialization.arguments import Opening, Wanted, read_many, read_one
-from xlashard.legacy.serialization.event_loop import all_of, run_to_end
-from xlashard.legacy.serialization.tensorstore_specs import filling, is_chunked, unreadable
+from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
+from xlashard.legacy.serialization.deserialize_args import (
+    ArrayRequest,
+    OpenOptions,
+    read_many,
+    read_one,
+)
+from xlashard.legacy.serialization.event_loop import gather_or_cancel, run_coroutine
+from xlashard.legacy.serialization.tensorstore_specs import filling, is_chunked, read_error
 from xlashard.sharding import NamedSharding
 
 
@@ -77,7 +82,7 @@ async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
     """
     with short_tracebacks:
         call = read_one(args, kwargs)
-        return await _read(call.wanted, call.byte_limiter, call.opening, world_in_force())
+        return await _read(call.request, call.byte_limiter, call.opening, current_array_mode())
 
 
 @overload
@@ -135,50 +140,52 @@ def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
 def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
     """Reads arrays for a caller that is called `name`; see `run_deserialization`."""
     call = read_many(name, args, kwargs)
-    world = world_in_force()
+    mode = current_array_mode()
 
     async def read_all() -> list[Array]:
         limiter = LimitInFlightBytes(call.concurrent_bytes)
-        return await all_of(_read(wanted, limiter, Opening(), world) for wanted in call.wanted)
+        return await gather_or_cancel(
+            _read(request, limiter, OpenOptions(), mode) for request in call.requests
+        )
 
-    return run_to_end(read_all())
+    return run_coroutine(read_all())
 
 
-async def _read(wanted: Wanted, limiter: Any, opening: Opening, world: World) -> Any:
-    _check_place(wanted, world)
+async def _read(request: ArrayRequest, limiter: Any, opening: OpenOptions, mode: ArrayMode) -> Any:
+    _check_place(request, mode)
     try:
-        store = await _open(wanted, opening)
-        shape = tuple(store.shape) if wanted.shape is None else wanted.shape
+        store = await _open(request, opening)
+        shape = tuple(store.shape) if request.shape is None else request.shape
         if len(shape) != store.rank:
             raise SerializationError(
-                f"the array at {wanted.stored_at!r} has shape {tuple(store.shape)}, and "
+                f"the array at {request.stored_at!r} has shape {tuple(store.shape)}, and "
                 f"global_shape says {shape}: sizes may differ, the number of dimensions may not",
-                stored_at=wanted.stored_at,
+                stored_at=request.stored_at,
             )
         stored = store.dtype.numpy_dtype
         dtype = (
             np.dtype(jax.dtypes.canonicalize_dtype(stored))
-            if wanted.dtype is None
-            else wanted.dtype
+            if request.dtype is None
+            else request.dtype
         )
-        target = _target(shape, wanted)
+        target = _target(shape, request)
         holders: dict[int, list[int]] = {}
         for number, tile in enumerate(target.tiles):
             holders.setdefault(tile, []).append(number)
-        parts = await all_of(
+        parts = await gather_or_cancel(
             _read_piece(store, target, numbers, dtype, limiter) for numbers in holders.values()
         )
     except XlashardError:
         raise
     except ValueError as error:
-        raise unreadable(error, wanted.spec) from None
+        raise read_error(error, request.spec) from None
     buffers = {number: buffer for part in parts for number, buffer in part.items()}
     ordered = [buffers[number] for number in range(len(target.devices))]
-    handle = relayout(gather_pieces(ordered, dtype, target), wanted.layout, target)
-    return _in_world(placed(handle, target.sharding), world)
+    handle = relayout(gather_pieces(ordered, dtype, target), request.layout, target)
+    return _in_mode(placed(handle, target.sharding), mode)
 
 
-async def _open(wanted: Wanted, opening: Opening) -> Any:
+async def _open(request: ArrayRequest, opening: OpenOptions) -> Any:
     async def opened(spec: dict[str, Any]) -> Any:
         return await tensorstore.open(
             tensorstore.Spec(spec),
@@ -189,16 +196,16 @@ async def _open(wanted: Wanted, opening: Opening) -> Any:
             **({"chunk_layout": opening.chunk_layout} if is_chunked(spec) else {}),
         )
 
-    store = await opened(wanted.spec)
+    store = await opened(request.spec)
     # Files that say what stands for parts that are not there, as other writers leave out zeros.
-    return store if store.fill_value is None else await opened(filling(wanted.spec))
+    return store if store.fill_value is None else await opened(filling(request.spec))
 
 
-def _target(shape: tuple[int, ...], wanted: Wanted) -> Places:
+def _target(shape: tuple[int, ...], request: ArrayRequest) -> Places:
     try:
-        return places(shape, wanted.sharding)
+        return places(shape, request.sharding)
     except GeometryError as error:
-        raise at_path(error, f"the array at {wanted.stored_at!r}") from None
+        raise at_path(error, f"the array at {request.stored_at!r}") from None
 
 
 async def _read_piece(
@@ -233,20 +240,20 @@ def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any
     return {n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers}
 
 
-def _check_place(wanted: Wanted, world: World) -> None:
+def _check_place(request: ArrayRequest, mode: ArrayMode) -> None:
     """Refuses a place that an array of a world can't have, before anything is read.
 
     Raises:
         ArgumentError: Without `jax_array`, a place that is not named by a mesh.
     """
-    if not world.jax_array and not isinstance(wanted.sharding, NamedSharding):
+    if not mode.jax_array and not isinstance(request.sharding, NamedSharding):
         raise ArgumentError(
-            f"the array at {wanted.stored_at!r} is to go to {wanted.sharding}, but without "
+            f"the array at {request.stored_at!r} is to go to {request.sharding}, but without "
             "jax_array it becomes a GlobalDeviceArray, which is placed by a mesh and axes: give "
             "NamedSharding(mesh, P(...))"
         )
 
 
-def _in_world(x: Array, world: World) -> Any:
+def _in_mode(x: Array, mode: ArrayMode) -> Any:
     """Return what a world reads, over the buffers of an Array: JAX's array, or a GDA."""
-    return x.to_jax() if world.jax_array else GlobalDeviceArray.from_array(x)
+    return x.to_jax() if mode.jax_array else GlobalDeviceArray.from_array(x)

@@ -197,7 +197,7 @@ def _joined(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name.lstrip('/')}" if name else folder.rstrip("/") or folder
 
 
-def unreadable(error: Exception, given: Any) -> SerializationError:
+def read_error(error: Exception, given: Any) -> SerializationError:
     """What to say of an array that TensorStore can't read.
 
     Args:
@@ -207,7 +207,7 @@ def unreadable(error: Exception, given: Any) -> SerializationError:
     where, text = stored_at(given), reason(error)
     if text.startswith("NOT_FOUND") and "etadata" in text:
         return SerializationError(
-            f"there is no array at {where!r}{_beside(where)}", stored_at=where
+            f"there is no array at {where!r}{_siblings(where)}", stored_at=where
         )
     if text.startswith("NOT_FOUND"):
         return SerializationError(
@@ -218,7 +218,7 @@ def unreadable(error: Exception, given: Any) -> SerializationError:
     return SerializationError(f"the array at {where!r} can't be read: {text}", stored_at=where)
 
 
-def unwritable(error: Exception, given: Any) -> SerializationError:
+def write_error(error: Exception, given: Any) -> SerializationError:
     """What to say of an array that TensorStore can't write."""
     where, text = stored_at(given), reason(error)
     if "but received" in text:
@@ -232,7 +232,7 @@ def reason(error: BaseException) -> str:
     return _FOR_MACHINES.split(text)[0].replace("\\x00", "/")
 
 
-def _beside(where: str) -> str:
+def _siblings(where: str) -> str:
     """What there is in place of something that is not."""
     path = Path(where)
     if "://" in where:

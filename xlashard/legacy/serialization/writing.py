@@ -14,13 +14,13 @@ from xlashard.array.holder import check_alive
 from xlashard.array.host_put import as_host_value
 from xlashard.array.keys import is_key_array
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
-from xlashard.legacy.serialization.arguments import as_list
-from xlashard.legacy.serialization.event_loop import all_of, run_to_end
+from xlashard.legacy.serialization.deserialize_args import as_list
+from xlashard.legacy.serialization.event_loop import gather_or_cancel, run_coroutine
 from xlashard.legacy.serialization.tensorstore_specs import (
     Spec,
     spec_to_write,
     stored_at,
-    unwritable,
+    write_error,
 )
 from xlashard.wording import typed
 
@@ -43,7 +43,7 @@ class WriteOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ShardToWrite:
     """A part of an array that this process writes.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Plan:
     """
 
     spec: Spec
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[_ShardToWrite, ...]
     unchanging: bool
     options: WriteOptions
 
@@ -136,7 +136,7 @@ async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> No
             for writing in writings:
                 await writing.commit
             return
-        commits += [Commit(writing.commit, plan.spec) for writing in writings]
+        commits += [WriteFuture(writing.commit, plan.spec) for writing in writings]
         for writing in writings:
             # To await what is done already costs a turn of the loop, for each of many pieces.
             if not writing.copy.done():
@@ -144,10 +144,10 @@ async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> No
     except XlashardError:
         raise
     except ValueError as error:
-        raise unwritable(error, plan.spec) from None
+        raise write_error(error, plan.spec) from None
 
 
-def _begin(store: Any, piece: _Piece, plan: _Plan) -> Any:
+def _begin(store: Any, piece: _ShardToWrite, plan: _Plan) -> Any:
     data = np.asarray(piece.data)
     return store[piece.index].write(data, can_reference_source_data_indefinitely=plan.unchanging)
 
@@ -157,10 +157,10 @@ def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
     _check(x, where)
     if not isinstance(x, jax.Array):
         value = as_host_value(x, lambda: f"what is to be written at {where!r}").value
-        whole = (_Piece((), value),) if jax.process_index() == 0 else ()
+        whole = (_ShardToWrite((), value),) if jax.process_index() == 0 else ()
         return _Plan(spec_to_write(given, value), whole, unchanging=False, options=options)
     pieces = tuple(
-        _Piece(shard.index, shard.data)
+        _ShardToWrite(shard.index, shard.data)
         for shard in x.addressable_shards
         if shard.replica_id == options.get("replica_id", 0)
     )
@@ -208,8 +208,8 @@ def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> 
         >>> run_serialization([np.ones((2, 2)), np.zeros(2)], specs)
     """
     with short_tracebacks:
-        commits: list[Commit] = []
-        run_to_end(serialize_all(gdas, tensorstore_specs, commits, {}))
+        commits: list[WriteFuture] = []
+        run_coroutine(serialize_all(gdas, tensorstore_specs, commits, {}))
         for commit in commits:
             commit.result()
 
@@ -223,14 +223,14 @@ async def serialize_all(
     """Writes arrays at the same time; see `async_serialize`."""
     specs = as_list(specs, "tensorstore_specs")
     arrays = as_list(gdas, "gdas", len(specs))
-    await all_of(
+    await gather_or_cancel(
         async_serialize(x, spec, commit_futures, **options)
         for x, spec in zip(arrays, specs, strict=True)
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Commit:
+class WriteFuture:
     """A future of TensorStore whose errors say which array they are about.
 
     Programs call `result()` of it, in any thread, or await it.
@@ -257,12 +257,12 @@ class Commit:
             return self.future.result(timeout=timeout)
         except ValueError as error:
             # no-catalogue: needs a storage that fails late
-            raise unwritable(error, self.spec) from None
+            raise write_error(error, self.spec) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until it is written: why it could not be; None if it is."""
         error = self.future.exception(timeout=timeout)
-        return unwritable(error, self.spec) if isinstance(error, ValueError) else error
+        return write_error(error, self.spec) if isinstance(error, ValueError) else error
 
     def done(self) -> bool:
         """Whether it is written, or can't be."""
@@ -273,4 +273,4 @@ class Commit:
             return (yield from self.future.__await__())
         except ValueError as error:
             # no-catalogue: needs a storage that fails late
-            raise unwritable(error, self.spec) from None
+            raise write_error(error, self.spec) from None

@@ -60,7 +60,7 @@ class ParsedPartitionSpec(parse.ParsedPartitionSpec):
             dim: Its position, from 0.
             val: Its mesh axes, `()` for uncut, None for open.
         """
-        return _of_the_era(super().insert_axis_partitions(dim, val))
+        return _legacy_results(super().insert_axis_partitions(dim, val))
 
 
 class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
@@ -81,7 +81,7 @@ REPLICATED = CanonicalizedParsedPartitionSpec(ParsedPartitionSpec(None, ()))
 """The spec that cuts nothing, whatever the rank."""
 
 
-def _of_the_era(parsed: parse.ParsedPartitionSpec) -> ParsedPartitionSpec:
+def _legacy_results(parsed: parse.ParsedPartitionSpec) -> ParsedPartitionSpec:
     return ParsedPartitionSpec(parsed.unsafe_user_spec, parsed.partitions, parsed.sync)
 
 
@@ -96,7 +96,7 @@ def parse_flatten_op_sharding(op_sharding: Any, mesh: Mesh) -> list[ParsedPartit
         TilingError: If no spec on that mesh says it.
     """
     given = op_sharding.tile_assignment if isinstance(op_sharding, GSPMDSharding) else op_sharding
-    return [_of_the_era(parsed) for parsed in parse.parse_flatten_op_sharding(given, mesh)]
+    return [_legacy_results(parsed) for parsed in parse.parse_flatten_op_sharding(given, mesh)]
 
 
 def get_array_mapping(axis_resources: Any) -> Any:

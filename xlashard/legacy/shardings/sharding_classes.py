@@ -60,7 +60,7 @@ class DeviceRow(tuple[Device, ...]):
         return getattr(np.array(list(self), dtype=object), name)
 
 
-class _MadePmapSharding(TodaysPmapSharding):
+class _ArrayDevicesPmapSharding(TodaysPmapSharding):
     """One whose `devices` also answer as a NumPy array."""
 
     @property
@@ -74,7 +74,7 @@ class _PmapType(type):
     """Makes shardings of the class above, and counts all of today as its instances."""
 
     def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
-        return _MadePmapSharding(devices, sharding_spec)
+        return _ArrayDevicesPmapSharding(devices, sharding_spec)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, TodaysPmapSharding)
@@ -97,7 +97,7 @@ class PmapSharding(metaclass=_PmapType):
         (True, (1,))
     """
 
-    default = _MadePmapSharding.default
+    default = _ArrayDevicesPmapSharding.default
 
 
 def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:

@@ -19,7 +19,7 @@ from xlashard.geometry import (
     Unstacked,
 )
 from xlashard.geometry.sharding_spec import spec_over_one_dim
-from xlashard.legacy.modes.array_mode import of_one_class
+from xlashard.legacy.modes.array_mode import as_jax_arrays
 
 
 def mesh_sharding_specs(
@@ -207,7 +207,7 @@ def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[
     """
     values: Iterable[Any] = [x] * len(devices) if replicate else x
     pieces = [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
-    return of_one_class(pieces)
+    return as_jax_arrays(pieces)
 
 
 class InputsHandlerMode(Enum):
@@ -248,7 +248,7 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
             out.append(there[1])
         else:
             out.append(xlashard.device_put(x[index], device))
-    return of_one_class(out)
+    return as_jax_arrays(out)
 
 
 def shard_args(

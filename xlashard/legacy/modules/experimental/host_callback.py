@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from xlashard.legacy.installation.removed_api import Refusal, refuse
+from xlashard.legacy.installation.removed_api import RemovedApi, raise_removed
 from xlashard.legacy.modules.entry import Entry, members
 
 CallbackException = jax.errors.JaxRuntimeError
-call_with_device = Refusal("jax.experimental.host_callback.call_with_device")
-stop_outfeed_receiver = Refusal("jax.experimental.host_callback.stop_outfeed_receiver")
+call_with_device = RemovedApi("jax.experimental.host_callback.call_with_device")
+stop_outfeed_receiver = RemovedApi("jax.experimental.host_callback.stop_outfeed_receiver")
 
 
 def call(
@@ -45,7 +45,7 @@ def call(
         [0 2 4]
     """
     if call_with_device:
-        refuse("jax.experimental.host_callback.call_with_device")
+        raise_removed("jax.experimental.host_callback.call_with_device")
     shapes = jax.tree.map(_shape_of, result_shape)
 
     def on_host(values: Any) -> Any:
@@ -98,7 +98,7 @@ def id_tap(
         2.5 1.5
     """
     if tap_with_device:
-        refuse("jax.experimental.host_callback.call_with_device")
+        raise_removed("jax.experimental.host_callback.call_with_device")
 
     def on_host(values: Any) -> None:
         tap_func(jax.tree.map(np.asarray, values), (), **kwargs)

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.array_mode import POSITIONAL as _positional_semantics
 from xlashard.legacy.modes.array_mode import PositionalSemantics as _PositionalSemantics
 from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
@@ -22,11 +22,11 @@ type MeshAxisName = Any
 
 __getattr__ = imported_modules("jax.experimental.maps")
 
-SerialLoop = Refusal("jax.experimental.maps.SerialLoop")
-make_xmap_callable = Refusal("jax.experimental.maps.make_xmap_callable")
-serial_loop = Refusal("jax.experimental.maps.serial_loop")
-xmap = Refusal("jax.experimental.maps.xmap")
-xmap_p = Refusal("jax.experimental.maps.xmap_p")
+SerialLoop = RemovedApi("jax.experimental.maps.SerialLoop")
+make_xmap_callable = RemovedApi("jax.experimental.maps.make_xmap_callable")
+serial_loop = RemovedApi("jax.experimental.maps.serial_loop")
+xmap = RemovedApi("jax.experimental.maps.xmap")
+xmap_p = RemovedApi("jax.experimental.maps.xmap_p")
 
 __all__ = [
     "EMPTY_ENV",

@@ -8,9 +8,9 @@ import numpy as np
 from xlashard import Array, multihost
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.array.handles import as_kind
-from xlashard.legacy.arrays.device_arrays import device_array_kind
+from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
-from xlashard.legacy.modes.array_mode import World, world_in_force
+from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode
 from xlashard.legacy.modes.result_classes import is_gda
 from xlashard.legacy.modules.entry import Entry
 from xlashard.multihost import assert_equal, broadcast_one_to_all, sync_global_devices
@@ -96,7 +96,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     """
     with short_tracebacks:
         out = multihost.host_local_array_to_global_array(local_inputs, global_mesh, pspecs)
-        return _in_world(out, world_in_force(), GlobalDeviceArray)
+        return _in_mode(out, current_array_mode(), GlobalDeviceArray)
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
@@ -121,7 +121,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
     with short_tracebacks:
         out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
-        made = _in_world(out, world_in_force(), None)
+        made = _in_mode(out, current_array_mode(), None)
         return jax.tree.map(lambda x, given: given if _is_local(given) else x, made, global_inputs)
 
 
@@ -130,15 +130,15 @@ def _is_local(x: Any) -> bool:
     return isinstance(x, jax.Array) and x.is_fully_addressable and not is_gda(x)
 
 
-def _in_world(tree: Any, world: World, kind: type[Array] | None) -> Any:
+def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
     """The Arrays of a tree as the world's: of a class, or of that for what a process has."""
 
     def made(x: Any) -> Any:
         if not isinstance(x, Array):
             return x
-        if world.jax_array:
+        if mode.jax_array:
             return x.to_jax()
-        wanted = kind or device_array_kind(x.to_jax())
+        wanted = kind or device_array_class(x.to_jax())
         return x if type(x) is wanted else as_kind(x, wanted)
 
     return jax.tree.map(made, tree)

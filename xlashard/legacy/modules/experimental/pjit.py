@@ -10,7 +10,7 @@ from xlashard._jax import era
 from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
 from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
 from xlashard.legacy.modes.pjit_internals import check_aval_shardings as pjit_check_aval_sharding
 from xlashard.legacy.modes.pjit_internals import (
@@ -73,9 +73,9 @@ from xlashard.sharding.parse import (
 __getattr__ = imported_modules("jax.experimental.pjit")
 xc = era.xla_client
 
-_pjit_call_impl = Refusal("jax.experimental.pjit._pjit_call_impl")
-_pjit_jaxpr = Refusal("jax.experimental.pjit._pjit_jaxpr")
-_pjit_lower = Refusal("jax.experimental.pjit._pjit_lower")
+_pjit_call_impl = RemovedApi("jax.experimental.pjit._pjit_call_impl")
+_pjit_jaxpr = RemovedApi("jax.experimental.pjit._pjit_jaxpr")
+_pjit_lower = RemovedApi("jax.experimental.pjit._pjit_lower")
 
 PjitSharding = OpShardingSharding | _UnspecifiedValue | _AUTOAxisResource
 PjitShardingMinusUnspecified = OpShardingSharding | _AUTOAxisResource

@@ -16,7 +16,7 @@ from xlashard.geometry import (
 )
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray, make_sharded_device_array
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray as _ShardedDeviceArray
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.pjit_internals import (
     check_gda_or_array_xla_sharding_match as _check_gda_or_array_xla_sharding_match,
 )
@@ -70,18 +70,18 @@ ArrayMappingOrAutoOrUnspecified = OrderedDict | _AUTOAxisResource | _Unspecified
 __getattr__ = imported_modules("jax.interpreters.pxla")
 xc = xla_client
 
-ExecuteReplicated = Refusal("jax.interpreters.pxla.ExecuteReplicated")
-MeshExecutable = Refusal("jax.interpreters.pxla.MeshExecutable")
-OutputType = Refusal("jax.interpreters.pxla.OutputType")
-custom_resource_typing_rules = Refusal("jax.interpreters.pxla.custom_resource_typing_rules")
-global_result_handlers = Refusal("jax.interpreters.pxla.global_result_handlers")
-lower_mesh_computation = Refusal("jax.interpreters.pxla.lower_mesh_computation")
-lower_sharding_computation = Refusal("jax.interpreters.pxla.lower_sharding_computation")
-parallel_callable = Refusal("jax.interpreters.pxla.parallel_callable")
-resource_typecheck = Refusal("jax.interpreters.pxla.resource_typecheck")
-shard_arg_handlers = Refusal("jax.interpreters.pxla.shard_arg_handlers")
-spmd_primitive_batchers = Refusal("jax.interpreters.pxla.spmd_primitive_batchers")
-xla_pmap_p = Refusal("jax.interpreters.pxla.xla_pmap_p")
+ExecuteReplicated = RemovedApi("jax.interpreters.pxla.ExecuteReplicated")
+MeshExecutable = RemovedApi("jax.interpreters.pxla.MeshExecutable")
+OutputType = RemovedApi("jax.interpreters.pxla.OutputType")
+custom_resource_typing_rules = RemovedApi("jax.interpreters.pxla.custom_resource_typing_rules")
+global_result_handlers = RemovedApi("jax.interpreters.pxla.global_result_handlers")
+lower_mesh_computation = RemovedApi("jax.interpreters.pxla.lower_mesh_computation")
+lower_sharding_computation = RemovedApi("jax.interpreters.pxla.lower_sharding_computation")
+parallel_callable = RemovedApi("jax.interpreters.pxla.parallel_callable")
+resource_typecheck = RemovedApi("jax.interpreters.pxla.resource_typecheck")
+shard_arg_handlers = RemovedApi("jax.interpreters.pxla.shard_arg_handlers")
+spmd_primitive_batchers = RemovedApi("jax.interpreters.pxla.spmd_primitive_batchers")
+xla_pmap_p = RemovedApi("jax.interpreters.pxla.xla_pmap_p")
 
 __all__ = [
     "AUTO",

@@ -1,11 +1,11 @@
 """What `jax.interpreters.sharded_jit` held."""
 
-from xlashard.legacy.installation.removed_api import Refusal
+from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
-sharded_jit = Refusal("jax.interpreters.sharded_jit.sharded_jit")
-with_sharding_constraint = Refusal("jax.interpreters.sharded_jit.with_sharding_constraint")
+sharded_jit = RemovedApi("jax.interpreters.sharded_jit.sharded_jit")
+with_sharding_constraint = RemovedApi("jax.interpreters.sharded_jit.with_sharding_constraint")
 
 __all__ = [
     "PartitionSpec",

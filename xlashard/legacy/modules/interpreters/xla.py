@@ -8,8 +8,8 @@ import xlashard
 from xlashard._jax.era import core, xla_client
 from xlashard.legacy.arrays.device_arrays import DeviceArray, make_device_array
 from xlashard.legacy.arrays.device_arrays import DeviceArray as _DeviceArray
-from xlashard.legacy.installation.removed_api import Refusal
-from xlashard.legacy.modes.array_mode import of_one_class
+from xlashard.legacy.installation.removed_api import RemovedApi
+from xlashard.legacy.modes.array_mode import as_jax_arrays
 from xlashard.legacy.modules.entry import Entry, imported_modules, imports, members
 
 __getattr__ = imported_modules("jax.interpreters.xla")
@@ -21,10 +21,10 @@ ShapedArray = core.ShapedArray
 abstractify = core.shaped_abstractify
 pytype_aval_mappings = core.pytype_aval_mappings
 
-backend_specific_translations = Refusal("jax.interpreters.xla.backend_specific_translations")
-register_translation = Refusal("jax.interpreters.xla.register_translation")
-translations = Refusal("jax.interpreters.xla.translations")
-xla_call_p = Refusal("jax.interpreters.xla.xla_call_p")
+backend_specific_translations = RemovedApi("jax.interpreters.xla.backend_specific_translations")
+register_translation = RemovedApi("jax.interpreters.xla.register_translation")
+translations = RemovedApi("jax.interpreters.xla.translations")
+xla_call_p = RemovedApi("jax.interpreters.xla.xla_call_p")
 
 
 def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
@@ -34,7 +34,7 @@ def device_put(x: Any, device: Any = None) -> tuple[jax.Array, ...]:
         x: An array, a NumPy array or a number.
         device: The device; the default one if None.
     """
-    return (of_one_class(xlashard.device_put(x, device)),)
+    return (as_jax_arrays(xlashard.device_put(x, device)),)
 
 
 __all__ = [

@@ -7,9 +7,9 @@ from textwrap import dedent
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
-from xlashard.legacy.migration.calls import Needs
+from xlashard.legacy.migration.call_rewrites import Needs
 from xlashard.legacy.migration.resolver import Resolver, facts_of
-from xlashard.legacy.migration.rewriter import FromGda, Rewriter
+from xlashard.legacy.migration.rewriter import FromGdaRewriter, Rewriter
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def migrate(code: str) -> Migrated:
     """
     wrapper = MetadataWrapper(cst.parse_module(code))
     rewriter = Rewriter(Resolver(wrapper), facts_of(wrapper))
-    module = wrapper.visit(rewriter).visit(FromGda())
+    module = wrapper.visit(rewriter).visit(FromGdaRewriter())
     return Migrated(_with_needs(module, rewriter.needs).code, rewriter.marked)
 
 

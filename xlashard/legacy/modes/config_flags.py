@@ -10,7 +10,7 @@
 | `jax_distributed_debug` | JAX's own | each run of a program over many devices is logged |
 
 The environment variable of a flag is its name in capitals. Whoever wants to know what is in force
-asks `worlds.world_in_force()`, once, where a call comes in.
+asks `worlds.current_array_mode()`, once, where a call comes in.
 """
 
 import difflib

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-_NOT_THE_PROGRAM = (
+_NOT_USER_CODE = (
     os.path.dirname(os.path.dirname(__file__)),
     importlib.util.__file__,
     "<frozen importlib",
@@ -19,7 +19,7 @@ _NOT_THE_PROGRAM = (
 
 
 @dataclass(frozen=True)
-class Program:
+class ScriptOrModule:
     """What to run.
 
     Attributes:
@@ -33,11 +33,11 @@ class Program:
     arguments: tuple[str, ...] = ()
 
 
-class MissingProgramError(Exception):
+class ProgramNotFoundError(Exception):
     """There is no such program; says what there is instead."""
 
 
-def run(program: Program) -> None:
+def run(program: ScriptOrModule) -> None:
     """Runs a program as `__main__`, in this process.
 
     It stays `__main__`, as it does under Python: threads and handlers that outlive its last line
@@ -45,7 +45,7 @@ def run(program: Program) -> None:
     frames alone, before it is raised on.
 
     Raises:
-        MissingProgramError: There is none.
+        ProgramNotFoundError: There is none.
     """
     sys.argv = [program.target, *program.arguments]
     # It stays as it is: what JAX would rather read in it is for the report to say.
@@ -56,7 +56,7 @@ def run(program: Program) -> None:
         vars(main).update(about, __builtins__=builtins)
         sys.modules["__main__"] = main
         exec(code, vars(main))
-    except (SystemExit, MissingProgramError):
+    except (SystemExit, ProgramNotFoundError):
         raise
     except BaseException as error:
         error.__traceback__ = _from_the_program(error.__traceback__)
@@ -66,27 +66,27 @@ def run(program: Program) -> None:
         raise
 
 
-def _read(program: Program) -> tuple[CodeType, dict[str, Any]]:
+def _read(program: ScriptOrModule) -> tuple[CodeType, dict[str, Any]]:
     """A program's code, and what its module says of itself; lets it import what lies beside it."""
     target = program.target
     if program.is_module:
-        return _read_found(_module_to_run(target), f"there is no module {target!r} to run")
+        return _load_spec(_module_to_run(target), f"there is no module {target!r} to run")
     path = os.path.abspath(target)
     if not os.path.exists(path):
         # no-catalogue: an error of the command line
-        raise MissingProgramError(f"there is no file {target!r}")
+        raise ProgramNotFoundError(f"there is no file {target!r}")
     inside = PathFinder.find_spec("__main__", [path])
     if inside is None and not os.path.isdir(path):
         # Also a pipe, such as `<(sed ... train.py)` or /dev/stdin.
-        _look_in(os.path.dirname(os.path.realpath(path)))
+        _add_to_path(os.path.dirname(os.path.realpath(path)))
         return _read_script(path)
-    _look_in(path)
-    found = _read_found(inside, f"the folder {target!r} has no __main__.py: name a script in it")
+    _add_to_path(path)
+    found = _load_spec(inside, f"the folder {target!r} has no __main__.py: name a script in it")
     sys.argv[0] = target
     return found
 
 
-def _look_in(folder: str) -> None:
+def _add_to_path(folder: str) -> None:
     """Lets a program import what lies in a folder, and not what lies where Python was started."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
@@ -117,12 +117,12 @@ def _module_to_run(name: str) -> ModuleSpec | None:
     return found
 
 
-def _read_found(spec: ModuleSpec | None, else_say: str) -> tuple[CodeType, dict[str, Any]]:
+def _load_spec(spec: ModuleSpec | None, else_say: str) -> tuple[CodeType, dict[str, Any]]:
     code_of = getattr(spec and spec.loader, "get_code", None)
     code = code_of(spec.name) if spec is not None and code_of is not None else None
     if spec is None or code is None:
         # Also modules that are not written in Python, which have no code to run.
-        raise MissingProgramError(else_say)  # no-catalogue: an error of the command line
+        raise ProgramNotFoundError(else_say)  # no-catalogue: an error of the command line
     sys.argv[0] = spec.origin or sys.argv[0]
     return code, {
         "__spec__": spec,
@@ -141,4 +141,4 @@ def _from_the_program(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(_NOT_THE_PROGRAM)
+    return filename.startswith(_NOT_USER_CODE)

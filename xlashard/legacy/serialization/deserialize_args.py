@@ -37,7 +37,7 @@ _GB = 10**9
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ArrayRequest:
     """One array to be read.
 
     Attributes:
@@ -62,7 +62,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenOptions:
     """How TensorStore opens what it reads.
 
     Attributes:
@@ -77,7 +77,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class One:
+class ReadOneArgs:
     """A call for one array.
 
     Attributes:
@@ -86,13 +86,13 @@ class One:
         opening: How to open it.
     """
 
-    wanted: Wanted
+    request: ArrayRequest
     byte_limiter: Any = None
-    opening: Opening = field(default_factory=Opening)
+    opening: OpenOptions = field(default_factory=OpenOptions)
 
 
 @dataclass(frozen=True)
-class Many:
+class ReadManyArgs:
     """A call for several arrays.
 
     Attributes:
@@ -100,11 +100,11 @@ class Many:
         concurrent_bytes: How much memory to read into at a time.
     """
 
-    wanted: tuple[Wanted, ...]
+    requests: tuple[ArrayRequest, ...]
     concurrent_bytes: int = 32 * _GB
 
 
-def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> One:
+def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadOneArgs:
     """Reads the arguments of `async_deserialize`.
 
     Raises:
@@ -112,7 +112,7 @@ def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> One:
     """
     given = _bound("async_deserialize", args, kwargs, (_BY_SHARDING, _BY_MESH), _REST)
     place = (given.get("mesh"), given["mesh_axes"]) if "mesh" in given else given["sharding"]
-    wanted = _wanted(
+    request = _array_request(
         place, given["tensorstore_spec"], given.get("global_shape"), given.get("dtype"), ""
     )
     opening = {
@@ -120,10 +120,10 @@ def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> One:
         for name in ("context", "chunk_layout", "assume_metadata")
         if name in given
     }
-    return One(wanted, given.get("byte_limiter"), Opening(**opening))
+    return ReadOneArgs(request, given.get("byte_limiter"), OpenOptions(**opening))
 
 
-def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Many:
+def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadManyArgs:
     """Reads the arguments of `run_deserialization` or of a manager's `deserialize`.
 
     Args:
@@ -151,8 +151,8 @@ def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Many
         lists.get("dtypes", nothing),
         strict=True,
     )
-    wanted = tuple(_wanted(*row, f"[{number}]") for number, row in enumerate(rows))
-    return Many(wanted, int(given.get("concurrent_gb", 32) * _GB))
+    requests = tuple(_array_request(*row, f"[{number}]") for number, row in enumerate(rows))
+    return ReadManyArgs(requests, int(given.get("concurrent_gb", 32) * _GB))
 
 
 def as_list(given: Any, name: str, count: int | None = None) -> list[Any]:
@@ -184,7 +184,7 @@ def _bound(
     """The arguments by name, those that are None and have another meaning left out."""
     kwargs = {_OTHER_NAMES.get(key, key): value for key, value in kwargs.items()}
     by_sharding, by_mesh = forms
-    by_mesh_now = _says_mesh(args[0]) if args else by_mesh[0] in kwargs
+    by_mesh_now = _is_mesh_form(args[0]) if args else by_mesh[0] in kwargs
     form = (by_mesh if by_mesh_now else by_sharding) + rest
     positional = dict(zip(form, args, strict=False))
     unknown = [key for key in kwargs if key not in form or key in positional]
@@ -204,13 +204,13 @@ def _bound(
     return {key: x for key, x in given.items() if key in required or x is not None}
 
 
-def _says_mesh(first: Any) -> bool:
+def _is_mesh_form(first: Any) -> bool:
     if isinstance(first, list | tuple) and not isinstance(first, PartitionSpec):
         first = first[0] if first else None
     return isinstance(first, Mesh)
 
 
-def _wanted(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> Wanted:
+def _array_request(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> ArrayRequest:
     """One array to be read; `number` is where it stands in lists of them, `[3]`."""
     many = f"s{number}" if number else ""
     try:
@@ -228,7 +228,7 @@ def _wanted(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> Wante
         kind = None if dtype is None else _as_dtype(dtype, f"dtype{many}")
     except XlashardError as error:
         raise at_path(error, f"the array at {stored_at(read)!r}") from None
-    return Wanted(sharding, layout, read, sizes, kind)
+    return ArrayRequest(sharding, layout, read, sizes, kind)
 
 
 def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
