@@ -85,9 +85,8 @@ check: $(developing) ## Run ruff and the fast tests
 	$(pytest) -m 'not slow' $(ARGS)
 
 .PHONY: goldens
-goldens: $(developing) ## Write what programs, errors and pictures say now into the golden files
-	$(python) -m pytest -q tests/errors/test_catalogue.py tests/errors/test_pages.py \
-		tests/program tests/pictures tests/tpu/preflight/render/html --update-goldens
+goldens: $(developing) ## Rewrite all golden files, or those of ARGS=tests/FOLDER
+	$(python) -m pytest -q --update-goldens $(or $(ARGS),tests)
 	git diff --stat -- tests docs
 
 .PHONY: docs-errors

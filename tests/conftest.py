@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens",
         action="store_true",
-        help="write what the code gives now into the golden files, instead of comparing",
+        help="rewrite the golden files instead of comparing; runs the tests of golden files alone",
     )
     parser.addoption(
         "--random-programs",
@@ -78,8 +78,13 @@ JAX_VERSION_FOLDERS = frozenset({"array", "legacy", "pjit", "program", "sharding
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the folders above, before `-m` selects by markers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of the folders above, before `-m` selects by markers.
+
+    `--update-goldens` keeps the tests that write golden files, and no other.
+    """
+    if config.getoption("--update-goldens"):
+        items[:] = [item for item in items if "update_goldens" in getattr(item, "fixturenames", ())]
     here = Path(__file__).parent
     folders: dict[Path, str] = {}
     for item in items:

@@ -115,10 +115,10 @@ def test_boxes_of_all_owners_are_those_of_each(sizes, owners):
         if box is not None:
             assert box == grid.local_box(mine)
             continue
-        with pytest.raises(BoxError, match="do not fill it"):
+        with pytest.raises(BoxError, match=r"\d devices.* box of \d"):
             grid.local_box(mine)
 
 
 def test_boxes_need_an_owner_for_each_device():
-    with pytest.raises(GridError, match="3 owners for the 4 devices of 'x'=2, 'y'=2"):
+    with pytest.raises(GridError, match="3 .* 4 devices of 'x'=2, 'y'=2"):
         MeshGrid(("x", "y"), (2, 2)).boxes_of([0, 0, 1])

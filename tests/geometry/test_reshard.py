@@ -168,10 +168,10 @@ def test_nothing_moves_for_arrays_without_elements():
 @pytest.mark.parametrize(
     ("src_devices", "dst_devices", "words"),
     [
-        (range(7), range(8), "7 source devices for a tiling of 8"),
-        (range(8), range(9), "9 destination devices for a tiling of 8"),
-        ([0] * 8, range(8), "a source device repeats"),
-        (range(8), [*range(7), 0], "a destination device repeats"),
+        (range(7), range(8), "7 source devices.* 8"),
+        (range(8), range(9), "9 destination devices.* 8"),
+        ([0] * 8, range(8), r"source .*\[0, 0"),
+        (range(8), [*range(7), 0], r"destination .*, 6, 0\]"),
     ],
 )
 def test_devices_that_do_not_fit(src_devices, dst_devices, words):
@@ -183,5 +183,5 @@ def test_other_misfits():
     with pytest.raises(RankError):
         reshard_plan((8,), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
     plan = reshard_plan((8, 8), 4, tiling_of("x"), range(8), tiling_of("y"), range(8))
-    with pytest.raises(TilingError, match="device 9 is not a destination"):
+    with pytest.raises(TilingError, match="device 9 .*destination"):
         plan.pieces_for(9)

@@ -88,7 +88,7 @@ def test_dims_for_a_rank():
     spec = parse_spec(["x", UNCONSTRAINED])
     assert spec.for_rank(2) == (("x",), None)
     assert spec.for_rank(4) == (("x",), None, (), ())
-    with pytest.raises(RankError, match="at least 2 dimensions, the array has 1") as caught:
+    with pytest.raises(RankError, match="at least 2 dimensions.* 1") as caught:
         spec.for_rank(1)
     assert (caught.value.ndim, caught.value.needed) == (1, 2)
 

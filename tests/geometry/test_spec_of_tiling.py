@@ -44,7 +44,7 @@ def test_it_is_as_short_as_it_can_be():
 
 
 def test_tiles_without_a_grid_are_refused():
-    with pytest.raises(TilingError, match="no grid of 4 devices"):
+    with pytest.raises(TilingError, match=r"4 devices.*\(4,\)"):
         spec_of_tiling(Tiling((4,), 4, listed=(0, 3, 1, 2)))
-    with pytest.raises(TilingError, match="borders"):
+    with pytest.raises(TilingError, match=r"3 devices.*\(2, 3\)"):
         spec_of_tiling(Tiling((2, 3), 6, ((3, 2), (2, 1))))

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,8 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.geometry.oracle import all_specs, grid_id, small_grids
+from tests.goldens import check_errors
 from xlashard.errors import GeometryError, ShardingTextError, TilingError, UnknownAxisError
 from xlashard.geometry import MeshGrid, Spec, TileAssignment, parse_spec
+
+GOLDENS = Path(__file__).parent / "goldens"
 
 GRID = MeshGrid(("x", "y", "z"), (2, 2, 2))
 
@@ -115,38 +119,40 @@ def test_longer_texts_are_read_into_the_short_form(text, short):
     assert TileAssignment.parse_text(text).to_text() == short
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "expected '{' at its end"),
-        ("replicated", "expected '{' at 'replicated'"),
-        ("{replicated", "expected '}' at its end"),
-        ("{replicated} x", "expected the end of the text at 'x'"),
-        ("{replicate}", "expected replicated, manual"),
-        ("{mesh[x=2], [{x}]}", "devices="),
-        ("{replicated shard_as 3}", "expected '}' at 'shard_as"),
-        ("{maximal}", "'device='"),
-        ("{maximal device=x}", "device number"),
-        ("{devices}", r"'=\['"),
-        ("{devices=[2,]<=[2]}", "another number of tile dims"),
-        ("{devices=[2]}", "'<=.*or a list of devices"),
-        ("{devices=[2]<=2}", r"'\['"),
-        ("{devices=[2]<=[2]T(0}", r"'\)'"),
-        ("{devices=[2]<=[2] last_tile_dims={maximal}}", "manual or unreduced or replicated"),
-        ("{devices=[2]<=[2] last_tile_dims={manual replicated}}", "',' or '}'"),
-        ("{{replicated} {manual}}", "',' or '}'"),
-        ("{{replicated}, {{manual}}}", "tuple within a tuple"),
-        ("{replicated /* }", "expected '}' at"),
-        ("{replicated metadata={a}", "'}' at its end"),
-        ("{replicated metadata={a", "'}' after metadata"),
-        ("{devices=[9999999999999999999]<=[1]}", "']'"),
-    ],
-)
-def test_text_in_another_syntax(text, words):
-    with pytest.raises(ShardingTextError, match=words) as caught:
-        TileAssignment.parse_text(text)
-    assert caught.value.text == text
-    assert 0 <= caught.value.offset <= len(text)
+INVALID_TEXTS = [
+    "",
+    "replicated",
+    "{replicated",
+    "{replicated} x",
+    "{replicate}",
+    "{mesh[x=2], [{x}]}",
+    "{replicated shard_as 3}",
+    "{maximal}",
+    "{maximal device=x}",
+    "{devices}",
+    "{devices=[2,]<=[2]}",
+    "{devices=[2]}",
+    "{devices=[2]<=2}",
+    "{devices=[2]<=[2]T(0}",
+    "{devices=[2]<=[2] last_tile_dims={maximal}}",
+    "{devices=[2]<=[2] last_tile_dims={manual replicated}}",
+    "{{replicated} {manual}}",
+    "{{replicated}, {{manual}}}",
+    "{replicated /* }",
+    "{replicated metadata={a}",
+    "{replicated metadata={a",
+    "{devices=[9999999999999999999]<=[1]}",
+]
+
+
+def test_text_in_another_syntax(update_goldens):
+    calls = {repr(text): lambda t=text: TileAssignment.parse_text(t) for text in INVALID_TEXTS}
+    path = GOLDENS / "invalid_texts.txt"
+    errors = check_errors(path, calls, ShardingTextError, update=update_goldens)
+    for text, error in zip(INVALID_TEXTS, errors.values(), strict=True):
+        assert isinstance(error, ShardingTextError)
+        assert error.text == text
+        assert 0 <= error.offset <= len(text)
 
 
 def test_long_text_is_not_shown_in_full():
@@ -156,23 +162,22 @@ def test_long_text_is_not_shown_in_full():
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{devices=[4]0,1}", "2 devices are listed"),
-        ("{devices=[4]0,1,1,3}", r"no permutation of 0\.\.3"),
-        ("{devices=[4]1,2,3,4}", r"no permutation of 0\.\.3"),
-        ("{devices=[]0}", "one or more counts"),
-        ("{devices=[2,0]<=[2]}", "from 1 on"),
-        ("{devices=[2]<=[4]}", "hold 4 devices"),
-        ("{devices=[2,2]<=[2,2]T(0,0)}", "no order of the 2"),
-        ("{devices=[2,2]<=[2,2]T(0)}", "no order of the 2"),
-        ("{devices=[2]<=[2] last_tile_dims={manual, replicated}}", "2 sub-groups for 1 tile dims"),
-    ],
-)
-def test_numbers_that_do_not_fit(text, words):
-    with pytest.raises(TilingError, match=words):
-        TileAssignment.parse_text(text)
+INVALID_NUMBERS = [
+    "{devices=[4]0,1}",
+    "{devices=[4]0,1,1,3}",
+    "{devices=[4]1,2,3,4}",
+    "{devices=[]0}",
+    "{devices=[2,0]<=[2]}",
+    "{devices=[2]<=[4]}",
+    "{devices=[2,2]<=[2,2]T(0,0)}",
+    "{devices=[2,2]<=[2,2]T(0)}",
+    "{devices=[2]<=[2] last_tile_dims={manual, replicated}}",
+]
+
+
+def test_numbers_that_do_not_fit(update_goldens):
+    calls = {text: lambda t=text: TileAssignment.parse_text(t) for text in INVALID_NUMBERS}
+    check_errors(GOLDENS / "invalid_numbers.txt", calls, TilingError, update=update_goldens)
 
 
 def test_constructors_check():
@@ -182,7 +187,7 @@ def test_constructors_check():
         TileAssignment.tuple_of([TileAssignment.manual(), TileAssignment.tuple_of([])])
     with pytest.raises(TilingError, match="unknown kind of sub-group 'maximal'"):
         TileAssignment.iota((2, 2), subgroups=["maximal"])
-    with pytest.raises(TilingError, match="manual sharding has no tiles"):
+    with pytest.raises(TilingError, match="manual"):
         TileAssignment.manual().device_array()
 
 
@@ -198,7 +203,7 @@ def test_what_an_assignment_says_of_itself():
 
 def test_text_cannot_ask_for_more_devices_than_there_is_memory():
     text = "{devices=[3,1000000000000]<=[3,1000000000000]T(1,0) last_tile_dim_replicate}"
-    with pytest.raises(GeometryError, match="3000000000000 devices are too many"):
+    with pytest.raises(GeometryError, match="3000000000000 devices"):
         TileAssignment.parse_text(text)
 
 

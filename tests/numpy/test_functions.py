@@ -275,9 +275,9 @@ def test_the_names_are_those_of_jax_numpy() -> None:
     assert xnp.linalg is xlashard.numpy.linalg
     for name in ("float32", "bfloat16", "pi", "newaxis", "inf", "finfo", "dtype", "s_", "integer"):
         assert getattr(xnp, name) is getattr(jnp, name)
-    with pytest.raises(AttributeError, match="did you mean arange"):
+    with pytest.raises(AttributeError, match="'arrange'.* arange[?]"):
         _ = xnp.arrange
-    with pytest.raises(AttributeError, match="xlashard.numpy.fft has no 'ftt'"):
+    with pytest.raises(AttributeError, match="xlashard.numpy.fft.* 'ftt'"):
         _ = xnp.fft.ftt
     names: dict[str, Any] = {}
     exec("from xlashard.numpy.fft import *", names)
@@ -347,7 +347,7 @@ def test_deleted_arguments_are_named() -> None:
     gone = device_put(np.ones(8, np.float32), named("x"))
     gone.delete()
     for call in (lambda: xnp.exp(gone), lambda: xnp.stack([gone]), lambda: xnp.add(1, gone)):
-        with pytest.raises(DeletedError, match=r"float32\[8\] has been deleted"):
+        with pytest.raises(DeletedError, match=r"float32\[8\].*delete\(\)"):
             call()
 
 

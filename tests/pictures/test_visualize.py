@@ -112,13 +112,13 @@ def test_what_is_refused_with_advice(call, words):
 
 
 def test_a_spec_for_a_higher_rank():
-    with pytest.raises(RankError, match=r"needs at least 2 dimensions, the array has 1.*P\('x'\)"):
+    with pytest.raises(RankError, match=r"2 dimensions.* 1.*P\('x'\)"):
         xlashard.visualize((8,), NamedSharding(MESH, P("x", "y")))
 
 
 @pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
 def test_a_traced_array_is_drawn_as_its_error_says(jit):
-    with pytest.raises(ArgumentError, match=r"float32\[8,16\] is being traced") as caught:
+    with pytest.raises(ArgumentError, match=r"float32\[8,16\].*traced") as caught:
         jit(lambda x: (xlashard.visualize(x), x)[1])(jnp.ones(SHAPE))
     said = str(caught.value)
     advice = said[said.index("jax.debug") : said.index(", which draws it")]

@@ -242,5 +242,5 @@ def test_a_plan_of_another_arity_is_refused():
     foreign = read_foreign(PLAIN)
     wanted = planned(foreign)
     short = plan(wanted.args[:1], wanted.results, wanted.partitioner)
-    with pytest.raises(PlanError, match="@main has 2 arguments, the plan has 1"):
+    with pytest.raises(PlanError, match="@main .*2 arguments.* 1"):
         lower_foreign(foreign, short)

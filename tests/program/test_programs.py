@@ -1,10 +1,13 @@
 """Compiled programs: what they give, how their values are dealt out, and what they say."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import xlashard
+from tests.facts import naming
 from tests.program.cases import VALID
 from tests.program.helpers import (
     U,
@@ -277,10 +280,7 @@ def unusable(partitioner):
 
 def test_an_unusable_donation_is_told_once(partitioner):
     lowered = unusable(partitioner)
-    text = (
-        r"(?s)step was given a donated argument .* state\['w'\]: float32\[8\] as P\('x'\): no "
-        r"result has its shape \[8\] or its 32 bytes; the nearest is .*float32\[4\], 16 bytes"
-    )
+    text = naming("step ", "state['w']: float32[8] as P('x')", "32 bytes", "float32[4], 16 bytes")
     with pytest.warns(DonationWarning, match=text):
         lowered.report_donation("warn", "step")
     lowered.report_donation("warn", "step")
@@ -290,10 +290,7 @@ def test_a_layout_may_keep_a_donation_from_use(partitioner):
     columns = value((8, 4), named("x"), name="x", layout="{0,1}")
     wanted = plan([columns], [value((8, 4), named("x"), name="result")], partitioner)
     said = refusal(wanted, 0, {}).reason
-    assert said == (
-        "result is of its type, but laid out as the default one, and the argument as {0,1}: give "
-        "both the same Format"
-    )
+    assert re.search(naming("result ", "{0,1}", "Format"), said)
 
 
 def test_an_unusable_donation_may_be_forbidden(partitioner):
@@ -305,7 +302,7 @@ def test_an_unusable_donation_may_be_forbidden(partitioner):
 
 def test_an_option_that_the_compiler_does_not_know(partitioner):
     wanted = plan([value((8, 8))] * 2, [value((8, 8))], partitioner, name="step")
-    with pytest.raises(CompileError, match=r"XLA can't compile step: .*xla_no_such_option"):
+    with pytest.raises(CompileError, match=r"XLA.* step: .*xla_no_such_option"):
         compiled(ADD, wanted, options=(("xla_no_such_option", 1),))
 
 
@@ -328,7 +325,7 @@ def test_a_layout_that_does_not_fit_its_rank(partitioner):
     wanted = plan(
         [value((8, 8), layout="{0,1,2}"), value((8, 8))], [value((8, 8))], partitioner, name="step"
     )
-    with pytest.raises(CompileError, match="XLA can't compile step"):
+    with pytest.raises(CompileError, match="XLA.* step: "):
         compiled(ADD, wanted)
 
 

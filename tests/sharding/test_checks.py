@@ -16,15 +16,18 @@ def mesh(axis_type=jax.sharding.AxisType.Auto):
 
 
 BAD = {
-    "one device": (lambda: GSPMDSharding(jax.devices()[0], "{replicated}"), "must be a list"),
+    "one device": (
+        lambda: GSPMDSharding(jax.devices()[0], "{replicated}"),
+        "GSPMDSharding .*CpuDevice",
+    ),
     "other things": (lambda: GSPMDSharding([0, 1], "{replicated}"), r"not \[0, 1\]"),
     "memory of a device": (
         lambda: SingleDeviceSharding(jax.devices()[0], memory_kind="hbm"),
-        "a SingleDeviceSharding was given memory_kind='hbm'",
+        "SingleDeviceSharding .*memory_kind='hbm'",
     ),
     "memory of tiles": (
         lambda: GSPMDSharding(jax.devices(), "{replicated}", memory_kind=3),
-        "a GSPMDSharding was given memory_kind=3",
+        "GSPMDSharding .*memory_kind=3",
     ),
 }
 
@@ -41,7 +44,7 @@ def test_only_explicit_axes_are_unreduced_or_reduced():
         own = NamedSharding(mesh(jax.sharding.AxisType.Explicit), spec)
         theirs = jax.sharding.NamedSharding(own.mesh, spec)
         assert own == theirs == from_jax(theirs)
-        with pytest.raises(ShardingError, match=f"'model' is an axis of type Auto.*be {name}"):
+        with pytest.raises(ShardingError, match=f"^{name}=.*'model' .*Auto.*Explicit"):
             NamedSharding(mesh(jax.sharding.AxisType.Auto), spec)
         with pytest.raises(UnknownAxisError, match=f"{name} names the axis 'modle'.*'model'"):
             NamedSharding(own.mesh, P("data", **{name: {"modle"}}))

@@ -224,9 +224,9 @@ def test_tuples_are_values_too() -> None:
     assert GSPMDSharding(devices, first).is_fully_replicated
     assert GSPMDSharding(devices, second).shard_shape((16,)) == (2,)
     assert not pair.is_fully_replicated
-    with pytest.raises(TilingError, match="a tuple of 2 values, .*one of its elements"):
+    with pytest.raises(TilingError, match="tuple of 2 "):
         pair.shard_shape((16,))
-    with pytest.raises(ShardingError, match=r"\{devices=\[4\]<=\[4\]\} .* 4 devices, but 8"):
+    with pytest.raises(ShardingError, match=r"\{devices=\[4\]<=\[4\]\} .* 4 devices.* 8"):
         GSPMDSharding(devices, "{{replicated}, {devices=[4]<=[4]}}")
 
 
@@ -282,7 +282,7 @@ class TestAUsersOwnByRank(ShardingSuite):
         assert sharding.memory_kind == jax.devices()[0].default_memory().kind
 
     def test_too_low_a_rank_is_refused_with_the_numbers(self, sharding: Sharding) -> None:
-        with pytest.raises(RankError, match="at least 1 dimension, the array has 0"):
+        with pytest.raises(RankError, match=r"1 dimension.* 0.*P\(\)"):
             sharding.shard_shape(())
 
 

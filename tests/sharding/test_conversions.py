@@ -71,7 +71,7 @@ def test_what_does_not_divide_is_said_with_axes_and_sizes() -> None:
 
 
 def test_a_rank_too_low_is_said() -> None:
-    with pytest.raises(RankError, match="2 dimensions, the array has 1"):
+    with pytest.raises(RankError, match=r"2 dimensions.* 1.*P\('data'\)"):
         NamedSharding(mesh(), P("data", "model")).shard_shape((8,))
 
 
@@ -93,7 +93,7 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
         lambda: with_sharding_constraint(np.ones(3), nowhere),
     )
     for use in uses:
-        with pytest.raises(ShardingError, match=r"stands on an empty mesh.*Mesh\(jax.devices"):
+        with pytest.raises(ShardingError, match=r"Mesh\(\).*Mesh\(jax.devices"):
             use()
     assert not nowhere.is_equivalent_to(NamedSharding(mesh(), P()), 1)
 
@@ -101,7 +101,7 @@ def test_an_empty_mesh_has_no_devices(of: Any) -> None:
 @pytest.mark.parametrize(
     ("tiles", "error", "said"),
     [
-        ("{devices=[2,2]<=[4]}", ShardingError, "4 devices, but 8 were given"),
+        ("{devices=[2,2]<=[4]}", ShardingError, "4 devices.* 8 "),
         ("{devices=[8]<=[9]}", TilingError, "hold 9 devices"),
         ("{rubbish}", ShardingTextError, "rubbish"),
         (7, ShardingError, "int"),
@@ -178,7 +178,9 @@ def test_a_users_map_that_leaves_devices_out_is_refused() -> None:
         def devices_indices_map(self, global_shape: tuple[int, ...]) -> dict[Any, Any]:
             return {self.devices[0]: (ALL,) * len(global_shape)}
 
-    with pytest.raises(ShardingError, match="no entry for"):
+    with pytest.raises(
+        ShardingError, match=r"Lacking\.devices_indices_map\(\(4,\)\).* cpu:1.* 2 devices"
+    ):
         Lacking().shard_shape((4,))
 
 
@@ -213,6 +215,6 @@ def test_a_spec_is_needed_and_has_no_more_entries_than_the_array() -> None:
         lambda: pjit(lambda x: with_sharding_constraint(x, long))(x),
     )
     for use in uses:
-        with pytest.raises(ValueError, match=r"3 entries, the array has 2 dim.*write P\('data'\)"):
+        with pytest.raises(ValueError, match=r"3 entries.* 2 dim.*P\('data'\)"):
             use()
     assert make_array_from_callback((8, 4), long, lambda index: x[index]).sharding == long

@@ -132,13 +132,13 @@ def test_a_mesh_without_devices_will_do():
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        ("{devices=[2,4]<=[8", ShardingTextError, r"expected '\]'"),
-        ("{devices=[4,2]<=[8]}", TilingError, "part of a mesh axis|'y' of size 4"),
-        ("{devices=[4]<=[4]}", TilingError, "for 4 devices"),
-        ("{devices=[8]0,2,1,3,4,5,6,7}", TilingError, "no order that the mesh"),
+        ("{devices=[2,4]<=[8", ShardingTextError, r"'\]'.*character 18"),
+        ("{devices=[4,2]<=[8]}", TilingError, "'y' of size 4"),
+        ("{devices=[4]<=[4]}", TilingError, "4 devices.* 8"),
+        ("{devices=[8]0,2,1,3,4,5,6,7}", TilingError, "0,2,1,3,4,5,6,7.*'x'=2, 'y'=4"),
         ("{manual}", TilingError, "manual"),
         ("{maximal device=3}", TilingError, "maximal device=3"),
-        (7, ArgumentError, "not int"),
+        (7, ArgumentError, "OpSharding.* int"),
     ],
 )
 def test_what_no_spec_can_say_is_refused(given, kind, text):
@@ -168,9 +168,9 @@ def test_what_a_user_writes(entry, partitions):
 @pytest.mark.parametrize(
     ("entry", "kind", "text"),
     [
-        ("x", ArgumentError, r"in_axis_resources must be .* not str: write P\('x'\)"),
+        ("x", ArgumentError, r"in_axis_resources .* str.*P\('x'\)"),
         (P(3), SpecEntryError, "entry 0 is 3"),
-        (P("x", U), ShardingError, "leaves dimension 1 to the partitioner"),
+        (P("x", U), ShardingError, "in_axis_resources .*dimension 1.*UNCONSTRAINED"),
     ],
 )
 def test_what_a_user_may_not_write(entry, kind, text):
@@ -195,7 +195,7 @@ def test_a_dimension_more():
     cut = parsed.insert_axis_partitions(3, ("y", "z"))
     assert (cut.partitions, cut.sync) == ((("x",), (), (), ("y", "z")), SpecSync.OUT_OF_SYNC)
     assert cut.insert_axis_partitions(0, None).sync is SpecSync.OUT_OF_SYNC
-    with pytest.raises(ShardingError, match=r"not what its user wrote any more .*get_partition"):
+    with pytest.raises(ShardingError, match=r"P\('x',\).*get_partition"):
         _ = cut.user_spec
 
 
@@ -236,7 +236,7 @@ def test_bare_tiles_of_every_sharding():
         def devices(self):
             return tuple(jax.devices())
 
-    with pytest.raises(ShardingError, match=r"the tiles of a Own depend on the shape"):
+    with pytest.raises(ShardingError, match=r"Own .*tiling\(shape\)"):
         to_op_sharding_sharding(Own(), 1)
 
 

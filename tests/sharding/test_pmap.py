@@ -204,9 +204,9 @@ def test_it_moves_to_every_other_sharding_and_back() -> None:
 
 
 def test_what_is_refused_is_said() -> None:
-    with pytest.raises(ShardingError, match=r"grid of \(8,\).* 8 devices, but 3"):
+    with pytest.raises(ShardingError, match=r"\(8,\).* 8 devices.* 3"):
         PmapSharding(DEVICES[:3], ROWS)
-    with pytest.raises(ShardingError, match=r"must be a ShardingSpec, not P: write"):
+    with pytest.raises(ShardingError, match=r"sharding_spec .*ShardingSpec, not P"):
         PmapSharding(DEVICES, P("x"))  # type: ignore[arg-type]
     with pytest.raises(ShardingError, match=r"size 16.* this process has 8"):
         PmapSharding.default((16, 2))
