@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cloud.conftest import Cloud
+from tests.cloud.conftest import ROOT, Cloud
+from xlashard.cloud.accelerators import read_accelerator
 from xlashard.cloud.jobset import manifest
 from xlashard.errors import CloudError
 
@@ -98,3 +99,13 @@ def test_invalid_settings(cloud: Cloud, settings: dict, text: str) -> None:
     with pytest.raises(CloudError) as caught:
         jobset(cloud, **settings)
     assert re.search(text, str(caught.value)) and caught.value.code == 2
+
+
+def test_the_task_of_skypilot_resumes_on_the_same_image() -> None:
+    task = yaml.safe_load((ROOT / "tpu_scripts" / "sky.yaml").read_text())
+    resources = task["resources"]
+    accelerator = read_accelerator(resources["accelerators"].removeprefix("tpu-"))
+    assert resources["accelerator_args"]["runtime_version"] == accelerator.image
+    assert resources["use_spot"] and "--auto-resume" in task["run"]
+    (folder,) = task["file_mounts"]
+    assert f"--runs {folder} " in task["run"]

@@ -22,6 +22,9 @@ def test_a_tpu_is_created_once_and_deleted(cloud: Cloud) -> None:
     delete(cloud.session())
     delete(cloud.session())
     assert cloud.reports[-2:] == ["deleted one", "nothing to delete: one does not exist"]
+    cloud.state = "DELETING"
+    delete(cloud.session())
+    assert cloud.verbs().count("delete") == 1
 
 
 def test_a_preempted_tpu_blocks_its_name(cloud: Cloud) -> None:

@@ -124,9 +124,9 @@ def test_ctrl_c_while_waiting_deletes_the_tpu(cloud: Cloud) -> None:
 
 CONFIG = """
 [devices]
-emulate = 4
+emulate = 2
 [mesh]
-data = 4
+data = 2
 [sharding.rules]
 batch = "data"
 [model]
@@ -148,7 +148,7 @@ every = 2
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_training_is_resumed_after_a_preemption(cloud: Cloud) -> None:
-    runs = cloud.folder / "bucket"
+    cloud.hosts, runs = 1, cloud.folder / "bucket"
     cloud.write_code(one_toml=CONFIG)
 
     def preempt() -> None:
@@ -160,10 +160,9 @@ def test_training_is_resumed_after_a_preemption(cloud: Cloud) -> None:
 
     thread = in_background(preempt)
     command = f"python -m xlashard train --config one.toml --runs {runs}"
-    session = cloud.session(run__command=f"{command} --auto-resume", tpu__capacity="spot")
-    code = watch(session)
+    code = watch(cloud.session(run__command=f"{command} --auto-resume", tpu__accelerator="v4-8"))
     thread.join()
-    assert code == 0, (cloud.reports, cloud.log(0), cloud.log(1))
+    assert code == 0, (cloud.reports, cloud.log(0))
     assert "the TPU was preempted: one is PREEMPTED" in cloud.reports
     assert "Going on after step" in cloud.log(0)
     assert os.listdir(runs) == ["one"]

@@ -185,6 +185,7 @@ class _Follower:
         self._offset = 0
         self._cancelled = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self, ends: _Ends) -> None:
         """Follow the job, and put its end into a queue."""
@@ -195,13 +196,16 @@ class _Follower:
             except Exception as error:  # The main thread waits for an end.
                 ends.put(ExitStatus(1, str(error), self._worker))
 
-        threading.Thread(target=follow, daemon=True).start()
+        self._thread = threading.Thread(target=follow, daemon=True)
+        self._thread.start()
 
     def cancel(self) -> None:
         """Stop following; the job goes on."""
         self._cancelled.set()
         if self._process is not None:
             end_process(self._process)
+        if self._thread is not None:
+            self._thread.join(_LAST_OUTPUT)
 
     def _follow(self) -> ExitStatus:
         wait, worker = self._session.settings.wait, self._worker
@@ -232,6 +236,8 @@ class _Follower:
         with path.open("wb") as errors, _log(self._folder, self._worker).open("ab", 0) as log:
             process = self._process = self._session.runner.start(command, errors)
             assert process is not None and process.stdout is not None
+            if self._cancelled.is_set():  # Since before the process was started.
+                end_process(process)
             with process:
                 for line in process.stdout:
                     self._offset += len(line)

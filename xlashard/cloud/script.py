@@ -45,7 +45,6 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
     # A terminal that lacks a letter shows another one.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = _parser(os.path.basename(argv[0]), groups, description)
     try:
         values = vars(parser.parse_args(list(argv[1:])))
@@ -53,6 +52,7 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
         return int(error.code or 0)
     flags = {key: value for key, value in values.items() if "." in key and value is not None}
     dry = values["dry_run"]
+    on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         settings = load_settings(values["config"], flags)
         return step(Session(settings, Runner(dry), (lambda text: None) if dry else _report))
@@ -68,6 +68,8 @@ def run(argv: Sequence[str], step: Step, groups: Sequence[str], description: str
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def _report(text: str) -> None:

@@ -155,9 +155,9 @@ def delete(session: Session) -> int:
         CloudError: gcloud fails.
     """
     status = None if session.runner.dry else query(session)
-    if status is None or status.state:
+    if status is not None and status.state in ("", "DELETING"):
+        session.report(f"nothing to delete: {status.text}")
+    else:
         session.runner.run(session.gcloud.delete()).check()
         session.report(f"deleted {session.settings.tpu.name}")
-    else:
-        session.report(f"nothing to delete: {status.text}")
     return 0

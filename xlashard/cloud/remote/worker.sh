@@ -55,13 +55,17 @@ start() {
     # shellcheck disable=SC2016
     PYTHONUNBUFFERED=1 setsid bash -c '
         trap : TERM
+        echo $$ >"$2/pid"
         bash -c "trap \"exit 143\" TERM
 $1"
         code=$?
         echo "$code" >"$2/code.new" && mv "$2/code.new" "$2/code"
         kill -KILL 0
     ' job "$3" "$folder" </dev/null >"$folder/log" 2>&1 &
-    echo $! >"$folder/pid"
+    # Followers look for the process by its arguments, which it has after exec.
+    while [ ! -s "$folder/pid" ] && [ "$SECONDS" -lt 60 ]; do
+        sleep 0.02
+    done
 }
 
 is_running() { # FOLDER: the pid may belong to another process since a restart of the VM
