@@ -99,16 +99,16 @@ def test_paired_ratio_ignores_a_slow_moment_that_hits_both() -> None:
 
 def test_measurements_of_different_rounds_do_not_pair() -> None:
     one, two = Measurement("one", 1, (1.0,)), Measurement("two", 1, (1.0, 1.0))
-    with pytest.raises(ValueError, match="'one' has 1 rounds and 'two' 2"):
+    with pytest.raises(ValueError, match="'one' .*1.* 'two' 2"):
         one.ratio_to(two)
-    with pytest.raises(ValueError, match="not measured together"):
+    with pytest.raises(ValueError, match="'one' and 'two'"):
         one.extra_over(two)
 
 
 @pytest.mark.parametrize(
     ("candidates", "rounds", "inner", "message"),
     [
-        ({}, 1, None, "at least one candidate"),
+        ({}, 1, None, "candidate"),
         ({"a": int}, 0, None, "rounds=0"),
         ({"a": int}, 1, 0, "inner=0"),
     ],
@@ -189,10 +189,10 @@ def test_strict_turns_a_missed_goal_into_a_failing_exit() -> None:
 def test_report_refuses_names_it_does_not_know() -> None:
     measured = {"a": Measurement("a", 1, (1.0,))}
     report = quiet_report()
-    with pytest.raises(ValueError, match=r"\['c'\] not among the candidates \['a'\]"):
+    with pytest.raises(ValueError, match=r"\['c'\].* \['a'\]"):
         report.add("table", measured, baseline="c")
     report.add("table", measured, baseline="a")
-    with pytest.raises(ValueError, match="'table' already"):
+    with pytest.raises(ValueError, match="'table'"):
         report.add("table", measured, baseline="a")
 
 

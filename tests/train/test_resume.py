@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import naming
 from tests.train.examples import devices, settings, shallow
 from tests.train.test_folder import opened
 from tests.train.test_job import Recorder, records, run
@@ -19,10 +20,10 @@ def go_on(folder: Path, *words: str) -> tuple[Recorder, Outcome]:
 @pytest.mark.parametrize(
     ("word", "why"),
     [
-        ("model.layers=3", "model.layers = 2 can't become 3 in a run that goes on"),
-        ("model.rope_base=5e4", "the parameters are those of the other model"),
-        ("run.seed=1", "the order of the text follows from it"),
-        ("run.name=other", "the folder is there already"),
+        ("model.layers=3", "model.layers = 2"),
+        ("model.rope_base=5e4", "parameters"),
+        ("run.seed=1", "order"),
+        ("run.name=other", "folder"),
     ],
 )
 def test_what_makes_it_another_run_is_refused(tmp_path: Path, word: str, why: str) -> None:
@@ -67,13 +68,13 @@ def test_the_newest_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"holds no config\.toml"):
+    with pytest.raises(SettingsError, match=r"config\.toml"):
         read_run(tmp_path, [])
     with opened(tmp_path) as folder:
         pass
-    with pytest.raises(SettingsError, match=f"no such folder. The runs in .*: {folder.path}"):
+    with pytest.raises(SettingsError, match=f"/smal .* .*: {folder.path}"):
         read_run(tmp_path / "smal", [])
-    with pytest.raises(SettingsError, match="there is no run in .*nothing that could go on"):
+    with pytest.raises(SettingsError, match=naming("/nothing ", "xlashard train --config")):
         last_run(tmp_path / "nothing")
     assert last_run(tmp_path) == folder.path
 
@@ -81,7 +82,7 @@ def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
         pass
-    with pytest.raises(SettingsError, match="no checkpoint .*before its first one") as caught:
+    with pytest.raises(SettingsError, match="/small/checkpoints") as caught:
         go_on(folder.path)
     assert f"xlashard train --config {folder.path / 'config.toml'}" in str(caught.value)
 

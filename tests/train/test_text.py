@@ -74,7 +74,7 @@ def test_a_token_that_the_vocabulary_lacks_is_told(tmp_path: Path) -> None:
     np.arange(500, dtype=np.uint16).tofile(path)
     text = Text.joined([tokens_in_file(path, "uint16")], below=300)
     assert text.windows(np.array([0]), 300).max() == 299
-    with pytest.raises(DataError, match=r"token 300 in the data, and model.vocab = 300") as caught:
+    with pytest.raises(DataError, match=r"token 300 .*model.vocab = 300") as caught:
         text.windows(np.array([0]), 301)
     assert "vocab = 301" in str(caught.value)
 
@@ -91,5 +91,5 @@ def test_files_that_hold_other_things_than_tokens_are_told(tmp_path: Path) -> No
     assert "holds int64[2, 3]" in refusal(tmp_path / "wide.npy")
     (tmp_path / "text.npy").write_text("no numbers")
     assert "is no .npy file of numbers" in refusal(tmp_path / "text.npy")
-    with pytest.raises(DataError, match="data.paths names no files of tokens"):
+    with pytest.raises(DataError, match="data.tokens = 'uint16'.* data.paths"):
         read_corpus(DataSettings(tokens="uint16"), 8)
