@@ -72,7 +72,7 @@ def found(**changes: Any) -> tuple[str, int, int, str, tuple[int, ...] | None]:
 
 
 @pytest.mark.usefixtures("setting")
-def test_where_nothing_speaks_of_others_there_is_one() -> None:
+def test_default_is_one_process() -> None:
     assert found() == ("one process", 1, 0, "", None)
     assert found(processes=1) == ("one process", 1, 0, "", None)
 
@@ -101,17 +101,17 @@ def test_cloud_tpu_slice(setting: Any) -> None:
     assert found() == ("a Cloud TPU slice", 2, 1, "127.0.0.2:8482", None)
 
 
-def test_one_host_of_a_tpu_needs_no_others(setting: Any) -> None:
+def test_single_host_tpu_is_one_process(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, tpu_vm=True)
     assert found() == ("a TPU slice in GKE", 1, 0, "", None)
 
 
-def test_emulated_pod_comes_before_what_it_pretends_to_be(setting: Any) -> None:
+def test_emulated_pod_has_precedence_over_open_mpi(setting: Any) -> None:
     setting({**OPEN_MPI, **place_variables(PodPlace("127.0.0.1:4000", 4, 2, 2))})
     assert found() == ("an emulated pod", 4, 2, "127.0.0.1:4000", None)
 
 
-def test_arguments_come_before_the_environment(setting: Any) -> None:
+def test_arguments_have_precedence_over_the_environment(setting: Any) -> None:
     setting(SLURM)
     given = found(coordinator="10.0.0.1:80", processes=3, process_id=1)
     assert given == ("its arguments", 3, 1, "10.0.0.1:80", None)
@@ -139,7 +139,7 @@ def test_arguments_come_before_the_environment(setting: Any) -> None:
         ),
     ],
 )
-def test_another_number_is_an_error_with_the_launcher_s_command(
+def test_mismatched_process_count_shows_the_launch_command(
     setting: Any, variables: Mapping[str, str], tpu_vm: bool, command: str
 ) -> None:
     setting(variables, tpu_vm)
@@ -149,13 +149,13 @@ def test_another_number_is_an_error_with_the_launcher_s_command(
     assert command in str(caught.value)
 
 
-def test_another_process_id_is_an_error(setting: Any) -> None:
+def test_mismatched_process_id(setting: Any) -> None:
     setting(SLURM)
     with pytest.raises(ProcessesError, match=r"process_id=1\): Slurm says process_id=3"):
         find_cluster(asked(process_id=1))
 
 
-def test_the_batch_script_of_slurm_is_no_task(setting: Any) -> None:
+def test_slurm_batch_script(setting: Any) -> None:
     batch = {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS")}
     setting({**batch, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
     with pytest.raises(ProcessesError, match="srun --ntasks=4 python train.py") as caught:
@@ -166,14 +166,14 @@ def test_the_batch_script_of_slurm_is_no_task(setting: Any) -> None:
     assert found()[1] == 1
 
 
-def test_half_an_environment_is_said_to_be_one(setting: Any) -> None:
+def test_incomplete_cluster_environment(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": "a,b"}, tpu_vm=True)
     with pytest.raises(ProcessesError, match="JAX can't tell which of them this is"):
         find_cluster(asked())
 
 
 @pytest.mark.slow
-def test_a_coordinator_whose_name_nobody_knows(setting: Any) -> None:
+def test_unresolvable_coordinator_name(setting: Any) -> None:
     hosts = "no-such-host.invalid,127.0.0.3"
     setting({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}, tpu_vm=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -194,7 +194,7 @@ def test_a_coordinator_whose_name_nobody_knows(setting: Any) -> None:
     ],
 )
 @pytest.mark.usefixtures("setting")
-def test_process_0_listens_where_the_others_reach_it(
+def test_bind_address_defaults_to_the_coordinator_address(
     coordinator: str, bind: str | None, where: tuple[str, int]
 ) -> None:
     request = asked(coordinator=coordinator, processes=2, process_id=0, bind=bind)
@@ -202,7 +202,7 @@ def test_process_0_listens_where_the_others_reach_it(
 
 
 @pytest.mark.usefixtures("setting")
-def test_a_name_that_is_loopback_on_its_own_machine_is_not_listened_at(
+def test_loopback_coordinator_name_binds_all_interfaces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = {"node7": "127.0.1.1", "node8": "10.0.0.8"}

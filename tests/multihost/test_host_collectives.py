@@ -9,7 +9,7 @@ from tests.processes import run_many
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_what_processes_do_together(processes: int) -> None:
+def test_host_collectives_in_a_pod(processes: int) -> None:
     script = Path(__file__).with_name("pod_collectives.py")
     for output in run_many(script, processes, 2):
         assert "all agree" in output, output

@@ -32,7 +32,7 @@ def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(2, 2, 2), AXES)
 
 
-def test_names_are_public_beside_those_of_jax() -> None:
+def test_public_names_exist_beside_those_of_jax() -> None:
     names = (
         *("assert_equal", "broadcast_one_to_all", "global_array_to_host_local_array"),
         *("host_local_array_to_global_array", "process_allgather", "sync_global_devices"),
@@ -42,7 +42,7 @@ def test_names_are_public_beside_those_of_jax() -> None:
 
 
 @pytest.mark.parametrize("ndim", [0, 1, 2])
-def test_the_same_arrays_as_jax_makes(mesh: Mesh, ndim: int) -> None:
+def test_arrays_equal_those_of_jax(mesh: Mesh, ndim: int) -> None:
     value = V.flatten()[: 8**ndim].reshape((8,) * ndim)
     for spec in all_specs(AXES, ndim):
         ours = host_local_array_to_global_array(value, mesh, spec)
@@ -54,12 +54,12 @@ def test_the_same_arrays_as_jax_makes(mesh: Mesh, ndim: int) -> None:
         assert np.array_equal(global_array_to_host_local_array(ours, mesh, spec), value)
 
 
-def test_one_process_has_all_of_every_array(mesh: Mesh) -> None:
+def test_conversions_in_one_process(mesh: Mesh) -> None:
     for spec in all_specs(AXES, 2):
         assert np.array_equal(host_local_part(V, mesh, spec, 0), V)
 
 
-def test_an_array_that_lies_so_keeps_its_buffers(mesh: Mesh) -> None:
+def test_matching_sharding_keeps_the_buffers(mesh: Mesh) -> None:
     x = device_put(V, NamedSharding(mesh, P(("x", "y"))))
     for use in (host_local_array_to_global_array, global_array_to_host_local_array):
         same = use(x, mesh, P(("x", "y"), None))
@@ -87,7 +87,7 @@ def test_types_of_explicit_axes(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_under_transformations_in_one_program(mesh: Mesh) -> None:
+def test_transformations_and_programs(mesh: Mesh) -> None:
     def f(x: Any) -> Any:
         there = host_local_array_to_global_array(x, mesh, P("x"))
         return global_array_to_host_local_array(jnp.sin(there), mesh, P("y"))
@@ -119,7 +119,7 @@ def test_transfer_guards(mesh: Mesh) -> None:
                 host_local_array_to_global_array({"v": value}, mesh, P("x"))
 
 
-def test_what_devices_can_not_hold(mesh: Mesh) -> None:
+def test_invalid_values(mesh: Mesh) -> None:
     for value in ("text", np.ma.array([1], mask=[True]), np.array([None])):
         for use in (host_local_array_to_global_array, global_array_to_host_local_array):
             with pytest.raises(ArgumentError, match=r"_inputs\[1\]: it is"):
@@ -129,7 +129,7 @@ def test_what_devices_can_not_hold(mesh: Mesh) -> None:
                 gather([1, value])
 
 
-def test_alone_as_together(mesh: Mesh) -> None:
+def test_single_process_matches_several(mesh: Mesh) -> None:
     """Shapes and dtypes are those that two processes would see, with one in the place of two."""
     x = device_put(V, NamedSharding(mesh, P("x")))
     tree = {"x": x, "n": np.int64(2**40), "none": None, "key": jax.random.key(3)}
@@ -154,7 +154,7 @@ values = st.lists(
 
 @settings(max_examples=50)
 @given(values, st.integers(1, 3))
-def test_packed_values_come_out_as_they_were(kinds: list[Any], processes: int) -> None:
+def test_pack_and_unpack_round_trip(kinds: list[Any], processes: int) -> None:
     rng = np.random.default_rng(0)
     rows = [
         [rng.integers(0, 2, shape).astype(jnp.dtype(dtype)) for dtype, shape in kinds]

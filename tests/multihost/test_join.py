@@ -30,7 +30,7 @@ def _command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "train", "--name=a b"])
 
 
-def test_alone_it_says_how_to_start_all() -> None:
+def test_timeout_shows_the_launch_command() -> None:
     command = "Start it in all 3: srun --ntasks=3 python -m train '--name=a b'"
     text = come(0, free_port(), timeout=0.2)
     assert text == f"process 0 of 3 has waited 0 s for processes 1, 2. {command}"
@@ -40,13 +40,13 @@ def test_alone_it_says_how_to_start_all() -> None:
     assert f"{LOOPBACK}:{port}" in text and "refused" in text and command in text
 
 
-def test_by_hand_it_shows_what_differs_between_them() -> None:
+def test_timeout_shows_the_process_ids_to_pass() -> None:
     text = come(1, free_port(), timeout=0.2, environment=GIVEN)
     assert "with the same coordinator and with process_id 0 … 2" in text
 
 
 @pytest.mark.slow
-def test_while_it_waits_it_says_for_whom(
+def test_missing_processes_are_logged_while_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xlashard.multihost.lifecycle.join._FIRST_WORD", 0.9)
@@ -56,16 +56,16 @@ def test_while_it_waits_it_says_for_whom(
     assert line.startswith("process 0 of 3: still waiting for processes 1, 2 (1 s). Start it in")
 
 
-def test_two_of_one_number() -> None:
+def test_duplicate_process_id() -> None:
     port = free_port()
     with ThreadPoolExecutor(3) as pool:
         texts = [pool.submit(come, process, port, timeout=30) for process in (0, 1, 1)]
     for text in texts:
-        assert "two processes are to be number 1: pid" in text.result()
+        assert "process_id 1: pid" in text.result()
         assert "found by Slurm" in text.result()
 
 
-def test_a_port_that_is_taken_and_an_address_that_is_not_its_own() -> None:
+def test_port_in_use_and_foreign_bind_address() -> None:
     port = free_port()
     with listen((LOOPBACK, port)):
         text = come(0, port, timeout=1)

@@ -23,7 +23,7 @@ def ran(script: str, processes: int, *args: str, **variables: str) -> PodRun:
 
 
 @pytest.mark.slow
-def test_on_one_host_only_it_fails_with_the_launch_command() -> None:
+def test_one_host_alone_fails_with_the_launch_command() -> None:
     variables = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_NODELIST": "localhost",
@@ -48,7 +48,7 @@ def test_on_one_host_only_it_fails_with_the_launch_command() -> None:
 
 
 @pytest.mark.slow
-def test_waiting_and_watching(tmp_path: Path) -> None:
+def test_barriers_and_watchdogs_in_a_pod(tmp_path: Path) -> None:
     done = ran("pod_liveness.py", 3, XLASHARD_TEST_FOLDER=str(tmp_path))
     assert done.verdict.well, done.report()
     assert all("all is well" in output for output in done.outputs)
@@ -56,7 +56,7 @@ def test_waiting_and_watching(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
-def test_a_killed_process_ends_all_others(victim: int) -> None:
+def test_a_killed_process_ends_its_peers(victim: int) -> None:
     done = ran("pod_ending.py", 3, "killed", str(victim))
     codes = list(done.verdict.codes)
     assert codes.pop(victim) == -9, done.report()
@@ -71,19 +71,19 @@ def test_a_killed_process_ends_all_others(victim: int) -> None:
 
 
 @pytest.mark.slow
-def test_who_waits_for_one_that_has_ended_is_told_so() -> None:
+def test_waiting_for_an_ended_process_raises() -> None:
     done = ran("pod_ending.py", 3, "raised", "1")
     assert list(done.verdict.codes) == [1, 1, 1] and not done.verdict.ended, done.report()
     for process in (0, 2):
         assert (
-            "DeadlockError: barrier 'end of the epoch' can't come about: process 1 has ended "
-            "(ValueError: no such file) and did not come to barrier 'end of the epoch'"
+            "DeadlockError: barrier 'end of the epoch' cannot complete: process 1 has ended "
+            "(ValueError: no such file) and did not reach barrier 'end of the epoch'"
         ) in done.outputs[process]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1], ids=["the coordinator", "another"])
-def test_who_waits_in_a_collective_for_one_that_has_failed_ends(victim: int) -> None:
+def test_collective_with_a_failed_process_exits(victim: int) -> None:
     done = ran("pod_ending.py", 2, "failed", str(victim))
     other = 1 - victim
     codes = (done.verdict.codes[victim], done.verdict.codes[other])
@@ -99,7 +99,7 @@ def test_who_waits_in_a_collective_for_one_that_has_failed_ends(victim: int) -> 
 
 
 @pytest.mark.slow
-def test_who_waits_in_a_collective_for_one_whose_program_is_over_says_so() -> None:
+def test_collective_with_a_finished_process_is_reported() -> None:
     done = ran("pod_ending.py", 2, "over", "1")
     assert (
         "xlashard: the program of process 1 of 2 is over, and process 0 is in pod_ending.py:"
@@ -108,7 +108,7 @@ def test_who_waits_in_a_collective_for_one_whose_program_is_over_says_so() -> No
 
 
 @pytest.mark.slow
-def test_one_whose_program_was_over_ends_without_an_abort_when_process_0_fails() -> None:
+def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
     done = ran("pod_ending.py", 2, "left", "1")
     assert done.verdict.codes == (1, 75), done.report()
     assert "has ended (its program is over)" in done.outputs[0]
@@ -118,7 +118,7 @@ def test_one_whose_program_was_over_ends_without_an_abort_when_process_0_fails()
 
 
 @pytest.mark.slow
-def test_a_watchdog_that_is_to_end_its_process_does() -> None:
+def test_watchdog_with_crash_ends_the_process() -> None:
     done = ran("pod_ending.py", 2, "crash", "1")
     assert set(done.verdict.codes) <= {70, 75} and 70 in done.verdict.codes, done.report()
     assert any("xlashard: the watchdog ends process" in output for output in done.outputs)

@@ -39,7 +39,7 @@ def said() -> Iterator[_Said]:
     logger.removeHandler(handler)
 
 
-def test_it_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> None:
+def test_watchdog_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> None:
     held = threading.Event()
     waiting = threading.Thread(target=held.wait, name="loader", daemon=True)
     waiting.start()
@@ -60,14 +60,14 @@ def test_it_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_pause_and_the_end_of_the_block_are_no_trouble(said: _Said) -> None:
+def test_watchdog_ignores_pauses_and_stops_with_its_block(said: _Said) -> None:
     with Watchdog(timeout=0.1) as watchdog, watchdog.paused("a"), watchdog.paused("b"):
         assert not said.said.wait(0.5)
     assert not said.said.wait(0.3)
 
 
 @pytest.mark.slow
-def test_it_ends_its_process_if_asked_to() -> None:
+def test_watchdog_crash_exit_code() -> None:
     script = (
         "import threading; from xlashard import multihost\n"
         "with multihost.Watchdog(timeout=0.2, crash=True): threading.Event().wait(60)"
@@ -116,9 +116,7 @@ BUSY = answer(42, ("save.py", "user"), paused="a checkpoint")
         ({0: LOADING, 1: LOADING, 2: LOADING}, (), "processes 1, 2 wait in data.py:7 in f"),
     ],
 )
-def test_who_the_others_wait_for(
-    answers: dict[int, ProcessDump], culprits: tuple[int, ...], words: str
-) -> None:
+def test_culprits(answers: dict[int, ProcessDump], culprits: tuple[int, ...], words: str) -> None:
     report = HangReport(3, answers, {0: "barrier 'epoch' (train.py:7)"})
     assert report.culprits == culprits
     assert words in str(report)
@@ -129,7 +127,7 @@ def test_who_the_others_wait_for(
     assert all(stacks.startswith(f"process {process}, thread") for process in shown)
 
 
-def test_one_that_has_just_made_a_step_is_not_stuck() -> None:
+def test_a_recent_step_is_not_stuck() -> None:
     assert HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=2.0).moving == ()
     report = HangReport(2, {0: WAITING, 1: LOADING}, {}, recent=4.0)
     assert report.moving == (0, 1) and "processes 0, 1 made a step just now" in str(report)
@@ -141,14 +139,14 @@ def test_equal_stacks_are_shown_once() -> None:
     assert "processes 0, 1, 2, 3, 4, 5, 6, 7, thread 'MainThread'" in text
 
 
-def test_answers_go_through_the_store_unchanged() -> None:
+def test_process_dumps_round_trip() -> None:
     sent = ProcessDump(StepProgress(3, 1.5, "compiling"), own_stacks())
     assert ProcessDump.from_bytes(sent.to_bytes()) == sent
     assert ProcessDump.from_bytes(LOADING.to_bytes()) == LOADING
     assert answer(None).main is not None and answer(None).main.user_frame is None
 
 
-def test_calls_inside_of_the_packages_are_not_all_shown() -> None:
+def test_inner_frames_are_abbreviated() -> None:
     inside = tuple(StackFrame(f"/a/inner{n}.py", n, "g", "", "runtime") for n in range(5))
     user = StackFrame("/a/train.py", 7, "main", "float(loss)", "user")
     text = ThreadStack("MainThread", True, False, (*inside, user)).text()

@@ -119,7 +119,7 @@ def test_the_first_element_that_differs(
     assert meetings <= 5
 
 
-def test_what_is_told_of_several() -> None:
+def test_format_differences_lists_five_and_counts_the_rest() -> None:
     a, b = np.zeros(3), np.ones((2, 2))
     (first, second), _ = compared(
         [
@@ -147,7 +147,7 @@ def test_what_is_told_of_several() -> None:
     assert "nan (bits 0000c07f) in process 0" in bits.text
 
 
-def test_who_is_odd() -> None:
+def test_minority() -> None:
     assert minority({0: "a", 1: "b", 2: "b"}) == (0,)
     assert minority({0: "a", 1: "b"}) == (1,)
     assert minority({0: "a", 1: "a"}) == ()

@@ -36,7 +36,7 @@ def inside(run: Callable[[], Any]) -> bool:
     return SEEN[-1]
 
 
-def test_a_value_that_is_read_from_an_array_waits() -> None:
+def test_reading_an_array_waits_for_the_device() -> None:
     x = jnp.ones(3)
     assert inside(lambda: spy(x))
     assert not inside(lambda: spy(3))
@@ -45,7 +45,7 @@ def test_a_value_that_is_read_from_an_array_waits() -> None:
 
 
 @pytest.mark.parametrize("jit", [jax.jit, xlashard.pjit])
-def test_a_compiled_function_waits_whatever_its_arguments(jit: Any) -> None:
+def test_a_compiled_function_waits_for_the_device(jit: Any) -> None:
     @jit
     def step(x: Any) -> Any:
         SEEN.append(waits_for_device(_frame_of("caller")))
@@ -67,7 +67,7 @@ def _frame_of(function: str) -> FrameType:
     return frame
 
 
-def test_a_lock_a_property_and_code_without_a_source_do_not_wait() -> None:
+def test_locks_properties_and_code_without_source_do_not_wait() -> None:
     class Trap:
         @property
         def fires(self) -> Any:

@@ -32,20 +32,20 @@ def test_each_line_has_its_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1", "[2] err 2"]
 
 
-def test_words_after_the_command_are_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_arguments_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str]) -> None:
     source = "import sys; print(sys.argv[1:])"
     for dashes in ([], ["--"]):
         code, out, _ = pod(capfd, "-n", "1", *dashes, *python(source), "-n", "--only", "--", "-d")
         assert (code, out) == (0, "[0] ['-n', '--only', '--', '-d']\n")
 
 
-def test_devices_are_as_many_as_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_requested_device_count(capfd: pytest.CaptureFixture[str]) -> None:
     source = "import os; print(os.environ['XLA_FLAGS'])"
     _, out, _ = pod(capfd, "-n", "1", "-d", "5", *python(source))
     assert "--xla_force_host_platform_device_count=5" in out
 
 
-def test_who_fails_first_gives_the_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_first_failure_determines_the_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
     source = f"{WHO} import sys, time; me == '1' and sys.exit(7); time.sleep(1000)"
     code, _, err = pod(capfd, "--grace", "0.1", "--", *python(source))
     assert code == 7
@@ -64,13 +64,13 @@ def test_a_timeout_shows_stacks(capfd: pytest.CaptureFixture[str]) -> None:
     assert err.endswith("xlashard pod: processes 0, 1 did not end within 1 s\n")
 
 
-def test_only_some_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_selected_processes_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = pod(capfd, "-n", "3", "--only", "0,2", *python(f"{WHO} print(me)"))
     assert code == 0
     assert sorted(out.splitlines()) == ["[0] 0", "[2] 2"]
 
 
-def test_of_one_that_is_not_shown_the_end_is_when_it_fails(
+def test_failed_hidden_process_shows_its_last_lines(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     source = f"{WHO} print(*range(50), sep=chr(10)); me == '1' and 1 / 0"
@@ -96,7 +96,7 @@ def test_of_one_that_is_not_shown_the_end_is_when_it_fails(
         (["/"], 126, ["error: '/' can't be started: Permission denied"]),
     ],
 )
-def test_wrong_words_are_answered(
+def test_invalid_arguments(
     capfd: pytest.CaptureFixture[str], words: list[str], code: int, texts: list[str]
 ) -> None:
     found, out, err = pod(capfd, *words)
@@ -107,7 +107,7 @@ def test_wrong_words_are_answered(
 
 
 @pytest.mark.slow
-def test_who_stops_reading_ends_it() -> None:
+def test_closed_stdout_ends_the_pod() -> None:
     command = [sys.executable, "-m", "xlashard", "pod", "--", *python("while True: print(1)")]
     launcher = start(command)
     assert launcher.stdout is not None
@@ -131,17 +131,17 @@ def test_lines_never_mix() -> None:
     assert shown(*pieces) == "[0] hello\n[0] again\n[1] goodbye\n[0] and\n"
 
 
-def test_a_line_without_an_end_is_shown_at_the_end() -> None:
+def test_unterminated_line_is_flushed_at_the_end() -> None:
     assert shown((1, b"no end")) == "[1] no end\n"
 
 
-def test_a_line_that_never_ends_is_shown_meanwhile() -> None:
+def test_very_long_line_is_flushed_early() -> None:
     stream = io.StringIO()
     PrefixPrinter(stream, stream, 1).show(OutputChunk(0, "stdout", b"x" * 70_000))
     assert len(stream.getvalue()) > 70_000
 
 
-def test_numbers_of_many_processes_are_aligned() -> None:
+def test_process_numbers_are_aligned() -> None:
     assert shown((3, b"a\n"), (11, b"b\n"), processes=12) == "[ 3] a\n[11] b\n"
 
 
@@ -156,7 +156,7 @@ def test_numbers_of_many_processes_are_aligned() -> None:
         (b"", ""),
     ],
 )
-def test_a_line_is_shown_as_a_terminal_leaves_it(line: bytes, text: str) -> None:
+def test_carriage_returns_overwrite(line: bytes, text: str) -> None:
     assert as_shown(line) == text
 
 
@@ -177,7 +177,7 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(*pieces, stream=Terminal()) == "[0] a\n[1] b\n"
 
 
-def test_what_nobody_wants_to_know_is_left_out() -> None:
+def test_noise_is_filtered() -> None:
     gloo = (
         b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected ranks is : 1\n"
     )
@@ -186,13 +186,13 @@ def test_what_nobody_wants_to_know_is_left_out() -> None:
     assert shown((0, gloo), (0, b"b\n")) == "[0] b\n"
 
 
-def test_last_lines_say_how_many_are_left_out() -> None:
+def test_last_lines_counts_the_omitted_lines() -> None:
     assert last_lines("a\nb\nc\n\n", 2) == "[1 line before]\nb\nc"
     assert last_lines("a\n", 2) == "a"
     assert last_lines("", 2) == ""
 
 
-def test_the_signals_of_this_process_are_its_own_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_signal_handlers_are_restored(capfd: pytest.CaptureFixture[str]) -> None:
     import signal
 
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -200,7 +200,7 @@ def test_the_signals_of_this_process_are_its_own_again(capfd: pytest.CaptureFixt
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
-def test_help_says_what_it_does(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_text(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = pod(capfd, "--help")
     assert code == 0
     for word in ("-n", "-d", "--timeout", "--grace", "--only", "jax.distributed.initialize()"):

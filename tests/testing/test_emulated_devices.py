@@ -42,7 +42,7 @@ with emulated_devices(3) as devices:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [{}, {"XLA_FLAGS": f"{FLAG}=2"}, {"JAX_NUM_CPU_DEVICES": "2"}])
-def test_they_are_there_when_jax_starts(before: dict[str, str]) -> None:
+def test_devices_exist_when_jax_starts(before: dict[str, str]) -> None:
     source = f"import os; os.environ.update({before!r})\n{FIRST}"
     assert printed(source, fresh=True) == f"5 cpu {FLAG}=5\n5\nTrue\n"
 
@@ -60,7 +60,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-def test_flags_that_come_too_late_are_explained() -> None:
+def test_late_flags_raise_an_explanation() -> None:
     text = printed(LATE)
     assert "emulated_devices(8) comes too late: JAX runs already, with 1 CPU device." in text
     assert "XLA_FLAGS asks for 8 by now, but was set too late" in text
@@ -68,7 +68,7 @@ def test_flags_that_come_too_late_are_explained() -> None:
     assert f"export XLA_FLAGS={FLAG}=8" in text
 
 
-def test_more_than_there_are_is_refused() -> None:
+def test_too_many_devices() -> None:
     found = jax.device_count()
     with pytest.raises(
         DeviceCountError, match=f"with {found} CPU devices. It starts with"
@@ -77,7 +77,7 @@ def test_more_than_there_are_is_refused() -> None:
     assert (caught.value.asked, caught.value.found) == (found + 1, found)
 
 
-def test_fewer_are_the_first() -> None:
+def test_fewer_devices_are_the_first_ones() -> None:
     before = os.environ["XLA_FLAGS"]
     with emulated_devices(3) as devices:
         assert devices == jax.devices()[:3]
@@ -108,7 +108,7 @@ def test_it():
 
 
 @pytest.mark.slow
-def test_pytest_tells_of_late_flags_where_a_test_fails(tmp_path: Path) -> None:
+def test_pytest_reports_late_flags_of_a_failed_test(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     clean = environment(XLA_FLAGS="")
     done = subprocess.run(
@@ -125,7 +125,7 @@ def test_pytest_tells_of_late_flags_where_a_test_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.pod(processes=2, devices=2)
-def test_in_a_pod_the_pod_decides() -> None:
+def test_pod_size_has_precedence() -> None:
     assert len(emulated_devices(4).devices) == 4
     assert late_flags_text() == ""
     with pytest.raises(DeviceCountError, match=r"a pod that has 4 devices in all; .*devices=4\)"):

@@ -32,7 +32,7 @@ def total(x):
     return x.sum(axis=1)
 
 
-def test_collectives_that_are_as_expected_pass(x: Array) -> None:
+def test_expected_collectives_pass(x: Array) -> None:
     assert_collectives(total, (x,), all_reduce=1, others=0)
     assert_collectives(total, (x,), total=1, all_gather_at_most=0, all_reduce_at_most=2)
     # 16 sums of 4 bytes, to the other of two devices: a device sends half of them twice.
@@ -64,7 +64,7 @@ def test_collectives_can_be_counted_along_axes(x: Array) -> None:
         ({"all_reduce_bytes_at_most": 63}, "all_reduce_bytes_at_most=63: a device sends 64 bytes"),
     ],
 )
-def test_others_are_told_with_a_table(x: Array, expected: dict[str, int], told: str) -> None:
+def test_unexpected_collectives_show_a_table(x: Array, expected: dict[str, int], told: str) -> None:
     with pytest.raises(ExpectationError) as caught:
         assert_collectives(total, (x,), **expected)
     text = str(caught.value)
@@ -74,7 +74,7 @@ def test_others_are_told_with_a_table(x: Array, expected: dict[str, int], told: 
     assert isinstance(caught.value, AssertionError)
 
 
-def test_without_collectives_there_is_no_table(x: Array) -> None:
+def test_no_table_without_collectives(x: Array) -> None:
     with pytest.raises(ExpectationError, match="all_gather=1: there are 0\n\nIt has no collecti"):
         assert_collectives(lambda x: x + 1, (x,), all_gather=1)
 
@@ -99,19 +99,19 @@ def test_without_collectives_there_is_no_table(x: Array) -> None:
         (lambda x: assert_peak_bytes_at_most(total, (x,), "1 GiB"), r"most is '1 GiB'.*2\*\*30"),
     ],
 )
-def test_wrong_words_are_answered(x: Array, call: Callable[[Array], None], told: str) -> None:
+def test_invalid_arguments(x: Array, call: Callable[[Array], None], told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         call(x)
 
 
-def test_arguments_that_lie_right_are_not_resharded(mesh: Mesh, x: Array) -> None:
+def test_matching_arguments_are_not_resharded(mesh: Mesh, x: Array) -> None:
     assert_no_resharding(total, (x,))
     rows = NamedSharding(mesh, P("data"))
     # What comes from the host has to come to the devices.
     assert_no_resharding(pjit(lambda x: x * 2, in_shardings=rows), (np.ones((8, 8)),))
 
 
-def test_an_argument_that_is_moved_is_named(mesh: Mesh) -> None:
+def test_resharded_argument_is_named(mesh: Mesh) -> None:
     rows = NamedSharding(mesh, P("data"))
     step = pjit(lambda state: state["w"] * 2, in_shardings=rows)
     on_one = {"w": device_put(np.ones((8, 8), np.float32))}
@@ -122,7 +122,7 @@ def test_an_argument_that_is_moved_is_named(mesh: Mesh) -> None:
     assert "P('data')" in text.partition("Moved before such a call")[2]
 
 
-def test_a_value_that_is_dealt_out_anew_is_named(mesh: Mesh, x: Array) -> None:
+def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:
     @pjit
     def turn(x):
         y = with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("model", "data")))
@@ -137,7 +137,7 @@ def test_a_value_that_is_dealt_out_anew_is_named(mesh: Mesh, x: Array) -> None:
     assert_no_resharding(turn, (x,), inside=False)
 
 
-def test_memory_that_is_enough_passes(x: Array) -> None:
+def test_sufficient_memory_passes(x: Array) -> None:
     # A tile of 16 × 32 floats, and 16 sums.
     assert_peak_bytes_at_most(total, (x,), 16 * 32 * 4 + 1024)
 
@@ -150,7 +150,7 @@ def test_donation_counts_once() -> None:
         assert_peak_bytes_at_most(keep, (y,), y.nbytes + 1024)
 
 
-def test_what_takes_most_memory_is_told(x: Array) -> None:
+def test_largest_buffers_are_listed(x: Array) -> None:
     with pytest.raises(ExpectationError) as caught:
         assert_peak_bytes_at_most(total, (x,), 1000)
     text = str(caught.value)
@@ -162,6 +162,6 @@ def test_what_takes_most_memory_is_told(x: Array) -> None:
     ("f", "named"),
     [(jax.jit(jnp.sin), "the jax.jit of sin"), (3, "int"), (jnp.ones(3), "ArrayImpl")],
 )
-def test_what_is_no_function_of_pjit_is_named_with_the_call(f: Any, named: str) -> None:
+def test_non_pjit_functions_are_rejected(f: Any, named: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^assert_collectives takes.*not {named}: write"):
         assert_collectives(f, (jnp.ones(3),), others=0)

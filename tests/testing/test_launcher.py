@@ -31,7 +31,7 @@ from xlashard.testing.launch.supervision import EndingRules, Verdict, run_to_end
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
-def test_each_process_is_told_its_place() -> None:
+def test_each_process_has_its_pod_variables() -> None:
     done = ran(python(TELL), processes=3)
     flags = [read_flags(json.loads(output)).pod for output in done.outputs]
     places = [place for place in flags if place is not None]
@@ -41,7 +41,7 @@ def test_each_process_is_told_its_place() -> None:
     assert {(place.processes, place.devices) for place in places} == {(3, 1)}
 
 
-def test_two_launches_have_two_ports() -> None:
+def test_concurrent_launches_use_different_ports() -> None:
     with Launch(plan(python(TELL), 1)) as one, Launch(plan(python(TELL), 1)) as other:
         ports = {
             json.loads(output_of(launch))["JAX_COORDINATOR_ADDRESS"] for launch in (one, other)
@@ -57,7 +57,7 @@ def output_of(launch: Launch) -> bytes:
 
 
 @pytest.mark.parametrize("processes", [1000, 10**20])
-def test_more_processes_than_files_may_be_open(processes: int) -> None:
+def test_open_file_limit(processes: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 100, before[1]))
@@ -75,7 +75,7 @@ def test_more_processes_than_files_may_be_open(processes: int) -> None:
 PLACE = PodPlace("127.0.0.1:1234", 2, 1, 4)
 
 
-def test_the_environment_is_that_of_an_emulated_pod() -> None:
+def test_pod_environment_variables() -> None:
     base = {
         "PATH": "/bin",
         "JAX_PLATFORMS": "tpu",
@@ -105,22 +105,22 @@ def test_the_environment_is_that_of_an_emulated_pod() -> None:
         ("--xla_force_host_platform_device_count=many", None),
     ],
 )
-def test_the_flag_is_read_as_xla_does(flags: str, devices: int | None) -> None:
+def test_device_count_flag_is_parsed_like_xla(flags: str, devices: int | None) -> None:
     assert flagged_devices(flags) == devices
     assert flagged_devices(flags_for_devices(flags, 7)) == 7
 
 
-def test_flags_of_the_user_stay() -> None:
+def test_user_flags_are_kept() -> None:
     own = "--xla_cpu_collective_call_terminate_timeout_seconds=9"
     assert flags_for_devices(own, 2).split().count(own) == 1
     assert flags_for_devices(own, 2).count("terminate_timeout") == 1
 
 
-def test_variables_of_a_place_are_read_again() -> None:
+def test_pod_variables_round_trip() -> None:
     assert read_flags(place_variables(PLACE)).pod == PLACE
 
 
-def test_streams_are_apart_or_in_the_order_of_writing() -> None:
+def test_separate_and_merged_streams() -> None:
     source = "import sys\nfor i in range(3): print(i); print(-i, file=sys.stderr)"
     with Launch(plan(python(source), 1)) as launch:
         found = {"stdout": b"", "stderr": b""}
@@ -135,16 +135,16 @@ def test_streams_are_apart_or_in_the_order_of_writing() -> None:
     assert ran(python(source), 1).outputs == ("0\n0\n1\n-1\n2\n-2\n",)
 
 
-def test_no_byte_is_lost() -> None:
+def test_output_is_complete() -> None:
     done = ran(python("import sys; sys.stdout.write('x' * 3_000_001)"))
     assert [len(output) for output in done.outputs] == [3_000_001] * 2
 
 
-def test_bytes_that_are_no_text_are_shown() -> None:
+def test_undecodable_output_is_shown() -> None:
     assert ran(python("import os; os.write(1, b'a\\xffb')"), 1).outputs == ("a�b",)
 
 
-def test_channels_carry_words_both_ways() -> None:
+def test_channels_are_bidirectional() -> None:
     source = (
         "import socket, sys; s = socket.socket(fileno=int(sys.argv[1]));"
         "s.sendall(s.recv(99)[::-1]); s.recv(1)"
@@ -160,7 +160,7 @@ def test_channels_carry_words_both_ways() -> None:
     assert heard == {0: b"cba", 1: b"zyx"}
 
 
-def test_programs_that_there_are_not() -> None:
+def test_missing_programs() -> None:
     with pytest.raises(LaunchError, match="no program 'nonesuch' on the PATH; .*python -m package"):
         Launch(plan(["nonesuch"]))
     with pytest.raises(LaunchError, match="python script.py"):
@@ -169,14 +169,14 @@ def test_programs_that_there_are_not() -> None:
         Launch(plan(["true"], folder="/nowhere"))
 
 
-def test_programs_that_are_none(tmp_path: Path) -> None:
+def test_non_executable_programs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print(3)")
     with pytest.raises(LaunchError, match="Permission denied; a Python script is started by Pyth"):
         Launch(plan([str(script)]))
 
 
-def test_all_codes_are_told() -> None:
+def test_all_exit_codes_are_reported() -> None:
     source = "import os; os._exit(int(os.environ['XLASHARD_POD_PROCESS_ID']))"
     done = ran(python(source), 3)
     assert done.verdict.codes == (0, 1, 2)
@@ -200,7 +200,7 @@ signal.pause()
         ("raise ValueError('broken')", "exit code 1", 1),
     ],
 )
-def test_when_one_fails_the_others_are_ended(act: str, told: str, code: int) -> None:
+def test_a_failure_ends_the_other_processes(act: str, told: str, code: int) -> None:
     done = ran(python(FAIL_IN_ONE.format(act)), 3, grace=0.2)
     verdict = done.verdict
     assert verdict.first is not None and verdict.first.process == 1
@@ -216,13 +216,13 @@ def test_when_one_fails_the_others_are_ended(act: str, told: str, code: int) -> 
 
 
 @pytest.mark.slow
-def test_who_does_not_listen_is_killed() -> None:
+def test_processes_that_ignore_sigterm_are_killed() -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     done = ran(python(deaf + FAIL_IN_ONE.format("sys.exit(3)")), 2, grace=0.2)
     assert done.verdict.codes == (-signal.SIGKILL, 3)
 
 
-def test_those_that_end_in_time_are_left_alone() -> None:
+def test_processes_that_end_within_the_grace_period_are_kept() -> None:
     source = "import os, sys; sys.exit(4 * (os.environ['XLASHARD_POD_PROCESS_ID'] == '0'))"
     verdict = ran(python(source), grace=60).verdict
     assert (verdict.codes, verdict.ended) == ((4, 0), ())
@@ -240,7 +240,7 @@ in_front()
 """
 
 
-def test_all_that_fail_are_told_in_order() -> None:
+def test_failures_are_reported_in_order() -> None:
     verdict = Verdict(
         (4, 0, -9), (ProcessExit(2, -9), ProcessExit(0, 4)), (), (), (), None, EndingRules()
     )
@@ -251,7 +251,7 @@ def test_all_that_fail_are_told_in_order() -> None:
 
 
 @pytest.mark.slow
-def test_after_a_timeout_all_stacks_are_shown() -> None:
+def test_timeout_shows_all_stacks() -> None:
     done = ran(python(STUCK), timeout=2)
     assert done.verdict.timed_out == (0, 1)
     assert done.verdict.paused == (1,)
@@ -266,14 +266,14 @@ def test_after_a_timeout_all_stacks_are_shown() -> None:
 
 
 @pytest.mark.slow
-def test_a_timeout_leaves_no_core_file(tmp_path: Path) -> None:
+def test_timeout_leaves_no_core_file(tmp_path: Path) -> None:
     source = "import resource, time; resource.setrlimit(resource.RLIMIT_CORE, (2**20, 2**20));"
     source += f"import os; os.chdir({str(tmp_path)!r}); time.sleep(1000)"
     ran(python(source), 1, timeout=1)
     assert not os.listdir(tmp_path)
 
 
-def test_a_report_shows_the_last_lines() -> None:
+def test_report_shows_the_last_lines() -> None:
     report = ran(python("print(*range(100), sep='\\n'); raise SystemExit(1)"), 1).report(lines=3)
     assert report.splitlines()[1:] == [
         "--- process 0 (exit code 1) ---",
@@ -286,7 +286,7 @@ def test_a_report_shows_the_last_lines() -> None:
 
 
 @pytest.mark.slow
-def test_processes_may_end_before_all_have_started() -> None:
+def test_processes_that_end_during_the_launch() -> None:
     for _ in range(10):
         assert ran(["true"], 4).verdict.codes == (0,) * 4
 
@@ -299,12 +299,12 @@ class HeardLate(Launch):
         super()._await_start(plan)
 
 
-def test_processes_may_end_before_anybody_listens() -> None:
+def test_processes_that_end_before_supervision() -> None:
     done = run_to_end(HeardLate(plan(["true"], 4)), EndingRules())
     assert done.verdict.codes == (0,) * 4
 
 
-def test_who_ended_first_is_known_also_on_a_busy_machine(tmp_path: Path) -> None:
+def test_order_of_exits_on_a_busy_machine(tmp_path: Path) -> None:
     source = "import os, sys; open(sys.argv[1 + int(os.environ['XLASHARD_POD_PROCESS_ID'])]).read()"
     told = [str(tmp_path / str(number)) for number in range(3)]
     for name in told:

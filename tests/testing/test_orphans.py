@@ -15,7 +15,7 @@ POD = [sys.executable, "-m", "xlashard", "pod", "-n", "2", "--"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_they_end_with_the_command(number: int) -> None:
+def test_processes_end_with_the_command(number: int) -> None:
     launcher = start([*POD, *family()])
     assert launcher.stdout is not None
     pids = families(launcher.stdout, 2)
@@ -26,7 +26,7 @@ def test_they_end_with_the_command(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_second_ctrl_c_does_not_ask() -> None:
+def test_second_ctrl_c_kills() -> None:
     launcher = start([*POD, *family(signal.SIGINT)])
     assert launcher.stdout is not None
     pids = families(launcher.stdout, 2)
@@ -38,7 +38,7 @@ def test_the_second_ctrl_c_does_not_ask() -> None:
     assert launcher.wait(30) == 128 + signal.SIGKILL
 
 
-def test_they_end_when_the_guard_is_killed() -> None:
+def test_processes_end_when_the_guard_is_killed() -> None:
     with Launch(plan(family(), one_stream=True)) as launch:
         pids = families(lines_of(launch), 2)
         os.kill(launch._guard.pid, signal.SIGKILL)
@@ -48,13 +48,13 @@ def test_they_end_when_the_guard_is_killed() -> None:
 
 
 @pytest.mark.slow
-def test_they_end_after_a_timeout() -> None:
+def test_processes_end_after_a_timeout() -> None:
     done = ran(family(signal.SIGTERM), timeout=1)
     assert done.verdict.timed_out == (0, 1)
     assert all_gone(families("".join(done.outputs).splitlines(), 2), 0)
 
 
-def test_what_a_process_leaves_behind_ends_with_the_last_one() -> None:
+def test_detached_processes_end_with_the_last_process() -> None:
     leave = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     done = ran(python(f"import subprocess; print({leave}.pid)"))
     assert done.verdict.well
@@ -90,7 +90,7 @@ def test_hangs():
     ("options", "number"),
     [((), signal.SIGINT), ((), signal.SIGKILL), (("-n", "1"), signal.SIGKILL)],
 )
-def test_they_end_with_pytest(tmp_path: Path, options: tuple[str, ...], number: int) -> None:
+def test_processes_end_with_pytest(tmp_path: Path, options: tuple[str, ...], number: int) -> None:
     (tmp_path / "test_it.py").write_text(HANGING)
     told = tmp_path / "told"
     os.mkfifo(told)

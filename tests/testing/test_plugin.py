@@ -84,11 +84,11 @@ pytestmark = pytest.mark.slow
         "test_after_it_they_are_others",
     ],
 )
-def test_what_passes_in_all_processes_passes(told: Told, name: str) -> None:
+def test_passing_tests(told: Told, name: str) -> None:
     assert told.outcome(name) == "PASSED", told.section(name) or told.text
 
 
-def test_a_failure_everywhere_is_told_once(told: Told) -> None:
+def test_equal_failures_are_reported_once(told: Told) -> None:
     section = told.section("test_fails_everywhere")
     assert "----- processes 0, 1 of 2 -----" in section
     assert (
@@ -97,7 +97,7 @@ def test_a_failure_everywhere_is_told_once(told: Told) -> None:
     assert told.summary("test_fails_everywhere").startswith("processes 0, 1: AssertionError")
 
 
-def test_output_and_logs_are_told_by_process(told: Told) -> None:
+def test_output_and_logs_by_process(told: Told) -> None:
     section = told.section("test_fails_everywhere")
     for number in (0, 1):
         _, _, own = section.partition(f"Captured stdout and stderr of process {number}")
@@ -111,7 +111,7 @@ def test_output_and_logs_are_told_by_process(told: Told) -> None:
         assert f"logged by {number}" in own.partition(f"log call of process {number}")[2]
 
 
-def test_a_failure_in_one_is_told_with_where_the_others_are(told: Told) -> None:
+def test_failure_in_one_process_shows_the_other_stacks(told: Told) -> None:
     section = told.section("test_fails_in_one")
     assert "----- process 1 of 2 -----" in section
     assert "AssertionError: only the first is right" in section
@@ -121,39 +121,39 @@ def test_a_failure_in_one_is_told_with_where_the_others_are(told: Told) -> None:
     assert "_pytest/" not in section
 
 
-def test_a_death_is_told_with_its_signal_and_the_last_words(told: Told) -> None:
+def test_killed_process_shows_signal_and_output(told: Told) -> None:
     section = told.section("test_dies")
     assert "process 1 of 2 -----\nended, before the others: killed by SIGKILL" in section
     assert re.search(r"stdout and stderr of process 1 -+\nlast words$", section, re.M)
 
 
-def test_a_timeout_is_told_with_all_stacks(told: Told) -> None:
+def test_timeout_of_a_test_shows_all_stacks(told: Told) -> None:
     section = told.section("test_takes_too_long")
     assert "still ran when 3 s were over" in section
     assert section.count("in waits_for_ever") == 2
 
 
-def test_a_broken_fixture_is_told_with_its_phase(told: Told) -> None:
+def test_broken_fixture_shows_its_phase(told: Told) -> None:
     section = told.section("test_is_broken_in_setup")
     assert "processes 0, 1 of 2, in setup" in section
     assert "LookupError: no such thing" in section
 
 
-def test_skips_and_expected_failures_are_those_of_pytest(told: Told) -> None:
+def test_skips_and_expected_failures(told: Told) -> None:
     assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not on a pod", told.text)
     assert re.search(r"SKIPPED \[1\] test_it.py:\d+: not at all", told.text)
     assert told.outcome("test_fails_as_expected") == "XFAIL"
     assert "[XPASS(strict)] fixed" in told.section("test_passes_unexpectedly")
 
 
-def test_a_skip_in_one_process_is_a_failure(told: Told) -> None:
+def test_skip_in_one_process_fails(told: Told) -> None:
     assert told.outcome("test_skips_in_one") == "FAILED"
     assert "process 1 skipped the test (not here) and the others did not" in told.section(
         "test_skips_in_one"
     )
 
 
-def test_a_debugger_is_refused(told: Told) -> None:
+def test_debugger_is_rejected(told: Told) -> None:
     section = told.section("test_asks_for_a_debugger")
     assert ">       breakpoint()" in section
     assert "a debugger needs a terminal" in section
@@ -168,20 +168,20 @@ def test_a_debugger_is_refused(told: Told) -> None:
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
     ],
 )
-def test_what_can_not_be_followed_is_told_before(told: Told, name: str, text: str) -> None:
+def test_invalid_markers_are_reported_early(told: Told, name: str, text: str) -> None:
     assert told.outcome(name) == "ERROR"
     section = told.section(f"ERROR at setup of {name.replace('::', '.')}")
     assert text in section
     assert "Traceback" not in section and "During handling" not in section
 
 
-def test_counts_are_right(told: Told) -> None:
+def test_outcome_counts(told: Told) -> None:
     assert "8 failed, 10 passed, 2 skipped, 1 xfailed, 4 errors" in told.text
     assert told.code == 1
     assert "never reached" not in told.text.replace('AssertionError("never reached")', "")
 
 
-def test_live_output_has_the_process(tmp_path: Path) -> None:
+def test_live_output_is_prefixed(tmp_path: Path) -> None:
     told = Told(tmp_path, "-s", "-x", "-k", "fails_everywhere or fails_in_one")
     assert "[0] said by 0\n" in told.text and "[1] said by 1\n" in told.text
     assert told.outcome("test_fails_everywhere") == "FAILED"
@@ -189,7 +189,7 @@ def test_live_output_has_the_process(tmp_path: Path) -> None:
     assert "Captured stdout" not in told.text
 
 
-def test_xdist_tells_the_same(tmp_path: Path) -> None:
+def test_xdist_reports_are_equal(tmp_path: Path) -> None:
     told = Told(tmp_path, "-n", "1", "-k", "passes[1] or everywhere or skips_itself")
     assert told.outcome("test_passes[1]") == "PASSED"
     assert "----- processes 0, 1 of 2 -----" in told.section("test_fails_everywhere")
@@ -198,7 +198,7 @@ def test_xdist_tells_the_same(tmp_path: Path) -> None:
     assert "SKIPPED [1] test_it.py" in told.text
 
 
-def test_debugging_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_debugging_options_are_rejected_early(tmp_path: Path) -> None:
     told = Told(tmp_path, "--pdb")
     assert told.code == pytest.ExitCode.USAGE_ERROR
     assert "--pdb needs a terminal, and the processes of a pod have none" in told.text
@@ -219,7 +219,7 @@ def result(**facts: object) -> PoolResult:
     return PoolResult(PodSize(2, 1), Timeouts(9, 4), **facts)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_fate_of_who_does_not_reply_is_told() -> None:
+def test_fate_of_a_process_without_reply() -> None:
     ended = result(replies={0: Reply(True, 3)}, ended=[ProcessExit(1, -11)])
     assert ended.fate(0) == ""
     assert ended.fate(1) == "ended, before the others: killed by SIGSEGV"
@@ -229,7 +229,7 @@ def test_the_fate_of_who_does_not_reply_is_told() -> None:
     assert result(late=(1,)).fate(1) == "still ran 4 s after another process had failed"
 
 
-def test_processes_are_in_step_when_they_fail_at_the_same_place() -> None:
+def test_in_step_requires_the_same_location() -> None:
     same = {n: Reply(False, RemoteException("text", None), "a.py:3") for n in (0, 1)}
     assert result(replies=same).in_step
     assert not result(
@@ -239,7 +239,7 @@ def test_processes_are_in_step_when_they_fail_at_the_same_place() -> None:
     assert not result(replies={0: Reply(True, None)}).in_step
 
 
-def test_an_error_tells_equal_failures_once_and_outputs_by_process() -> None:
+def test_pod_error_groups_failures_and_lists_outputs() -> None:
     replies = {n: Reply(False, RemoteException("ValueError: no", ValueError("no"))) for n in (1, 0)}
     error = pod_error("it failed", result(replies=replies, outputs={1: b"one\n"}, heard=[1, 0]))
     assert str(error) == (

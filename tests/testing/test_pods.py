@@ -33,19 +33,19 @@ def pair() -> Iterator[Pod]:
             yield pair
 
 
-def test_results_come_by_process(pair: Pod) -> None:
+def test_results_by_process(pair: Pod) -> None:
     assert pair.run(functions.place) == [(0, 2, 4), (1, 2, 4)]
     assert pair.run(functions.gathered, 3) == [6, 6]
     assert pair.run(functools.partial(functions.gathered, times=2), 5) == [20, 20]
     assert pair.run(jax.process_index) == [0, 1]
 
 
-def test_processes_stay_between_calls(pair: Pod) -> None:
+def test_processes_are_reused_between_calls(pair: Pod) -> None:
     pair.run(functions.keep, "something")
     assert pair.run(functions.keep, None) == ["something"] * 2
 
 
-def test_a_failure_tells_where_every_process_is(pair: Pod) -> None:
+def test_failure_shows_every_process(pair: Pod) -> None:
     pair.run(functions.keep, "before the failure")
     with pytest.raises(PodError) as caught:
         pair.run(functions.fail_in, 1)
@@ -62,7 +62,7 @@ def test_a_failure_tells_where_every_process_is(pair: Pod) -> None:
     assert pair.run(functions.keep, None) == [None, None]
 
 
-def test_a_failure_that_is_everywhere_the_same_keeps_the_processes(pair: Pod) -> None:
+def test_identical_failure_keeps_the_processes(pair: Pod) -> None:
     pair.run(functions.keep, "before the failure")
     with pytest.raises(
         PodError, match="(?s)processes 0, 1 of 2 ---.*Unreadable: 1 and 2"
@@ -74,20 +74,20 @@ def test_a_failure_that_is_everywhere_the_same_keeps_the_processes(pair: Pod) ->
     assert pair.run(functions.keep, None) == ["before the failure"] * 2
 
 
-def test_results_that_can_not_be_sent_are_named(pair: Pod) -> None:
+def test_unpicklable_results(pair: Pod) -> None:
     with pytest.raises(PodError, match=r"returned builtins.function, which can't be sent"):
         pair.run(functions.give_a_function)
     with pytest.raises(PodError, match=r"returned .*Array, .*addressable_data\(0\)"):
         pair.run(functions.give_a_global_array)
 
 
-def test_nothing_listens_elsewhere(pair: Pod) -> None:
+def test_only_loopback_ports_are_open(pair: Pod) -> None:
     coordinator, other = pair.run(functions.listening)
     assert coordinator and other
     assert {*coordinator, *other} <= LOOPBACK
 
 
-def test_a_death_and_a_stop_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_suspended_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     # The launcher sees the state of its own children only, not that of a forked process.
     monkeypatch.setattr(worker_pool, "_python", lambda size, environment: [sys.executable])
     with pod(processes=2, grace=30, timeout=8) as pair:
@@ -104,7 +104,7 @@ def test_a_death_and_a_stop_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("in stop" in output for output in caught.value.outputs.values())
 
 
-def test_scripts_find_their_place() -> None:
+def test_scripts_detect_the_pod() -> None:
     done = pod(processes=2, devices_per_process=3).run_script(SCRIPT)
     assert [output.splitlines()[-1] for output in done.outputs] == [
         "process 0 of 2 has 3",
@@ -113,7 +113,7 @@ def test_scripts_find_their_place() -> None:
     assert done.verdict.well
 
 
-def test_scripts_that_fail_are_told() -> None:
+def test_failing_scripts() -> None:
     with pytest.raises(PodError) as caught:
         pod(processes=2).run_script(SCRIPT, "fail")
     assert "pod_script.py failed in a pod of 2 × 1 devices: process" in str(caught.value)
@@ -122,7 +122,7 @@ def test_scripts_that_fail_are_told() -> None:
     assert done.verdict.codes == (1, 1)
 
 
-def test_an_exception_ends_its_process_though_others_wait_for_it() -> None:
+def test_exception_exits_while_peers_wait() -> None:
     script = SCRIPT.with_name("raising_script.py")
     two = pod(processes=2, grace=1, environment={"PYTHONPATH": str(ROOT)})
     done = two.run_script(script, check=False)
@@ -148,7 +148,7 @@ if __name__ == "__main__":
 """
 
 
-def test_functions_of_the_main_program_are_found(tmp_path: Path) -> None:
+def test_functions_of_the_main_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [*python_command(environment()), str(tmp_path / "program.py")],
@@ -170,7 +170,7 @@ print(pod(processes=2).run(work))
 """
 
 
-def test_a_program_that_starts_pods_when_it_is_imported_is_told(tmp_path: Path) -> None:
+def test_pod_started_at_import_time(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     done = subprocess.run(
         [*python_command(environment()), str(tmp_path / "program.py")],
@@ -189,7 +189,7 @@ def a_function() -> None:
     """At the top of a module that pytest imports by its path."""
 
 
-def test_functions_that_have_no_name_are_refused() -> None:
+def test_functions_without_a_module_name() -> None:
     number = 3
 
     def inner() -> int:
@@ -204,5 +204,5 @@ def test_functions_that_have_no_name_are_refused() -> None:
         name_of(lambda: 3)
 
 
-def test_it_shows_its_size() -> None:
+def test_repr() -> None:
     assert repr(pod(3, 2)) == "pod(processes=3, devices_per_process=2)"

@@ -1,14 +1,14 @@
-"""What processes tell each other: a store that all share, and meetings in it.
+"""Communication between the processes of one program: shared keys, barriers and liveness.
 
-| modules | what is in them |
+| modules | contents |
 |---|---|
-| `store` | values by key, of any size |
-| `meeting` | coming together before something that all must do |
-| `notes`, `reporter` | what a process that waits leaves for the others, and says |
-| `sameness` | whether all have the same values, by digests, and where they differ |
-| `asking`, `stacks`, `calls` | what each process is doing, also where its main thread hangs |
-| `connections`, `roll_call`, `lines` | who has come, before there is a store, and who is gone |
-| `names` | processes in messages, and names in keys |
+| `store` | key-value store shared by all processes, for values of any size |
+| `rendezvous` | barriers that exchange one text per process |
+| `wait_graph` | published status of waiting processes, and deadlock detection |
+| `equality` | comparison of values between processes, by digests |
+| `stack_dump`, `thread_stacks` | Python stacks of every process, also of a hung one |
+| `connections`, `startup_barrier`, `liveness` | TCP connections used before JAX's runtime starts |
+| `process_groups` | formatting of process lists, and grouping by value |
 """
 
 from xlashard.processes.equality import (

@@ -1,4 +1,4 @@
-"""Connections between processes, without JAX: listening, connecting, and lines of JSON."""
+"""TCP connections between processes, one JSON object per line. Independent of JAX."""
 
 import errno
 import json
@@ -13,25 +13,25 @@ from xlashard.lazily import dataclass
 from xlashard.wording import printable
 
 ATTEMPT = 2.0
-"""Seconds that one attempt to connect may take."""
+"""Timeout of one connection attempt, in seconds."""
 
-# Characters of a host's name, and the size of numbers, that a process may have.
+# Limits for the host name (characters) and for numbers in a process identity.
 _LONGEST_HOST, _LARGEST_NUMBER = 255, 1 << 31
 
-# Bytes of a line at most.
+# Maximum length of a line, in bytes.
 _LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, as it says who it is.
+    """Identity that a process reports for itself.
 
     Attributes:
-        process: Its number.
-        count: How many it takes part with.
-        host: The name of its machine.
-        pid: Its number there.
-        secured: Whether it has certificates for the service.
+        process: Process index.
+        count: Number of processes that it expects.
+        host: Host name.
+        pid: Process id on that host.
+        secured: Whether it has TLS certificates for the coordination service.
     """
 
     process: int
@@ -45,10 +45,10 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ProcessIdentity":
-        """Return the process that a line of JSON names.
+        """Parse the identity in a JSON object.
 
         Raises:
-            ValueError: The line names none.
+            ValueError: The object does not describe a process.
         """
         process, count, host, pid = (values.get(n) for n in ("process", "count", "host", "pid"))
         secured = values.get("secured", False)
@@ -59,18 +59,20 @@ class ProcessIdentity:
             or len(host) > _LONGEST_HOST
             or type(secured) is not bool
         ):
-            raise ValueError("no process is named")  # no-catalogue: needs several processes
+            raise ValueError(
+                "the line does not identify a process"
+            )  # no-catalogue: needs several processes
         return cls(process, count, host, pid, secured)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
 class Connection:
-    """A connection to another process, read by lines.
+    """Line-based connection to another process.
 
     Attributes:
-        socket: The connection.
-        caller: Who is at the other end, once that is known.
-        since: When it was made, by the monotonic clock.
+        socket: The underlying socket.
+        caller: Identity of the peer, once it is known.
+        since: Monotonic time at which the connection was made.
     """
 
     socket: socket.socket
@@ -80,7 +82,7 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """The address at the other end."""
+        """Address of the peer."""
         try:
             host, port, *_ = self.socket.getpeername()
         except OSError:
@@ -88,10 +90,10 @@ class Connection:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """What has come since; None if the other end is closed.
+        """Return the objects received since the last call; None if the peer closed the connection.
 
         Raises:
-            ValueError: Something came that no process says.
+            ValueError: The peer sent something other than lines of JSON objects.
         """
         found = self.socket.recv(1 << 16)
         if not found:
@@ -99,28 +101,28 @@ class Connection:
         *lines, self._unread = (self._unread + found).split(b"\n")
         if len(self._unread) > _LONGEST or (self._unread and self._unread[:1] != b"{"):
             raise ValueError("not a line of JSON")  # no-catalogue: needs several processes
-        said = [parse_json(line) for line in lines]
-        if not all(isinstance(one, dict) for one in said):
+        messages = [parse_json(line) for line in lines]
+        if not all(isinstance(message, dict) for message in messages):
             raise ValueError("not an object of JSON")  # no-catalogue: needs several processes
-        return said
+        return messages
 
-    def send(self, **said: Any) -> None:
-        """Says something; one that is gone doesn't hear it."""
+    def send(self, **message: Any) -> None:
+        """Send one JSON object; a peer that is already gone is ignored."""
         try:
-            self.socket.sendall(json.dumps(said).encode() + b"\n")
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             return
 
     def close(self) -> None:
-        """Closes it."""
+        """Close the socket."""
         self.socket.close()
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A listener at an address.
+    """Return a socket that listens at an address.
 
     Raises:
-        OSError: It is taken, or not one of this machine.
+        OSError: The address is in use, or does not belong to this machine.
     """
     try:
         return _bound(address, socket.SO_REUSEADDR)
@@ -130,7 +132,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
         try:
             connect(address).close()
         except OSError:
-            # A launcher that has chosen the port keeps it until it is listened at.
+            # A launcher that reserved the port holds it until a process listens there.
             return _bound(address, socket.SO_REUSEPORT)
         raise
 
@@ -139,7 +141,7 @@ def _bound(address: tuple[str, int], reuse: int) -> socket.socket:
     family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # What an earlier run leaves behind for some minutes doesn't keep the address taken.
+        # An earlier run may leave the address in TIME_WAIT for minutes.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listener.bind(place)
@@ -151,14 +153,14 @@ def _bound(address: tuple[str, int], reuse: int) -> socket.socket:
 
 
 def connect(address: tuple[str, int]) -> socket.socket:
-    """A connection to an address.
+    """Return a socket connected to an address.
 
     Raises:
-        OSError: Nobody listens there.
+        OSError: No process listens there.
     """
     made = socket.create_connection(address, timeout=ATTEMPT)
     if made.getsockname() == made.getpeername():
-        # On one machine, the port that this end was given by chance can be the one that it tries.
+        # On one machine the kernel may choose the destination as the source port.
         made.close()
         # no-catalogue: needs a port collision
         raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")

@@ -1,8 +1,8 @@
-"""Whether all processes have the same values, found out by digests, and where they differ.
+"""Comparison of values between processes, by digests.
 
-Where the values are the same, one meeting says so, with a few bytes of each process. Only where
-they are not, the processes tell each other more: which values differ, and then, part by part of
-the first that does, at which element.
+If all values are equal, one barrier round with a few bytes per process is enough. Only if they
+differ do the processes exchange more: first the list of values that differ, then, by bisection, the
+first differing element of the first one.
 """
 
 import hashlib
@@ -21,31 +21,30 @@ from xlashard.processes.process_groups import format_processes, group_by_value
 from xlashard.processes.rendezvous import RENDEZVOUS, Barrier
 from xlashard.wording import typed
 
-# What one checksum covers, in bytes.
+# Bytes covered by one checksum.
 _STRETCH = 1 << 20
-# From so many bytes on several threads share the work, which lets go of Python's lock.
+# Size from which several threads compute the checksums; zlib releases the GIL.
 _THREADED = 16 << 20
 _THREADS = 4
 
-# Into how many parts a value is cut to find the one that differs, and how many elements are then
-# compared one by one.
+# Number of parts per bisection step, and the size from which elements are compared one by one.
 _PARTS = 64
 _ELEMENTS = 32
 
 _CONTENTS_SHOWN = 4
-# Of so many differing values each is told.
-_TOLD = 5
+# Differing values that a message lists.
+_VALUES_SHOWN = 5
 _NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class NamedValue:
-    """A value, and what a person calls it.
+    """A value and its path in the user's arguments.
 
     Attributes:
-        path: Its path in what was given: `x['w']`.
+        path: Path of the value: `x['w']`.
         value: The value.
-        also: What else must be the same about it, in words, such as where it goes.
+        also: Text that must also be equal in all processes, such as the target sharding.
     """
 
     path: str
@@ -57,23 +56,24 @@ class NamedValue:
         """Dtype and shape: `float32[8,4]`."""
         return typed(self.value.dtype.name, self.value.shape)
 
-    def listed(self) -> "_Entry":
-        """What is told to the others."""
+    def entry(self) -> "_Entry":
+        """Return the entry that is compared between processes."""
         return self.path, self.type, self.also, digest(self.value).hex()
 
 
 type _Entry = tuple[str, str, str, str]
-"""Path, type, what else must be the same, digest."""
+"""Path, type, additional text, digest."""
 
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """A value that some processes have otherwise than most.
+    """A value that differs between processes.
 
     Attributes:
-        path: Its path.
-        processes: The processes that differ from most others; from the first, if none are more.
-        text: What each has, in words.
+        path: Path of the value.
+        processes: Processes that differ from the majority, or from the first process if no value
+            has a majority.
+        text: Description of the values by process.
     """
 
     path: str
@@ -82,9 +82,9 @@ class ValueDifference:
 
 
 def digest(value: np.ndarray) -> bytes:
-    """A short sum of a value's bits, its dtype and its shape: equal for equal values only.
+    """Return a digest of a value's dtype, shape and bits.
 
-    It tells apart what differs by mistake, not what somebody made to have the same sum.
+    It detects accidental differences; it is not collision-resistant against an adversary.
 
     Args:
         value: Of any dtype that a device can hold.
@@ -100,31 +100,31 @@ def digest(value: np.ndarray) -> bytes:
     else:
         with ThreadPoolExecutor(_THREADS) as threads:
             sums = list(threads.map(zlib.crc32, stretches))
-    # Small values are covered twice: a sum of 32 bits alone may well be equal by chance.
+    # Small values are also hashed as bytes, because one 32-bit checksum can collide.
     few = bytes(memory) if len(memory) <= _STRETCH else b""
     head = f"{value.dtype.name}{value.shape}".encode()
     return hashlib.sha256(head + np.array(sums, np.uint32).tobytes() + few).digest()
 
 
-def differences(invitation: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDifference, ...]:
-    """What is not the same in all processes; nothing, if all is.
+def differences(barrier: Barrier, values: Sequence[NamedValue]) -> tuple[ValueDifference, ...]:
+    """Return the values that differ between processes; an empty tuple if all are equal.
 
-    Every process of the invitation must call it with values of its own.
+    Every process of the barrier must call this function with its own values.
 
     Args:
-        invitation: Who compares.
-        values: What this process has, in order.
+        barrier: Processes and timeout of the comparison.
+        values: Values of this process, in order.
 
     Raises:
-        BarrierTimeoutError: Some processes did not come.
+        BarrierTimeoutError: Some processes did not arrive.
     """
-    mine = [named.listed() for named in values]
+    mine = [named.entry() for named in values]
     everything = json.dumps(mine)
-    came = RENDEZVOUS.exchange(invitation, hashlib.sha256(everything.encode()).hexdigest())
+    came = RENDEZVOUS.exchange(barrier, hashlib.sha256(everything.encode()).hexdigest())
     if len(set(came.values())) < 2:
         return ()
-    told = RENDEZVOUS.exchange(invitation, everything)
-    lists = {process: [tuple(e) for e in json.loads(said)] for process, said in told.items()}
+    entries_of = RENDEZVOUS.exchange(barrier, everything)
+    lists = {process: [tuple(e) for e in json.loads(text)] for process, text in entries_of.items()}
     paths = {process: tuple(e[0] for e in entries) for process, entries in lists.items()}
     if len(set(paths.values())) > 1:
         return (_path_difference(paths),)
@@ -133,37 +133,37 @@ def differences(invitation: Barrier, values: Sequence[NamedValue]) -> tuple[Valu
         entries = {process: entries[number] for process, entries in lists.items()}
         if len(set(entries.values())) < 2:
             continue
-        # Of type and place only what differs: the other would stand there for every process.
-        told = [n for n in (1, 2) if len({e[n] for e in entries.values()}) > 1]
-        types = {process: " ".join(e[n] for n in told) for process, e in entries.items()}
+        # List only the fields that differ; the others are equal in every process.
+        fields = [n for n in (1, 2) if len({e[n] for e in entries.values()}) > 1]
+        types = {process: " ".join(e[n] for n in fields) for process, e in entries.items()}
         text = ""
         if len(set(types.values())) > 1:
             text = f"it is {_group_text(types)}"
         elif not found:
-            # Where the first one differs is worth some meetings. Of others it is enough that.
-            text = _first_difference(invitation, named.value)
+            # Locate the first differing element of the first value only; each costs several rounds.
+            text = _first_difference(barrier, named.value)
         found.append(ValueDifference(named.path, minority(entries), text))
     return tuple(found)
 
 
 def format_differences(found: Sequence[ValueDifference]) -> str:
-    """Some values that differ, in words: `x['w'] differs in process 1: at [3] it is ...`."""
-    told = "; ".join(
+    """Describe differing values: `x['w'] differs in process 1: at [3] it is ...`."""
+    text = "; ".join(
         f"{d.path} differs in {format_processes(d.processes)}{d.text and f': {d.text}'}"
-        for d in found[:_TOLD]
+        for d in found[:_VALUES_SHOWN]
     )
-    more = len(found) - _TOLD
-    return f"{told}; and {counted(more, 'more leaf', 'more leaves')}" if more > 0 else told
+    more = len(found) - _VALUES_SHOWN
+    return f"{text}; and {counted(more, 'more leaf', 'more leaves')}" if more > 0 else text
 
 
 def minority(by_process: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """The processes that have something else than most; than the first, if none are more."""
+    """Return the processes that differ from the majority, or from the first process without one."""
     groups = group_by_value(by_process)
     return tuple(sorted(p for others in groups[1:] for p in others[1]))
 
 
 def _group_text(by_process: Mapping[int, Hashable]) -> str:
-    """`3.0 in processes 0, 1, 4.0 in process 2`."""
+    """Return a text such as `3.0 in processes 0, 1, 4.0 in process 2`."""
     groups = group_by_value(by_process)
     parts = [f"{what} in {format_processes(who)}" for what, who in groups[:_CONTENTS_SHOWN]]
     more = len(groups) - _CONTENTS_SHOWN
@@ -171,7 +171,7 @@ def _group_text(by_process: Mapping[int, Hashable]) -> str:
 
 
 def _path_difference(paths: Mapping[int, tuple[str, ...]]) -> ValueDifference:
-    """Says how trees differ: by the first place where one has something else than the others."""
+    """Describe the first leaf at which the trees differ."""
     columns = zip_longest(*paths.values(), fillvalue=_NOTHING)
     number, column = next((n, c) for n, c in enumerate(columns) if len(set(c)) > 1)
     here = dict(zip(paths, column, strict=True))
@@ -179,25 +179,25 @@ def _path_difference(paths: Mapping[int, tuple[str, ...]]) -> ValueDifference:
     return ValueDifference(path, minority(here), f"leaf {number} is {_group_text(here)}")
 
 
-def _first_difference(invitation: Barrier, value: np.ndarray) -> str:
-    """The first element that differs. All processes ask for it, of values of one type."""
+def _first_difference(barrier: Barrier, value: np.ndarray) -> str:
+    """Describe the first differing element. Every process calls it, with values of one type."""
     flat = np.ascontiguousarray(value).reshape(-1)
     start, stop = 0, flat.size
     while stop - start > _ELEMENTS:
         edges = [start + (stop - start) * n // _PARTS for n in range(_PARTS + 1)]
         parts = [flat[a:b] for a, b in pairwise(edges)]
-        came = RENDEZVOUS.exchange(invitation, json.dumps([digest(part).hex() for part in parts]))
-        unlike = _first_mismatch([json.loads(said) for said in came.values()])
+        came = RENDEZVOUS.exchange(barrier, json.dumps([digest(part).hex() for part in parts]))
+        unlike = _first_mismatch([json.loads(text) for text in came.values()])
         if unlike is None:
             return ""
         start, stop = edges[unlike], edges[unlike + 1]
     own = [[bytes(_bytes_of(x)).hex(), str(x)] for x in flat[start:stop]]
-    came = {p: json.loads(s) for p, s in RENDEZVOUS.exchange(invitation, json.dumps(own)).items()}
+    came = {p: json.loads(s) for p, s in RENDEZVOUS.exchange(barrier, json.dumps(own)).items()}
     unlike = _first_mismatch(list(came.values()))
     if unlike is None:
         return ""
     texts = {process: elements[unlike][1] for process, elements in came.items()}
-    if len(set(texts.values())) < 2:  # such as zeros of either sign, or different bits of NaN
+    if len(set(texts.values())) < 2:  # Equal texts, different bits: -0.0 and 0.0, or two NaNs.
         texts = {p: f"{e[unlike][1]} (bits {e[unlike][0]})" for p, e in came.items()}
     index = [int(n) for n in np.unravel_index(start + unlike, value.shape)]
     return f"{f'at {index} ' if index else ''}it is {_group_text(texts)}"

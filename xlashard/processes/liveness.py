@@ -1,12 +1,13 @@
-"""The connections between process 0 and the others, kept open to notice at once who is gone.
+"""Detection of processes that exit or are killed, by connections that stay open.
 
-The kernel closes them with their process, however that ends. One that ends as it should says so
-before; so a connection that closes without that is a process that was killed. JAX's service sees
-it too, but only when heartbeats have been missing for long enough, and then ends all processes
-with no exception and no code of ours. That remains for machines that vanish from the network.
+The kernel closes a connection when its process ends, however it ends. A process that ends normally
+sends a goodbye first, so a connection that closes without one belongs to a process that was killed.
+JAX's coordination service detects a killed process only after missed heartbeats, and then
+terminates all processes without raising an exception. Heartbeats remain the way to detect machines
+that vanish from the network.
 
-One that ends because of an error says so with its goodbye, for the others may be waiting for it in
-a collective, which no exception reaches.
+A process that ends because of an error reports the error with its goodbye, because its peers may be
+waiting for it in a collective, which no exception can interrupt.
 """
 
 import contextlib
@@ -20,19 +21,19 @@ from xlashard.processes.connections import Connection
 from xlashard.processes.thread_stacks import OWN_THREADS
 from xlashard.wording import printable
 
-# Seconds without traffic after which the kernel asks whether the other end is there, so that no
-# firewall forgets the connection, and how often it asks in vain.
+# TCP keepalive: idle seconds before the first probe, seconds between probes, and failed probes
+# before the connection is considered dead.
 _IDLE, _INTERVAL, _PROBES = 60, 10, 6
 
 
 class LivenessMonitor:
-    """The connections of this process.
+    """Connections of this process to its peers.
 
     Args:
-        connections: By process, as the roll call left them.
-        gone: Is called in a thread of its own with the processes that are gone.
-        failed: Is called there with a process that has ended and the error that ended it; "" if
-            its program was over.
+        connections: Connection of each peer, from the startup barrier.
+        gone: Called in a background thread with the processes that disappeared.
+        failed: Called in a background thread with a process that has ended and its error; "" if its
+            program completed.
     """
 
     def __init__(
@@ -50,22 +51,22 @@ class LivenessMonitor:
         self._have_failed: set[int] = set()
         for connection in connections.values():
             _keep_open(connection.socket)
-        # A forked child would hold the connections open when this process is gone.
+        # A forked child would keep the connections open after this process is gone.
         os.register_at_fork(after_in_child=self._close)
         threading.Thread(target=self._watch, name=f"{OWN_THREADS}lines", daemon=True).start()
 
     @property
     def leaving(self) -> bool:
-        """Whether this process has said goodbye."""
+        """True once this process has sent its goodbye."""
         return self._leaving
 
     def goodbye(self, wait: float = 0, error: str | None = None) -> None:
-        """Says that this process ends, and is not to be taken for gone.
+        """Announce that this process ends normally, so that peers do not report it as gone.
 
         Args:
-            wait: For how many seconds at most the others may end first.
-            error: What ends it, or "" if its program is over: the others may wait for it in
-                vain. None if they know.
+            wait: Maximum number of seconds to wait for the peers to end first.
+            error: Error that ends this process, or "" if its program completed. None if the peers
+                already have it.
         """
         self._leaving = True
         me = {} if error is None else {"failed": error}
@@ -74,7 +75,7 @@ class LivenessMonitor:
         self._all_ended.wait(wait)
 
     def end_failed(self) -> None:
-        """Says to those that have failed, and still wait in JAX's ending, that process 0 ends."""
+        """Notify failed peers that still wait in JAX's shutdown that process 0 ends."""
         for process in self._have_failed & set(self._connections):
             self._connections[process].send(gone=[0])
 
@@ -92,21 +93,21 @@ class LivenessMonitor:
                         selector.unregister(key.fileobj)
 
     def _hear(self, process: int) -> bool:
-        """Whether the connection is still open."""
+        """Handle received messages; return whether the connection is still open."""
         connection = self._connections[process]
         try:
-            said = connection.receive()
+            messages = connection.receive()
         except ConnectionResetError:
-            said = None
+            messages = None
         except (OSError, ValueError):
-            return False  # The network's trouble: JAX's heartbeats tell whether it is the end.
-        if said is None:
-            # Without process 0 there is no service: JAX's client ends this process, if it still
-            # runs, whether process 0 has ended as it should or not.
+            return False  # A network error: JAX's heartbeats decide whether the peer is gone.
+        if messages is None:
+            # Without process 0 the coordination service is gone, and JAX's client terminates this
+            # process if it is still running, whether process 0 ended normally or not.
             if process not in self._ended or (process == 0 and not self._leaving):
-                self._tell((process,))
+                self._report_gone((process,))
             return False
-        for line in said:
+        for line in messages:
             failed = line.get("process", process)
             if "failed" in line and type(failed) is int:
                 self._fail(failed, printable(str(line["failed"])))
@@ -114,7 +115,7 @@ class LivenessMonitor:
                 self._end(process)
             gone = line.get("gone")
             if isinstance(gone, list) and gone and all(type(number) is int for number in gone):
-                self._tell(tuple(gone))
+                self._report_gone(tuple(gone))
         return True
 
     def _end(self, *processes: int) -> None:
@@ -131,9 +132,9 @@ class LivenessMonitor:
                     connection.send(failed=error, process=process)
         self._failed(process, error)
 
-    def _tell(self, processes: tuple[int, ...]) -> None:
+    def _report_gone(self, processes: tuple[int, ...]) -> None:
         self._end(*processes)
-        if 0 not in self._connections:  # This is process 0, which alone knows all.
+        if 0 not in self._connections:  # Only process 0 is connected to all processes.
             for process, connection in self._connections.items():
                 if process not in self._ended:
                     connection.send(gone=processes)
@@ -145,6 +146,6 @@ def _keep_open(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": _IDLE, "TCP_KEEPINTVL": _INTERVAL, "TCP_KEEPCNT": _PROBES}
     for name, value in options.items():
-        # Each system knows some of them.
+        # Each platform supports a subset of the options.
         with contextlib.suppress(OSError, AttributeError):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""Processes in messages, and names given by users in keys."""
+"""Formatting of process lists, and quoting of user-given names in keys of the store."""
 
 import urllib.parse
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ _PROCESSES_SHOWN = 8
 
 
 def format_processes(processes: Sequence[int]) -> str:
-    """`process 3`, `processes 1, 2`; long lists are cut."""
+    """Return `process 3` or `processes 1, 2`; lists of more than eight processes are truncated."""
     shown = ", ".join(map(str, processes[:_PROCESSES_SHOWN]))
     more = len(processes) - _PROCESSES_SHOWN
     noun = "process" if len(processes) == 1 else "processes"
@@ -16,15 +16,15 @@ def format_processes(processes: Sequence[int]) -> str:
 
 
 def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
-    """The processes that devices belong to, in order."""
+    """Return the sorted process indices that own the given devices."""
     return tuple(sorted({device.process_index for device in devices}))
 
 
 def group_by_value[T: Hashable](by_process: Mapping[int, T]) -> list[tuple[T, list[int]]]:
-    """What there is, with those who have it; what most have comes first.
+    """Group processes by value, largest group first.
 
     Example:
-        >>> grouped({0: "a", 1: "b", 2: "b"})
+        >>> group_by_value({0: "a", 1: "b", 2: "b"})
         [('b', [1, 2]), ('a', [0])]
     """
     groups: dict[T, list[int]] = {}
@@ -34,10 +34,10 @@ def group_by_value[T: Hashable](by_process: Mapping[int, T]) -> list[tuple[T, li
 
 
 def format_by_process(by_process: Mapping[int, str]) -> str:
-    """What each says, once for all that say the same: `processes 1, 2: b; process 0: a`."""
+    """Format a text per process, grouped by equal text: `processes 1, 2: b; process 0: a`."""
     return "; ".join(f"{format_processes(who)}: {what}" for what, who in group_by_value(by_process))
 
 
 def quote_key(name: str) -> str:
-    """A name without what separates the parts of a key; different names stay different."""
+    """Escape separators in one part of a key; distinct names stay distinct."""
     return urllib.parse.quote(name, safe="")

@@ -1,8 +1,8 @@
-"""Coming together with other processes before something that they must all do.
+"""Barriers in the key-value store, before operations that all processes must perform.
 
-A collective that one process doesn't join waits for ever. So those who want one meet first, in the
-key-value store. Whatever comes of a meeting is one value, written once: the first writer has the
-key, so that all see the same outcome, whoever comes late or gives up early.
+A collective that one process does not join blocks the others forever. Processes therefore meet at a
+barrier first. The outcome of a barrier is a single key, written once: the first writer wins, so
+every process sees the same outcome, even if it arrives late or times out early.
 """
 
 import json
@@ -20,18 +20,18 @@ from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes
 from xlashard.processes.wait_graph import Deadlock, WaitReporter, describe_statuses
 
-# Processes that wait for the first one's word wait longer than it does: it knows who is missing.
+# Extra seconds for the processes that wait for the first one: it determines who is missing.
 _LONGER = 2.0
-# Seconds between two looks at who is still missing.
+# Poll interval, in seconds.
 _LOOK = 1.0
 
 
 class BarrierTimeoutError(Exception):
-    """Processes that did not come to a meeting.
+    """Some processes did not reach a barrier in time.
 
     Attributes:
-        processes: Their indices.
-        doing: What they do instead, as far as they say; may be empty.
+        processes: Indices of the missing processes.
+        doing: Published statuses of the missing processes; may be empty.
     """
 
     def __init__(self, processes: Sequence[int], doing: str = "") -> None:
@@ -40,11 +40,11 @@ class BarrierTimeoutError(Exception):
         self.doing = doing
 
     def after(self, seconds: float, count: int) -> str:
-        """For those who call something together, whom one that called it has waited for.
+        """Describe the timeout of a function that all processes must call.
 
         Args:
-            seconds: How long it has waited.
-            count: How many were to call it.
+            seconds: How long this process waited.
+            count: Number of processes that must call the function.
 
         Example:
             >>> BarrierTimeoutError([3, 7]).after(5, 8)
@@ -55,25 +55,25 @@ class BarrierTimeoutError(Exception):
         return f"waited {seconds:g} s, and {who} did not call it{doing}"
 
 
-# Seconds at most; more than that the system's clocks don't take.
+# Largest timeout in seconds; system clocks reject larger ones.
 _FOR_EVER = 1e9
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """Who is to meet, and for how long they wait for each other.
+    """Participants and timeout of a barrier.
 
     Attributes:
-        processes: The indices of those that must come, this one among them.
-        series: Meetings are numbered for each series and group of processes. All of a group must
-            come to the meetings of one series in the same order.
+        processes: Indices of the participants, including this process.
+        series: Barriers are numbered per series and group of processes. All processes of a group
+            must reach the barriers of one series in the same order.
         timeout: How long to wait, in seconds.
-        waiting: Is told about once a second who is still missing, and for how many seconds they
-            have been waited for. It may raise, which ends the meeting for all.
-        what: What they meet for, as messages call it; the series if empty.
+        waiting: Called about once a second with the missing processes and the seconds waited so
+            far. An exception that it raises ends the barrier for all processes.
+        what: Name of the operation in messages; the series if empty.
 
     Raises:
-        ArgumentError: The timeout is no time.
+        ArgumentError: The timeout is not a finite number of seconds.
     """
 
     processes: tuple[int, ...]
@@ -87,14 +87,14 @@ class Barrier:
 
 
 def checked_seconds(value: object, name: str) -> float:
-    """Return a time that a user wrote, in seconds.
+    """Validate a time in seconds that the user passed.
 
     Args:
-        value: What the user wrote.
-        name: The function and the argument, for the error.
+        value: The user's value.
+        name: Function and argument, for the error message.
 
     Raises:
-        ArgumentError: The value is no finite number from 0 on.
+        ArgumentError: The value is not a finite number >= 0.
     """
     number = isinstance(value, int | float | np.integer | np.floating)
     if isinstance(value, bool) or not number or not 0 <= value < _FOR_EVER:
@@ -107,7 +107,7 @@ def checked_seconds(value: object, name: str) -> float:
 
 
 class Rendezvous:
-    """The meetings of this process."""
+    """Barriers of this process, numbered per series and group."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -115,19 +115,20 @@ class Rendezvous:
         self._lock = threading.Lock()
 
     def exchange(self, barrier: Barrier, subject: str) -> dict[int, str]:
-        """Returns when all are here: by process what it came for.
+        """Wait until all processes have arrived; return the text of each process.
 
-        Where fewer than two processes are to come, or there is only one, nothing is waited for.
+        Returns immediately if the barrier has fewer than two participants, or the program has one
+        process.
 
         Args:
             barrier: The barrier to wait at.
-            subject: What this process comes for.
+            subject: Text that this process contributes.
 
         Raises:
             BarrierTimeoutError: Some processes did not arrive in time. A process that arrives later
                 raises the same error.
-            DeadlockError: Some can't come any more: they have ended, or wait elsewhere for those
-                who wait here. All who wait raise it, within seconds.
+            DeadlockError: Some processes can no longer arrive: they have ended, or wait elsewhere
+                for processes that wait here. Every waiting process raises it within seconds.
         """
         group = tuple(sorted(set(barrier.processes)))
         me = coordination.process_index()
@@ -141,7 +142,7 @@ class Rendezvous:
             while True:
                 number = self._held[key] = self._held.get(key, 0) + 1
                 outcome = _BarrierRound(barrier, group, number, subject).outcome(end)
-                # The others gave this meeting up without this process, and are further by now.
+                # The others gave up on this barrier without this process, and have moved on.
                 if not isinstance(outcome, _Incomplete) or me not in outcome.processes:
                     break
         if not isinstance(outcome, _Incomplete):
@@ -149,7 +150,7 @@ class Rendezvous:
         if outcome.why:
             what = barrier.what or barrier.series
             raise DeadlockError(  # no-catalogue: needs several processes
-                f"{what} can't come about: {outcome.why}", processes=outcome.processes
+                f"{what} cannot complete: {outcome.why}", processes=outcome.processes
             )
         # no-catalogue: needs several processes
         raise BarrierTimeoutError(outcome.processes, describe_statuses(outcome.processes))
@@ -157,11 +158,11 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class _Incomplete:
-    """A meeting that did not come about.
+    """Outcome of a barrier that not all processes reached.
 
     Attributes:
-        processes: Who was missing.
-        why: Why they can't come any more; empty if there was only no more time.
+        processes: The missing processes.
+        why: Reason why they can no longer arrive; empty after a plain timeout.
     """
 
     processes: tuple[int, ...]
@@ -169,11 +170,11 @@ class _Incomplete:
 
 
 type _Outcome = dict[int, str] | _Incomplete
-"""What each came for, or who was missing."""
+"""Text of each process, or the missing processes."""
 
 
 class _BarrierRound:
-    """One meeting as one of its processes sees it."""
+    """One barrier, as seen by one of its processes."""
 
     def __init__(self, barrier: Barrier, group: tuple[int, ...], number: int, subject: str) -> None:
         self._group = group
@@ -185,7 +186,7 @@ class _BarrierRound:
         self._began = time.monotonic()
 
     def outcome(self, end: float) -> _Outcome:
-        """What came of it."""
+        """Return the outcome of the barrier."""
         decided = self._decided(0)
         if decided is not None:
             return decided
@@ -193,7 +194,7 @@ class _BarrierRound:
         try:
             return self._wait(end)
         except BaseException:
-            # This process goes elsewhere now: nobody shall take it for one that is here.
+            # This process leaves the barrier, so it must not count as present.
             self._decide(_Incomplete((coordination.process_index(),)))
             raise
         finally:
@@ -218,7 +219,7 @@ class _BarrierRound:
             if not missing:
                 break
             came = store.read(f"{self._folder}/here/{missing[0]}", seconds)
-            # Others may have come while that one was waited for.
+            # Other processes may have arrived in the meantime.
             here = store.listed(f"{self._folder}/here")
             missing = self._missing(here)
             if came is None:
@@ -227,13 +228,13 @@ class _BarrierRound:
                     return vain
         if missing:
             return _Incomplete(missing)
-        # All are here, so nobody will ask for the meeting before this one again.
+        # All are present, so no process reads the previous barrier again.
         if self._number > 1:
             store.drop(f"{self._series}/{self._number - 1}")
         return {process: here[str(process)].decode() for process in self._group}
 
     def _intervals(self, end: float) -> Iterator[float]:
-        """How long to wait for the next look, until the end."""
+        """Yield the timeout of each poll until the end."""
         while (left := end - time.monotonic()) > 0:
             yield min(left, _LOOK)
 
@@ -241,24 +242,24 @@ class _BarrierRound:
         return tuple(process for process in self._group if str(process) not in here)
 
     def _report(self, missing: tuple[int, ...]) -> _Incomplete | None:
-        """Says who is missing. The outcome, where they can't come any more."""
+        """Report the missing processes; return an outcome if they can no longer arrive."""
         if not missing:
             return None
-        vain = self._reporter.look(missing, time.monotonic() - self._began)
+        vain = self._reporter.poll(missing, time.monotonic() - self._began)
         if vain is None:
             return None
         self._release_others(vain)
         return _Incomplete(missing, vain.why)
 
     def _release_others(self, vain: Deadlock) -> None:
-        """Ends the other meetings that wait in vain, so that all see the same error."""
+        """Decide the deadlock's other barriers, so that every process raises the same error."""
         for _, wait in vain.waits:
             if wait.folder != self._folder:
                 outcome = _Incomplete(wait.missing, vain.why)
                 store.write(f"{wait.folder}/decided", _to_bytes(outcome))
 
     def _decide(self, outcome: _Outcome) -> _Outcome:
-        """The outcome that counts: this one, unless another process was faster."""
+        """Write the outcome, unless another process was faster; return the one that counts."""
         if store.write(f"{self._folder}/decided", _to_bytes(outcome)):
             return outcome
         return self._decided(_LONGER) or outcome
@@ -272,21 +273,21 @@ def _to_bytes(outcome: _Outcome) -> bytes:
     if isinstance(outcome, _Incomplete):
         return json.dumps({"missing": outcome.processes, "why": outcome.why}).encode()
     subjects = list(outcome.values())
-    # Most often all come for the same, which then goes to everybody once and not by process.
+    # Usually all texts are equal; then one copy is stored instead of one per process.
     same = len(set(subjects)) == 1
     return json.dumps({"same": subjects[0]} if same else {"came": subjects}).encode()
 
 
 def _from_bytes(value: bytes, group: tuple[int, ...]) -> _Outcome:
-    said = json.loads(value)
-    if "missing" in said:
-        return _Incomplete(tuple(said["missing"]), said["why"])
-    subjects = [said["same"]] * len(group) if "same" in said else said["came"]
+    fields = json.loads(value)
+    if "missing" in fields:
+        return _Incomplete(tuple(fields["missing"]), fields["why"])
+    subjects = [fields["same"]] * len(group) if "same" in fields else fields["came"]
     return dict(zip(group, subjects, strict=True))
 
 
 def _group_name(group: tuple[int, ...]) -> str:
-    """A group in a key, short also in a large pod."""
+    """Return a short key for a group, also in a large pod."""
     if group == tuple(range(coordination.process_count())):
         return "all"
     text = "-".join(map(str, group))
@@ -294,4 +295,4 @@ def _group_name(group: tuple[int, ...]) -> str:
 
 
 RENDEZVOUS = Rendezvous()
-"""The meetings of this process."""
+"""Barriers of this process."""

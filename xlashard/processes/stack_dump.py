@@ -1,8 +1,8 @@
-"""Asking all processes what they are doing, also those whose main thread hangs.
+"""Stack dumps of all processes, including a process whose main thread hangs.
 
-A thread of each process waits in the store for somebody to ask, and answers with the stacks of all
-threads and with the progress that the program has told. Questions are numbered, and the first who
-writes one down asks for all: the others wait for what comes of it.
+A background thread of each process waits in the key-value store for a request, and answers it with
+the stacks of all threads and the step progress. Requests are numbered; the first process that
+writes a number collects the answers, and the other processes wait for its report.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.thread_stacks import OWN_THREADS, ThreadStack, own_stacks
 
-# Seconds that one call of the store waits for a question.
+# Timeout of one blocking read for a request, in seconds.
 _WAIT = 20.0
-# What a process calls itself to, to answer no more.
+# Request that a process sends to its own server to stop it.
 _CLOSE = b"close"
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """How far a process is.
+    """Step progress of a process.
 
     Attributes:
-        step: The number of its step.
+        step: Number of the current step.
         idle: Seconds since the last step.
-        paused: What it does instead of steps, if it has said so; empty otherwise.
+        paused: Reason why no steps are expected at the moment; empty otherwise.
     """
 
     step: int
@@ -42,18 +42,18 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class ProcessDump:
-    """What a process says.
+    """Answer of one process to a request.
 
     Attributes:
-        progress: How far it is, if it counts steps.
-        threads: What its threads do.
+        progress: Step progress, if the program counts steps.
+        threads: Stacks of its threads.
     """
 
     progress: StepProgress | None
     threads: tuple[ThreadStack, ...]
 
     def to_bytes(self) -> bytes:
-        """As it goes through the store."""
+        """Serialize for the key-value store."""
         progress = self.progress and [
             self.progress.step,
             self.progress.idle,
@@ -64,42 +64,42 @@ class ProcessDump:
 
     @classmethod
     def from_bytes(cls, value: bytes) -> "ProcessDump":
-        """From the store."""
-        said = json.loads(value)
-        progress = StepProgress(*said["progress"]) if said["progress"] else None
-        return cls(progress, tuple(ThreadStack.from_json(one) for one in said["threads"]))
+        """Parse bytes written by `to_bytes`."""
+        fields = json.loads(value)
+        progress = StepProgress(*fields["progress"]) if fields["progress"] else None
+        return cls(progress, tuple(ThreadStack.from_json(one) for one in fields["threads"]))
 
     @property
     def main(self) -> ThreadStack | None:
-        """The main thread."""
+        """Stack of the main thread."""
         return next((thread for thread in self.threads if thread.main), None)
 
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """A question to all.
+    """A request to all processes.
 
     Attributes:
-        number: Its number.
-        answers: What each answered that did; None if another process asks, and says what came of
-            it.
+        number: Number of the request.
+        answers: Answer of each process that replied; None if another process made the request and
+            publishes the outcome.
     """
 
     number: int
     answers: dict[int, ProcessDump] | None
 
     def publish(self, text: str) -> None:
-        """Says what came of it."""
+        """Publish the outcome for the other processes."""
         store.write(f"stacks/{self.number}/outcome", text.encode())
 
     def outcome(self, seconds: float) -> str | None:
-        """What came of it, waited for up to some seconds."""
+        """Return the published outcome, or None if it is not there after `seconds`."""
         value = store.read(f"stacks/{self.number}/outcome", seconds)
         return None if value is None else value.decode()
 
 
 class StackServer:
-    """Where this process answers and asks."""
+    """Server that answers stack requests of other processes, and client that makes them."""
 
     def __init__(self) -> None:
         self._progress: Callable[[], StepProgress] | None = None
@@ -109,7 +109,7 @@ class StackServer:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Answers from now on, in a thread of its own."""
+        """Start to serve requests in a background thread."""
         with self._lock:
             if self._thread is not None or coordination.client() is None:
                 return
@@ -118,26 +118,26 @@ class StackServer:
             self._thread.start()
 
     def close(self) -> None:
-        """Answers no more. Python must not end while a thread is in a call of the store."""
+        """Stop the server. Python must not exit while a thread blocks in a call of the store."""
         if self._thread is not None:
             store.write(_call(coordination.process_index()), _CLOSE, overwrite=True)
             self._thread.join(_WAIT)
 
     def set_progress_source(self, progress: Callable[[], StepProgress] | None) -> None:
-        """Says from where the progress of this process is known."""
+        """Set the function that returns this process's progress, or None."""
         self._progress = progress
 
     def local_dump(self) -> ProcessDump:
-        """What this process would answer."""
+        """Return the answer of this process."""
         progress = self._progress
         return ProcessDump(None if progress is None else progress(), own_stacks())
 
     def request_all(self, seconds: float, recent: float) -> DumpRequest:
-        """Asks all, unless another process has, and waits for answers for some seconds.
+        """Request the stacks of all processes, unless another process has just done so.
 
         Args:
-            seconds: How long.
-            recent: For how many seconds after a question no other is asked.
+            seconds: How long to wait for the answers.
+            recent: Number of seconds after a request during which no new one is made.
         """
         with self._lock:
             last, since = self._last, time.monotonic() - self._asked
@@ -145,7 +145,7 @@ class StackServer:
             return DumpRequest(last, None)
         latest = int(store.read("stacks/last") or b"0")
         if latest > last:
-            return DumpRequest(latest, None)  # asked a moment ago, and not answered here yet
+            return DumpRequest(latest, None)  # Another request is in flight, not yet answered here.
         number = latest + 1
         if not store.write(f"stacks/{number}/asked", b""):
             return DumpRequest(number, None)
@@ -165,7 +165,7 @@ class StackServer:
 
     def _serve(self) -> None:
         me = coordination.process_index()
-        # The service may end before the program.
+        # The coordination service may end before the program.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             while True:
                 called = store.read(_call(me), _WAIT)
@@ -174,8 +174,8 @@ class StackServer:
                 if called is None:
                     continue
                 store.drop(_call(me))
-                # Another call may have come before that was dropped. After a long stop only the
-                # last questions still count.
+                # Another request may have arrived before the key was dropped. After a long
+                # suspension only the last requests still matter.
                 latest = int(store.read("stacks/last") or called)
                 value = self.local_dump().to_bytes()
                 for number in range(max(self._last, latest - 2) + 1, latest + 1):
@@ -185,9 +185,9 @@ class StackServer:
 
 
 def _call(process: int) -> str:
-    """The key where a process is called to answer."""
+    """Return the key at which a process is called to answer."""
     return f"stacks/calls/{process}"
 
 
 stack_server = StackServer()
-"""Where this process answers and asks."""
+"""Stack server of this process."""

@@ -1,12 +1,14 @@
-"""Who has come, before JAX's own runtime starts.
+"""Startup barrier over TCP, before JAX's runtime starts.
 
-JAX's client ends its process, with no exception, when not all processes come in time, and doesn't
-say who is missing. So they come together first on the address where process 0's coordination
-service is going to listen: each says who it is, process 0 says to all who is missing, and when
-everybody is there it leaves the address to the service. The connections stay open: see `lines`.
+JAX's client terminates its process, without an exception, if not all processes connect in time, and
+does not report the missing ones. Processes therefore meet first, at the address where the
+coordination service of process 0 will listen: each sends its identity, process 0 reports the
+missing processes to all, and when all have arrived it releases the address for the service. The
+connections stay open: see `liveness`.
 
-What is said is one line of JSON at a time. Nothing of it is secret, and nothing is checked but that
-it fits: whoever reaches the address can come as a process that is missing, as with the service.
+Messages are JSON objects, one per line. They contain no secrets and are validated only for
+consistency: any client that reaches the address can take the place of a missing process, as with
+the service itself.
 """
 
 import logging
@@ -22,11 +24,11 @@ from xlashard.processes.connections import ATTEMPT, Connection, ProcessIdentity,
 from xlashard.processes.process_groups import format_processes
 from xlashard.wording import printable
 
-# Seconds between two attempts to reach process 0, and between two words to those who wait.
+# Seconds between connection attempts, and between progress messages.
 _RETRY, _WORD = 0.1, 1.0
-# Seconds that a process has to say who it is, and to answer when all have come.
+# Seconds that a process has to send its identity, and to confirm once all have arrived.
 _HELLO, _CONFIRM = 5.0, 20.0
-# Hosts of dropped connections that are logged.
+# Maximum number of hosts whose dropped connections are logged.
 _LOGGED = 20
 
 logger = logging.getLogger("xlashard.multihost")
@@ -34,15 +36,16 @@ logger = logging.getLogger("xlashard.multihost")
 
 @dataclass(frozen=True)
 class StartupBarrier:
-    """How processes come together.
+    """Parameters of the startup barrier.
 
     Attributes:
-        me: This process.
-        coordinator: Host and port of process 0, as the others reach it.
-        bind: The host and port where process 0 listens.
-        alone: How long a process waits that has seen no other, in seconds.
-        timeout: How long one waits that has, in seconds.
-        told: Is told about once a second who is missing, and for how many seconds already.
+        me: Identity of this process.
+        coordinator: Host and port at which the other processes reach process 0.
+        bind: Host and port at which process 0 listens.
+        alone: Seconds to wait while no other process has connected.
+        timeout: Seconds to wait once another process has connected.
+        on_wait: Called about once a second with the missing processes and the seconds waited so
+            far.
     """
 
     me: ProcessIdentity
@@ -50,16 +53,16 @@ class StartupBarrier:
     bind: tuple[str, int]
     alone: float
     timeout: float
-    told: Callable[[tuple[int, ...], float], None]
+    on_wait: Callable[[tuple[int, ...], float], None]
 
 
 class MissingProcessesError(Exception):
-    """Processes that didn't come.
+    """Some processes did not arrive.
 
     Attributes:
-        processes: Their numbers.
-        seconds: How long they were waited for.
-        reason: What came of trying to reach process 0, where that was it.
+        processes: Indices of the missing processes.
+        seconds: How long this process waited.
+        reason: Why process 0 could not be reached, if it is the missing one.
     """
 
     def __init__(self, processes: tuple[int, ...], seconds: float, reason: str = "") -> None:
@@ -70,35 +73,35 @@ class MissingProcessesError(Exception):
 
 
 class ProcessConflictError(Exception):
-    """Processes that say what doesn't fit together, or an address with something else behind it."""
+    """Processes report inconsistent identities, or another program listens at the address."""
 
 
 def wait_for_all(call: StartupBarrier) -> dict[int, Connection]:
-    """Returns when all processes are there: the connections of this one, by process.
+    """Wait until all processes have arrived; return this process's connections by peer.
 
-    Process 0 has one to each of the others, and they have one to process 0.
+    Process 0 is connected to every other process, and each other process to process 0.
 
     Raises:
-        AbsentError: Some did not come in time.
-        ConflictError: Some say what doesn't fit.
-        OSError: Process 0 can't listen at its address.
+        MissingProcessesError: Some processes did not arrive in time.
+        ProcessConflictError: The identities are inconsistent.
+        OSError: Process 0 cannot listen at its address.
     """
     return _Coordinator(call).run() if call.me.process == 0 else _Participant(call).run()
 
 
 class _Coordinator:
-    """Process 0, to which the others come."""
+    """Process 0, to which the other processes connect."""
 
     def __init__(self, call: StartupBarrier) -> None:
         self._call = call
         self._began = time.monotonic()
         self._came: dict[int, Connection] = {}
         self._strangers: list[Connection] = []
-        # Who was asked, once all had come, whether it is there yet; and who has answered.
+        # Processes that were asked to confirm once all had arrived, and those that did.
         self._asked: set[int] = set()
         self._confirmed: set[int] = set()
         self._asked_since = self._began
-        # Hosts whose connections were dropped for what they sent.
+        # Hosts whose connections were dropped because of an invalid message.
         self._dropped: set[str] = set()
 
     def run(self) -> dict[int, Connection]:
@@ -132,25 +135,25 @@ class _Coordinator:
             seconds = now - self._began
             if not self._missing and now - self._asked_since > _CONFIRM:
                 trouble = self._silence_text()
-                self._say(conflict=trouble)
+                self._broadcast(conflict=trouble)
                 raise ProcessConflictError(trouble)  # no-catalogue: needs several processes
             if self._missing and seconds > (self._call.timeout if self._came else self._call.alone):
-                self._say(absent=self._missing, seconds=seconds)
+                self._broadcast(absent=self._missing, seconds=seconds)
                 raise MissingProcessesError(
                     self._missing, seconds
                 )  # no-catalogue: needs several processes
             if now >= word and self._missing:
                 word = now + _WORD
-                self._say(missing=self._missing, seconds=seconds)
-                self._call.told(self._missing, seconds)
+                self._broadcast(missing=self._missing, seconds=seconds)
+                self._call.on_wait(self._missing, seconds)
                 for stranger in [s for s in self._strangers if now - s.since > _HELLO]:
                     self._leave(stranger)
 
     def _ask(self) -> bool:
-        """Ask all who have come whether they are there yet; return whether some have not answered.
+        """Ask every connected process to confirm; return whether confirmations are missing.
 
-        A stranger that has taken a place does not answer. Without the question JAX's client would
-        wait for it, in silence, and end this process.
+        A foreign program that has taken a place does not confirm. Without this check JAX's client
+        would wait for it silently, and then terminate this process.
         """
         for process in set(self._came) - self._asked:
             self._asked.add(process)
@@ -164,16 +167,16 @@ class _Coordinator:
             f"{self._came[process].caller}, at {self._came[process].peer}" for process in silent
         )
         return (
-            f"{format_processes(silent)} of {self._call.me.count} ({named}) came and has not "
-            f"answered for {_CONFIRM:.0f} s: it is stopped, or another program that has taken the "
-            "place; end it"
+            f"{format_processes(silent)} of {self._call.me.count} ({named}) connected but has not "
+            f"confirmed for {_CONFIRM:.0f} s: the process is suspended, or another program has "
+            "taken its place; end it"
         )
 
     def _greet(self, listener: socket.socket) -> None:
         try:
             accepted = listener.accept()[0]
         except OSError:
-            return  # It is gone again; or there are too many, of which `_HELLO` lets some go.
+            return  # The client is gone, or too many are connected: `_HELLO` drops some.
         accepted.settimeout(ATTEMPT)
         connection = Connection(accepted)
         self._strangers.append(connection)
@@ -192,7 +195,7 @@ class _Coordinator:
                 self._confirmed.discard(process)
 
     def _hear(self, connection: Connection) -> None:
-        """Admit the processes that a connection names; drop it at a line that names none."""
+        """Admit the processes that a connection identifies; drop it on an invalid line."""
         try:
             lines = connection.receive()
             callers = [ProcessIdentity.of(line) for line in lines or () if "here" not in line]
@@ -209,26 +212,26 @@ class _Coordinator:
             self._confirmed.add(connection.caller.process)
 
     def _log_dropped(self, connection: Connection) -> None:
-        """Log the first line of each host that is of no process; a scanner may send thousands."""
+        """Log the first invalid line of each host, as a scanner may send thousands."""
         host = connection.peer.rpartition(":")[0]
         if host in self._dropped or len(self._dropped) >= _LOGGED:
             return
         self._dropped.add(host)
         name = f" ({connection.caller})" if connection.caller is not None else ""
         logger.warning(
-            "process 0 of %d dropped a connection from %s%s, whose line is of no process of this "
-            "program, and goes on waiting for %s",
+            "process 0 of %d dropped a connection from %s%s that sent an invalid message, and "
+            "continues to wait for %s",
             self._call.me.count,
             connection.peer,
             name,
-            format_processes(self._missing) if self._missing else "all to confirm",
+            format_processes(self._missing) if self._missing else "all confirmations",
         )
 
     def _admit(self, connection: Connection, caller: ProcessIdentity) -> None:
         trouble = self._conflict(caller)
         if trouble:
             connection.send(conflict=trouble)
-            self._say(conflict=trouble)
+            self._broadcast(conflict=trouble)
             raise ProcessConflictError(trouble)  # no-catalogue: needs several processes
         if connection in self._strangers:
             self._strangers.remove(connection)
@@ -240,29 +243,32 @@ class _Coordinator:
         me = self._call.me
         if caller.count != me.count:
             return (
-                f"process {caller.process} ({caller}) is to be one of {caller.count}, and process "
-                f"0 ({me}) one of {me.count}: start all for the same number"
+                f"process {caller.process} ({caller}) expects {caller.count} processes, but "
+                f"process 0 ({me}) expects {me.count}: start all with the same number of processes"
             )
         if caller.secured != me.secured:
             one, other = (caller, me) if caller.secured else (me, caller)
             return (
-                f"process {one.process} ({one}) was given certificates (tls=), and process "
-                f"{other.process} ({other}) none: give them to all"
+                f"process {one.process} ({one}) has TLS certificates (tls=), but process "
+                f"{other.process} ({other}) has none: pass tls= in all processes"
             )
         there = self._came.get(caller.process)
         other = there.caller if there else me if caller.process == me.process else None
         if other is not None:
             return (
-                f"two processes are to be number {caller.process}: {other} and {caller}; end what "
-                "is left of an earlier run, and give each a number of its own"
+                f"two processes have process_id {caller.process}: {other} and {caller}; end the "
+                "processes of an earlier run, and give each process its own process_id"
             )
         if not 0 < caller.process < me.count:
-            return f"a process ({caller}) is to be number {caller.process} of 0 … {me.count - 1}"
+            return (
+                f"a process ({caller}) has process_id {caller.process}, expected 0 to "
+                f"{me.count - 1}"
+            )
         return ""
 
-    def _say(self, **said: Any) -> None:
+    def _broadcast(self, **message: Any) -> None:
         for connection in self._came.values():
-            connection.send(**said)
+            connection.send(**message)
 
 
 def _numbers(values: Any) -> tuple[int, ...]:
@@ -270,7 +276,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 
 class _Participant:
-    """Any other process, which comes to process 0."""
+    """Any process other than 0, which connects to process 0."""
 
     def __init__(self, call: StartupBarrier) -> None:
         self._call = call
@@ -305,7 +311,7 @@ class _Participant:
                 raise MissingProcessesError((0,), self._seconds, reason)
             if self._seconds >= word:
                 word += _WORD
-                self._call.told((0,), self._seconds)
+                self._call.on_wait((0,), self._seconds)
             time.sleep(_RETRY)
 
     def _wait(self, connection: Connection) -> None:
@@ -317,11 +323,11 @@ class _Participant:
                 if any([self._take(connection, line) for line in lines or ()]):
                     return
             except TimeoutError:
-                # It is there and says nothing: stopped, or no process of this project.
+                # The peer is silent: suspended, or not a process of this project.
                 limit = self._call.alone if silent else self._call.timeout
                 if self._seconds > limit:
                     # no-catalogue: needs several processes
-                    raise MissingProcessesError((0,), self._seconds, "it says nothing") from None
+                    raise MissingProcessesError((0,), self._seconds, "it sends nothing") from None
                 continue
             except (KeyError, TypeError, ValueError):
                 # no-catalogue: needs several processes
@@ -330,35 +336,37 @@ class _Participant:
                 # no-catalogue: needs several processes
                 raise MissingProcessesError((0,), self._seconds, str(error)) from None
             if lines is None:
-                # One that ended while it waited; or a service that took this for an error.
+                # The peer ended while this process waited, or a coordination service rejected the
+                # message.
                 reason = "it closed the connection"
                 # no-catalogue: needs several processes
                 raise MissingProcessesError((0,), self._seconds, reason) from None
             silent = False
 
-    def _take(self, connection: Connection, said: dict[str, Any]) -> bool:
-        """Whether all are here."""
-        if "conflict" in said:
+    def _take(self, connection: Connection, message: dict[str, Any]) -> bool:
+        """Handle one message; return whether all processes have arrived."""
+        if "conflict" in message:
             # no-catalogue: needs several processes
-            raise ProcessConflictError(printable(str(said["conflict"])))
-        if "absent" in said:
+            raise ProcessConflictError(printable(str(message["conflict"])))
+        if "absent" in message:
             # no-catalogue: needs several processes
-            raise MissingProcessesError(_numbers(said["absent"]), float(said["seconds"]))
-        if "missing" in said and said["seconds"] >= _WORD:
-            self._call.told(_numbers(said["missing"]), float(said["seconds"]))
-        if "confirm" in said:
+            raise MissingProcessesError(_numbers(message["absent"]), float(message["seconds"]))
+        if "missing" in message and message["seconds"] >= _WORD:
+            self._call.on_wait(_numbers(message["missing"]), float(message["seconds"]))
+        if "confirm" in message:
             connection.send(here=True)
-        return "all_here" in said
+        return "all_here" in message
 
     def _something_else(self) -> str:
         host, port = self._call.coordinator
         return (
-            f"at {host}:{port} something else than process 0's roll call answers: another program, "
-            "or a coordination service whose processes have all come; end it, or use another port"
+            f"{host}:{port} is not served by the startup barrier of process 0, but by another "
+            "program or by a coordination service whose processes have all joined; end it, or use "
+            "another port"
         )
 
     def _await_service(self) -> None:
-        """Waits for process 0's service, for JAX's client is slow to try again."""
+        """Wait for the service of process 0, because JAX's client is slow to retry."""
         end = time.monotonic() + _HELLO
         while time.monotonic() < end:
             try:

@@ -1,7 +1,7 @@
-"""The key-value store of JAX's coordination service, for values of any size.
+"""Key-value store of JAX's coordination service, for values of any size.
 
-The service takes a few megabytes at a time. A longer value goes in parts, which are written before
-the key itself: whoever finds the key finds them all.
+The service accepts a few megabytes per key. A longer value is split into parts, which are written
+before the key itself, so a process that reads the key can also read every part.
 """
 
 import zlib
@@ -9,23 +9,23 @@ import zlib
 from xlashard._jax import coordination
 
 ROOT = "xlashard"
-"""The folder of all keys of this project."""
+"""Prefix of all keys of this package."""
 
 _PART = 1 << 20
 _WHOLE, _PARTS = b"w", b"p"
 
 
 def write(key: str, value: bytes, *, overwrite: bool = False) -> bool:
-    """Writes a value under a key.
+    """Write a value under a key.
 
     Args:
-        key: Its name, below the folder of this project.
+        key: Name of the key, below `ROOT`.
         value: The value, of any size.
-        overwrite: Whether to replace what is there. Only for values of less than 1 MB: the parts
-            of a longer one can't be replaced at one moment.
+        overwrite: Whether to replace an existing value. Only for values below 1 MB, because the
+            parts of a longer value cannot be replaced atomically.
 
     Returns:
-        False if there is a value already, which then stays.
+        False if the key already has a value, which is kept.
     """
     if len(value) < _PART:
         return coordination.write(f"{ROOT}/{key}", _WHOLE + value, overwrite=overwrite)
@@ -39,12 +39,12 @@ def write(key: str, value: bytes, *, overwrite: bool = False) -> bool:
 
 
 def read(key: str, seconds: float = 0) -> bytes | None:
-    """The value of a key, waited for up to some seconds; None if there is none by then."""
+    """Return the value of a key, or None if the key has no value after `seconds`."""
     return _unpacked(key, coordination.read(f"{ROOT}/{key}", seconds))
 
 
 def listed(folder: str) -> dict[str, bytes]:
-    """The values of all keys below a folder, by the part of their names past it."""
+    """Return the values of all keys below a folder, keyed by the rest of their names."""
     found = {
         name: _unpacked(f"{folder}/{name}", value)
         for name, value in coordination.listed(f"{ROOT}/{folder}").items()
@@ -53,7 +53,7 @@ def listed(folder: str) -> dict[str, bytes]:
 
 
 def drop(key: str) -> None:
-    """Removes a key and all keys below it."""
+    """Remove a key and all keys below it."""
     coordination.drop(f"{ROOT}/{key}")
     coordination.drop(f"{ROOT}/parts/{key}")
 
@@ -65,5 +65,5 @@ def _unpacked(key: str, value: bytes | None) -> bytes | None:
         return value[1:]
     parts = [coordination.read(f"{ROOT}/parts/{key}/{n}") for n in range(int(value[1:]))]
     if any(part is None for part in parts):
-        return None  # dropped while it was read
+        return None  # The key was dropped between two reads.
     return zlib.decompress(b"".join(part for part in parts if part is not None))

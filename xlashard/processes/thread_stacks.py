@@ -1,6 +1,7 @@
-"""What the threads of this process are doing, as Python sees it.
+"""Python stacks of the threads of this process.
 
-Of what they do below Python, in a collective for example, nothing can be had from inside.
+Frames below Python, such as those of a running collective, cannot be inspected from inside the
+process.
 """
 
 import ast
@@ -21,9 +22,9 @@ from xlashard.lazily import dataclass
 from xlashard.processes.wait_graph import is_package_file
 
 OWN_THREADS = "xlashard-"
-"""How the names of threads begin that are this package's own, and left out."""
+"""Name prefix of this package's own threads, which are left out of stack dumps."""
 
-# Frames that are kept of a thread, from the innermost.
+# Innermost frames that are kept per thread.
 _DEEPEST = 60
 _RUNTIME = ("jax", "jaxlib")
 
@@ -33,11 +34,11 @@ class StackFrame:
     """One call on a stack.
 
     Attributes:
-        file: The path of the file.
-        line: The line that runs.
-        function: The name of the function.
-        source: The text of that line.
-        kind: `"user"`, `"runtime"` (JAX and this package), or `"library"` (all others).
+        file: Path of the source file.
+        line: Line that is executing.
+        function: Name of the function.
+        source: Text of that line.
+        kind: `"user"`, `"runtime"` (JAX and this package), or `"library"` (everything else).
     """
 
     file: str
@@ -48,7 +49,7 @@ class StackFrame:
 
     @property
     def place(self) -> str:
-        """In short: `data.py:31 in next_batch`."""
+        """Short form of the location: `data.py:31 in next_batch`."""
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
     def __str__(self) -> str:
@@ -57,13 +58,14 @@ class StackFrame:
 
 @dataclass(frozen=True)
 class ThreadStack:
-    """One thread.
+    """Stack of one thread.
 
     Attributes:
-        name: Its name.
+        name: Name of the thread.
         main: Whether it is the main thread.
-        on_device: Whether it is in a call that has no frame and runs, or waits, on devices.
-        frames: Its calls, the innermost first.
+        on_device: Whether the innermost call has no Python frame and runs on, or waits for, a
+            device.
+        frames: Calls of the thread, innermost first.
     """
 
     name: str
@@ -72,31 +74,31 @@ class ThreadStack:
     frames: tuple[StackFrame, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For another process."""
+        """Return a JSON-serializable dict of this stack."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> "ThreadStack":
-        """From another process."""
-        frames = tuple(StackFrame(**frame) for frame in said["frames"])
-        return cls(said["name"], said["main"], said["on_device"], frames)
+    def from_json(cls, fields: dict[str, Any]) -> "ThreadStack":
+        """Return the stack that `to_json` serialized."""
+        frames = tuple(StackFrame(**frame) for frame in fields["frames"])
+        return cls(fields["name"], fields["main"], fields["on_device"], frames)
 
     @property
     def in_runtime(self) -> bool:
-        """Whether it is in a call of JAX, or of this package, that a user's line made."""
+        """Return whether the innermost user call is a call into JAX or this package."""
         kinds = [frame.kind for frame in self.frames if frame.kind != "library"]
         return self.on_device or kinds[:1] == ["runtime"]
 
     @property
     def user_frame(self) -> StackFrame | None:
-        """The innermost line of the user's own program; any line, if there is none."""
+        """Innermost frame of the user's program, or the innermost frame without one."""
         users = (frame for frame in self.frames if frame.kind == "user")
         return next(users, self.frames[0] if self.frames else None)
 
     def text(self) -> str:
-        """The calls as a traceback shows them, the innermost last.
+        """Format the stack like a traceback, innermost call last.
 
-        Of calls that JAX and this package make among themselves the first and the last are shown.
+        Consecutive frames inside JAX and this package are abbreviated to the first and the last.
         """
         lines = [f"thread {self.name!r}:"]
         inner = next((i for i, one in enumerate(self.frames) if one.kind != "runtime"), 0)
@@ -112,7 +114,7 @@ class ThreadStack:
 
 
 def own_stacks() -> tuple[ThreadStack, ...]:
-    """All threads of this process but this package's own, the main thread first."""
+    """Return the stacks of all threads except this package's own, main thread first."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = []
@@ -151,7 +153,7 @@ _RUNTIME = ("jax", "jaxlib", "xlashard")
 
 
 def current_call(frame: FrameType) -> ast.Call | None:
-    """The call expression that a frame is in, from its source."""
+    """Return the call expression that a frame is executing, parsed from its source."""
     code = frame.f_code
     positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
     if positions is None or None in positions:
@@ -160,7 +162,7 @@ def current_call(frame: FrameType) -> ast.Call | None:
     lines = [linecache.getline(code.co_filename, line) for line in range(first, last + 1)]
     if not all(lines):
         return None
-    # Columns are counted in bytes.
+    # Columns are byte offsets.
     encoded = [line.encode() for line in lines]
     encoded[-1] = encoded[-1][:end]
     encoded[0] = encoded[0][start:]
@@ -172,9 +174,9 @@ def current_call(frame: FrameType) -> ast.Call | None:
 
 
 def waits_for_device(frame: FrameType) -> bool:
-    """Whether a frame is in a call of JAX's, or in one that reads an array of it.
+    """Return whether a frame is executing a call into JAX or a call that reads a JAX array.
 
-    A compiled function, `x.block_until_ready()` and `float(x)` are such; they have no frames.
+    Compiled functions, `x.block_until_ready()` and `float(x)` have no Python frame of their own.
     """
     call = current_call(frame)
     if call is None:
@@ -188,7 +190,7 @@ def waits_for_device(frame: FrameType) -> bool:
 
 
 def _value(expression: ast.expr, frame: FrameType) -> Any:
-    """What a name stands for; nothing is called to find out."""
+    """Resolve an expression to its value without calling anything."""
     if isinstance(expression, ast.Name):
         for names in (frame.f_locals, frame.f_globals, vars(builtins)):
             if expression.id in names:
@@ -202,7 +204,7 @@ def _value(expression: ast.expr, frame: FrameType) -> Any:
 
 
 def _of_runtime(function: Any) -> bool:
-    # A compiled function says of itself that it is of the module of what it was made from.
+    # A compiled function reports the module of the function that it was made from.
     modules = {getattr(type(function), "__module__", "")}
     if not hasattr(type(function), "__wrapped__") and not isinstance(function, type):
         modules.add(getattr(function, "__module__", "") or "")

@@ -1,12 +1,12 @@
-"""Notes that processes leave for those who wait for them: what they wait for, and that they ended.
+"""Published wait statuses of processes, and detection of deadlocks between them.
 
-A process that waits for longer than a moment writes down what for. Whoever waits for it can then
-say more than its number, and can tell when waiting is in vain: when it has ended, or waits itself,
-through others perhaps, for the one that waits for it.
+A process that waits longer than a moment publishes the barrier at which it waits. A peer that waits
+for this process can then report more than its index, and can detect a wait that never ends: the
+process has exited, or it waits itself, possibly through other processes, for the peer.
 
-Threads make that hard to be sure of: a process that waits in one thread may come in another. What
-a pod meets for is the same in all processes, and so is the thread that does it. So a main thread
-that waits elsewhere is taken for one that doesn't come, and other threads are taken for nothing.
+Threads limit the certainty: a process that waits in one thread may arrive in another. All processes
+of a pod reach a barrier in the same thread, so a main thread that waits elsewhere counts as not
+arriving, and other threads are ignored.
 """
 
 import json
@@ -23,22 +23,22 @@ from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Rooms of this package that call the others as a user does.
+# Sub-packages that use this package like a user's program.
 _USERS = (str(_PACKAGE / "train"),)
-# How many notes one look reads at most, so that a look costs the same in a large pod.
+# Maximum number of statuses per search, which bounds its cost in a large pod.
 _READ = 64
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What a thread waits for.
+    """Wait of one thread.
 
     Attributes:
-        what: In words: `barrier 'epoch'`.
-        where: The caller's file and line.
+        what: Description: `barrier 'epoch'`.
+        where: File and line of the caller.
         main: Whether it is the main thread of its process.
-        folder: The folder of the meeting in the store.
-        missing: The processes that have not come.
+        folder: Folder of the barrier in the store.
+        missing: Processes that have not arrived.
     """
 
     what: str
@@ -53,12 +53,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """What a process says of itself.
+    """Status that a process publishes.
 
     Attributes:
-        number: Counts its notes.
-        waits: What its threads wait for, if for anything.
-        ended: How its program ended, in words; empty while it runs.
+        number: Version of the status.
+        waits: Waits of its threads.
+        ended: Description of how its program ended; empty while it runs.
     """
 
     number: int = 0
@@ -66,19 +66,21 @@ class ProcessStatus:
     ended: str = ""
 
     def to_bytes(self) -> bytes:
-        """As it stands in the store."""
+        """Serialize for the key-value store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> "ProcessStatus":
-        """From what stands in the store."""
-        said = json.loads(value)
-        waits = tuple(Wait(**{**wait, "missing": tuple(wait["missing"])}) for wait in said["waits"])
-        return cls(said["number"], waits, said["ended"])
+        """Parse bytes written by `to_bytes`."""
+        fields = json.loads(value)
+        waits = tuple(
+            Wait(**{**wait, "missing": tuple(wait["missing"])}) for wait in fields["waits"]
+        )
+        return cls(fields["number"], waits, fields["ended"])
 
     @property
     def main_wait(self) -> Wait | None:
-        """What the main thread waits for."""
+        """Wait of the main thread."""
         return next((wait for wait in self.waits if wait.main), None)
 
     def __str__(self) -> str:
@@ -89,7 +91,7 @@ class ProcessStatus:
 
 
 class StatusPublisher:
-    """The note of this process."""
+    """Publisher of this process's status."""
 
     def __init__(self) -> None:
         self._waits: dict[int, Wait] = {}
@@ -99,11 +101,11 @@ class StatusPublisher:
 
     @property
     def main_waits(self) -> bool:
-        """Whether the main thread waits."""
+        """True while the main thread waits."""
         return threading.main_thread().ident in self._waits
 
     def begin(self, wait: Wait) -> None:
-        """This thread waits; nothing is written if the note says so already."""
+        """Publish the wait of this thread, if it is not published already."""
         with self._lock:
             if self._waits.get(threading.get_ident()) == wait:
                 return
@@ -111,13 +113,13 @@ class StatusPublisher:
             self._write()
 
     def finish(self) -> None:
-        """This thread waits no longer."""
+        """Remove the wait of this thread."""
         with self._lock:
             if self._waits.pop(threading.get_ident(), None) is not None:
                 self._write()
 
     def end(self, how: str) -> None:
-        """The program has ended."""
+        """Publish that the program has ended."""
         with self._lock:
             self._ended = how
             self._write()
@@ -133,7 +135,7 @@ own_status = StatusPublisher()
 
 
 def read_status(process: int) -> ProcessStatus:
-    """What a process says of itself; an empty note if it has said nothing."""
+    """Return the status of a process; an empty one if it has published nothing."""
     value = store.read(_key(process))
     return ProcessStatus() if value is None else ProcessStatus.from_bytes(value)
 
@@ -143,7 +145,7 @@ def _key(process: int) -> str:
 
 
 def call_site() -> str:
-    """File and line of the call into this package, for example `train.py:40`."""
+    """Return file and line of the call into this package, for example `train.py:40`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_package_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -151,20 +153,20 @@ def call_site() -> str:
 
 
 def is_package_file(filename: str) -> bool:
-    """Whether a file is of the part of this package that a user's program calls."""
+    """Return whether a file belongs to the part of this package that user programs call."""
     return filename.startswith(str(_PACKAGE)) and not filename.startswith(_USERS)
 
 
 @dataclass(frozen=True)
 class Deadlock:
-    """Why waiting is in vain.
+    """A wait that cannot end.
 
     Attributes:
-        why: In words, the same ones whoever finds it.
-        notes: The numbers of the notes that say so, by process. If they are the same at a later
-            look, nothing has moved since.
-        waits: All waits that are in vain, with the process that waits.
-        certain: Whether one look is enough.
+        why: Explanation, identical in every process that finds the deadlock.
+        notes: Status numbers that the finding is based on, by process. Equal numbers in a later
+            search mean that no process has moved.
+        waits: All waits that cannot end, each with its process.
+        certain: Whether one search is conclusive.
     """
 
     why: str
@@ -174,13 +176,13 @@ class Deadlock:
 
 
 def find_deadlock(me: int, wait: Wait) -> Deadlock | None:
-    """Whether someone who is waited for can't come any more, as far as notes tell."""
+    """Return a deadlock that involves this wait, as far as published statuses show."""
     reader = _StatusReader()
     for process in wait.missing[:_READ]:
-        note = reader.read(process)
-        if note.ended and _is_open(wait, process):
-            why = f"process {process} {note} and did not come to {wait.what}"
-            return Deadlock(why, ((process, note.number),), ((me, wait),), certain=True)
+        status = reader.read(process)
+        if status.ended and _is_open(wait, process):
+            why = f"process {process} {status} and did not reach {wait.what}"
+            return Deadlock(why, ((process, status.number),), ((me, wait),), certain=True)
     if not wait.main:
         return None
     ring = _find_cycle([(me, wait)], reader, set())
@@ -188,27 +190,27 @@ def find_deadlock(me: int, wait: Wait) -> Deadlock | None:
         return None
     ring = sorted(ring)
     each = (f"process {process} waits at {wait}" for process, wait in ring)
-    why = f"{', '.join(each)}: each of them for another"
+    why = f"{', '.join(each)}: a cycle of waiting processes"
     numbers = tuple((process, reader.read(process).number) for process, _ in ring if process != me)
     return Deadlock(why, numbers, tuple(ring), certain=False)
 
 
 class _StatusReader:
-    """Notes, each read once, and not too many."""
+    """Cache of the statuses read during one search, limited to `_READ` processes."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, ProcessStatus] = {}
+        self._statuses: dict[int, ProcessStatus] = {}
 
     def read(self, process: int) -> ProcessStatus:
-        if process not in self._notes and len(self._notes) < _READ:
-            self._notes[process] = read_status(process)
-        return self._notes.get(process, ProcessStatus())
+        if process not in self._statuses and len(self._statuses) < _READ:
+            self._statuses[process] = read_status(process)
+        return self._statuses.get(process, ProcessStatus())
 
 
 def _find_cycle(
     way: list[tuple[int, Wait]], reader: _StatusReader, seen: set[int]
 ) -> list[tuple[int, Wait]] | None:
-    """Processes of which each waits for the next, and the last for the first."""
+    """Return processes each of which waits for the next one, and the last for the first."""
     wait = way[-1][1]
     passed = [process for process, _ in way]
     for process in wait.missing[:_READ]:
@@ -219,53 +221,53 @@ def _find_cycle(
         if process in seen:
             continue
         seen.add(process)
-        theirs = reader.read(process).main_wait
-        if theirs is None or theirs.folder == wait.folder or not _is_open(wait, process):
+        peer_wait = reader.read(process).main_wait
+        if peer_wait is None or peer_wait.folder == wait.folder or not _is_open(wait, process):
             continue
-        found = _find_cycle([*way, (process, theirs)], reader, seen)
+        found = _find_cycle([*way, (process, peer_wait)], reader, seen)
         if found is not None:
             return found
     return None
 
 
 def _is_open(wait: Wait, process: int) -> bool:
-    """Whether a meeting still waits for a process; a note may be a moment behind."""
+    """Return whether a barrier still waits for a process; a status may be slightly outdated."""
     here = store.read(f"{wait.folder}/here/{process}") is not None
     return not here and store.read(f"{wait.folder}/decided") is None
 
 
 logger = logging.getLogger("xlashard.processes")
-"""Says whom this process waits for."""
+"""Logs the processes that this process waits for."""
 
-# Seconds after which it is said: twice as long each time.
+# Seconds before the first log message; doubled after each message.
 _FIRST = 10.0
-# Whose doing a message tells.
+# Number of processes whose status a message includes.
 _SHOWN = 4
 
 
 class WaitReporter:
-    """One wait of this thread, from when it takes longer than a moment.
+    """Reports one wait of this thread that lasts longer than a moment.
 
     Args:
-        what: What is waited for, in words.
-        folder: The folder of the meeting.
-        told: Is told, too, who is missing and for how many seconds.
+        what: Description of the barrier.
+        folder: Folder of the barrier in the store.
+        on_wait: Called with the missing processes and the seconds waited so far.
     """
 
     def __init__(
-        self, what: str, folder: str, told: Callable[[tuple[int, ...], float], None] | None
+        self, what: str, folder: str, on_wait: Callable[[tuple[int, ...], float], None] | None
     ) -> None:
         self._what = what
         self._folder = folder
-        self._told = told
+        self._on_wait = on_wait
         self._where = ""
         self._next = _FIRST
         self._suspected: Deadlock | None = None
 
-    def look(self, missing: tuple[int, ...], seconds: float) -> Deadlock | None:
-        """To be called about once a second. Whether waiting on is in vain."""
-        if self._told is not None:
-            self._told(missing, seconds)
+    def poll(self, missing: tuple[int, ...], seconds: float) -> Deadlock | None:
+        """Return a confirmed deadlock, or None. Call this about once a second."""
+        if self._on_wait is not None:
+            self._on_wait(missing, seconds)
         self._where = self._where or call_site()
         main = threading.current_thread() is threading.main_thread()
         wait = Wait(self._what, self._where, main, self._folder, missing)
@@ -287,12 +289,12 @@ class WaitReporter:
         return None
 
     def done(self) -> None:
-        """The waiting is over."""
+        """End the wait."""
         if self._where:
             own_status.finish()
 
 
 def describe_statuses(processes: tuple[int, ...]) -> str:
-    """What some processes do instead of coming, as far as they say."""
-    told = [(process, read_status(process)) for process in processes[:_SHOWN]]
-    return ", ".join(f"process {process} {note}" for process, note in told if note.number)
+    """Describe the published statuses of processes that have not arrived."""
+    statuses = [(process, read_status(process)) for process in processes[:_SHOWN]]
+    return ", ".join(f"process {process} {status}" for process, status in statuses if status.number)

@@ -1,0 +1,141 @@
+"""Sources, documents and names of tests use the vocabulary of the field.
+
+`FINISHED` lists the paths that are held to it. A room that has been rewritten is added there.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FINISHED: tuple[str, ...] = (
+    "tests/test_language.py",
+    "tests/processes",
+    "xlashard/processes",
+)
+"""Folders and files without an exception. Folders of tests are checked for names of tests."""
+
+_BANNED = re.compile(
+    r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
+    r"|dealt out|deals? out|dealing out|is none|are none|asked for by)\b",
+    re.IGNORECASE,
+)
+"""Words that a machine does not do, people who are not users, and private idioms."""
+
+_OPENINGS = re.compile(r"(What|Who|Whom|Whose|Whether|Of|Which|How|Where|Why)\b")
+"""First words of a docstring that begins with a clause instead of a verb or a noun."""
+
+_CODE_FENCE = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2")
+
+
+class Finding(NamedTuple):
+    """One banned word or opening."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def _words(path: str, line: int, text: str) -> Iterator[Finding]:
+    for match in _BANNED.finditer(text):
+        at = line + text.count("\n", 0, match.start())
+        yield Finding(path, at, f"banned: {match[0]!r}")
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def source_findings(path: str, source: str) -> Iterator[Finding]:
+    """Yield banned words of docstrings, comments and string literals, and docstring openings."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _words(path, node.lineno, node.value)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Expr) and _is_docstring(child):
+                text = ast.literal_eval(child.value).lstrip()
+                if _OPENINGS.match(text):
+                    opening = " ".join(text.split()[:4])
+                    yield Finding(path, child.lineno, f"docstring begins with {opening!r}")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _words(path, token.start[0], token.string)
+
+
+def document_findings(path: str, text: str) -> Iterator[Finding]:
+    """Yield banned words of a Markdown document, outside its blocks of code."""
+    blank = _CODE_FENCE.sub(lambda block: re.sub(r"[^\n]", "", block[0]), text)
+    yield from _words(path, 1, blank)
+
+
+def test_name_findings(path: str, source: str) -> Iterator[Finding]:
+    """Yield banned words in the names of tests."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield from _words(path, node.lineno, node.name.replace("_", " "))
+
+
+test_name_findings.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def findings(path: Path) -> Iterator[Finding]:
+    """Yield the findings of a file, or of all files below a folder."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        name = str(file.relative_to(ROOT))
+        if file.suffix == ".md":
+            yield from document_findings(name, file.read_text(encoding="utf-8"))
+        elif file.suffix == ".py" and file != Path(__file__):
+            check = test_name_findings if name.startswith("tests/") else source_findings
+            yield from check(name, file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", FINISHED)
+def test_finished_paths_use_the_vocabulary(path: str) -> None:
+    assert (ROOT / path).exists(), f"{path} was moved: change FINISHED"
+    found = list(findings(ROOT / path))
+    assert not found, "\n".join(map(str, found))
+
+
+def test_findings_in_a_source() -> None:
+    source = (
+        '"""Cache of programs."""\n'
+        "x = f'no device is none of {x}, as told'\n"
+        "# Nobody reads this.\n"
+        "def f():\n"
+        '    """What it does."""\n'
+        "    y = 1\n"
+        '    """Which one."""\n'
+    )
+    lines = [(finding.line, finding.text) for finding in source_findings("a.py", source)]
+    assert sorted(lines) == [
+        (2, "banned: 'is none'"),
+        (2, "banned: 'told'"),
+        (3, "banned: 'Nobody'"),
+        (5, "docstring begins with 'What it does.'"),
+        (7, "docstring begins with 'Which one.'"),
+    ]
+
+
+def test_findings_in_a_document() -> None:
+    text = "The barrier\n\n```python\nsaid = 1\n```\n\nwaits for whoever is late.\n"
+    assert list(document_findings("a.md", text)) == [Finding("a.md", 7, "banned: 'whoever'")]
+
+
+def test_findings_in_names_of_tests() -> None:
+    source = "def test_a_timeout_is_told(): ...\ndef told(): ...\n"
+    assert [finding.line for finding in test_name_findings("a.py", source)] == [1]
