@@ -439,10 +439,10 @@ class PodError(XlashardError, RuntimeError):
 
 
 class CloudError(XlashardError, RuntimeError):
-    """A TPU in the cloud that can't be had, reached or used, or a request for one that is wrong.
+    """A TPU in the cloud is unavailable or unreachable, or a request for one is invalid.
 
     Attributes:
-        code: The exit code of a command that fails by it: 2 for a wrong request.
+        code: Exit code of a script that fails with it: 2 for an invalid request.
     """
 
     def __init__(self, message: str, *, code: int = 1) -> None:

@@ -1,7 +1,7 @@
 """The manifest of a job on GKE, from the template `jobset.yaml`.
 
-`kubectl` and xpk do the rest. GKE tells the pods their place in `TPU_WORKER_ID`,
-`TPU_WORKER_HOSTNAMES` and `MEGASCALE_*`, which JAX reads.
+`kubectl` runs the job. GKE sets `TPU_WORKER_ID`, `TPU_WORKER_HOSTNAMES` and `MEGASCALE_*` in each
+pod, and JAX reads them.
 """
 
 import json

@@ -29,12 +29,12 @@ class TpuStatus:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the TPU can run jobs."""
+        """True if the TPU can run jobs."""
         return self.state == "READY"
 
     @property
     def is_pending(self) -> bool:
-        """Whether the TPU is expected to become ready."""
+        """True if the TPU is expected to become ready."""
         return bool(self.state) and not self.is_ready and self.state not in _LOST
 
     @property
