@@ -16,11 +16,14 @@ def stable(text, partitioner):
 
 
 @pytest.mark.slow
-def test_the_picture_on_the_page_is_what_its_program_prints(monkeypatch):
+def test_the_picture_on_the_page_is_what_its_program_prints(monkeypatch, update_goldens):
     monkeypatch.setenv("COLUMNS", "100")
     text = PAGE.read_text()
     (shown,) = ("\n".join(b.code) for b in read_blocks(text) if b.info == "text")
     names = {"__name__": "__main__"}
     exec(compile(program(text), "docs/explain.md", "exec"), names)
     report = names["report"]
-    assert stable(str(report), report.place.partitioner) == stable(shown, "shardy")
+    if update_goldens:
+        PAGE.write_text(text.replace(shown, str(report).rstrip()), encoding="utf-8")
+        return
+    assert stable(str(report), report.place.partitioner) == stable(shown, "shardy"), "make goldens"

@@ -2,10 +2,12 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.goldens import check_golden, join_sections
 from xlashard import ProgramReport
 from xlashard.pjit.report import (
     CollectiveReport,
@@ -83,73 +85,66 @@ def words(text):
     return re.sub(r"\s+", " ", text)
 
 
-def test_the_head_says_where_it_runs_and_what_it_costs():
-    head = words(printed(report())[:600])
-    for fact in (
-        "step 8 devices (tpu TPU v5p) · 2 processes · data=2 × fsdp=4 · shardy",
-        "sends 3.0 MiB in 1 collective, run 6 times: 3.0 MiB along fsdp",
-        "holds 8.0 MiB arguments + 1.0 MiB other results + 2.0 MiB temporary",
-        "computes 2.5 TFLOP, 3.0 MiB of memory read or written; XLA counts the body of a loop once",
-    ):
-        assert fact in head
+def test_printed_reports(update_goldens):
+    donations = (
+        DonationReport("a", True, "result[0]", MIB),
+        DonationReport("b", True, "", 2 * MIB, "REASON"),
+        DonationReport("c", False, "result[1]", 3 * MIB),
+    )
+    replications = (
+        WASTE,
+        ReplicationReport("open dimension", "x", "P()", (0, 1), ("y",), 1),
+        ReplicationReport("result", "result", "P()", (0,), ("x",), 1),
+    )
+    reduce = collective(
+        "all-reduce", op_name="step/transpose(jvp())/mul", source=HERE, operands=("f32[2]",) * 3
+    )
+    collectives = (
+        collective(),
+        reduce,
+        collective(argument="params['w']", op_name="params['w']"),
+        collective(needed_by="", needed_by_source=None, times=1, times_known=False),
+    )
+    empty = report(
+        cost=None, memory=None, inputs=(), outputs=(), collectives=(), moves=(), donations=()
+    )
+    reports = {
+        "plain": report(),
+        "replications": report(replications=replications),
+        "collectives": report(collectives=collectives),
+        "in a branch": report(collectives=(collective(conditional=True),)),
+        "donations": report(donations=donations),
+        "empty": empty,
+    }
+    texts = {
+        name: "\n".join(line.rstrip() for line in printed(found, 160).splitlines())
+        for name, found in reports.items()
+    }
+    path = Path(__file__).parent / "goldens" / "reports.txt"
+    check_golden(path, join_sections(texts), update=update_goldens)
 
 
 def test_what_costs_most_stands_first():
     text = printed(report(replications=(WASTE,)))
-    titles = ["sends", "Replicated silently", "Collectives", "Moved before", "Arguments", "Results"]
-    places = [text.index(title) for title in [*titles, "Donated"]]
+    facts = [
+        "along fsdp",
+        "float32[8,8] as",
+        "all-gather",
+        "host →",
+        "state['w']",
+        "result[0]['w']",
+    ]
+    places = [text.index(fact) for fact in facts]
     assert places == sorted(places)
 
 
 WASTE = ReplicationReport("constraint", "float32[8,8]", "P('x')", (1,), ("y",), 5 * MIB, HERE)
 
 
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        (WASTE, "the constraint at project/model.py:12 closes dimension 1: gathered along y"),
-        (
-            ReplicationReport("open dimension", "x", "P()", (0, 1), ("y",), 1),
-            "dimensions 0, 1 left open, and left whole by the partitioner; y could cut it",
-        ),
-        (
-            ReplicationReport("result", "result", "P()", (0,), ("x",), 1),
-            "unspecified; x, which cuts an argument, could cut dimension 0",
-        ),
-    ],
-)
-def test_every_kind_of_replication_is_told(found, says):
-    assert says in words(printed(report(replications=(found,)), 160))
-
-
-def test_a_gather_is_told_by_who_needs_it_and_others_by_themselves():
-    reduce = collective(
-        "all-reduce", op_name="step/transpose(jvp())/mul", source=HERE, operands=("f32[2]",) * 3
-    )
-    gathered = collective(argument="params['w']", op_name="params['w']")
-    unknown = collective(needed_by="", needed_by_source=None, times=1, times_known=False)
-    text = printed(report(collectives=(collective(), reduce, gathered, unknown)), 120)
-    rows = [words(line) for line in text.splitlines() if "3.0 MiB all" in words(line)]
-    assert rows == [
-        " 3.0 MiB all-gather ×6 fsdp f32[64,256] → f32[256,256] project/model.py:12 bd,df->bf ",
-        " 3.0 MiB all-reduce ×6 fsdp 3 × f32[2] → f32[256,256] project/model.py:12 mul, backward ",
-        " 3.0 MiB all-gather ×6 fsdp f32[64,256] → f32[256,256] project/model.py:12 params['w'] ",
-        " 3.0 MiB all-gather ×? fsdp f32[64,256] → f32[256,256] XLA doesn't say ",
-    ]
-
-
-def test_what_is_not_certain_is_said():
-    found = (collective(times_known=False), collective(conditional=True))
-    text = words(printed(report(collectives=found)))
-    assert "a loop without a known count is taken as one run" in text
-    assert "every branch is taken as run" in text
-    assert "in a branch" in text
-
-
 def test_many_rows_are_summed_up_and_all_can_be_shown():
     inputs = tuple(value(f"w[{i}]", (i + 1) * MIB) for i in range(20))
     short, whole = printed(report(inputs=inputs)), printed(report(inputs=inputs), all=True)
-    assert "and 12 more, 78.0 MiB: report.print(all=True)" in words(short)
+    assert re.search(r"\b12 .*\b78\.0 MiB.*report\.print\(all=True\)", words(short))
     shown = re.findall(r"w\[(\d+)\]", short)
     assert shown == [str(i) for i in range(19, 11, -1)]
     # All of them, in their own order.
@@ -176,9 +171,9 @@ def test_what_differs_in_an_index_only_is_one_row():
         "12.0 MiB 48.0 MiB layers[*].w (12) bf16[256,1024] P('fsdp') ×2",
         "1.0 MiB 4.0 MiB head[0].w bf16[256,1024] P() ×2",
         "1.0 MiB 4.0 MiB tail[3] bf16[256,1024] P('fsdp') ×2",
-        "12.0 MiB layers[*].w (12) could be donated to result[0][*].w",
     ):
         assert row in text
+    assert re.search(r"12\.0 MiB layers\[\*\]\.w \(12\) .*result\[0\]\[\*\]\.w", text)
     assert text.index("66.0 MiB all-gather") < text.index("4.0 MiB all-reduce")
     whole = printed(found, 130, all=True)
     assert whole.count("layers[0].w") == 4
@@ -199,32 +194,6 @@ def test_shortened_paths_can_still_be_told_apart():
         table = printed(found, width).split("Arguments")[1].split("Results")[0]
         for mark in (".m[", ".n[", "['p']['down']", "['q']['down']"):
             assert re.sub(r"\s", "", table).count(mark) == 2
-
-
-def test_who_decided_is_a_column_only_where_it_differs():
-    text = printed(report())
-    assert "decided by" in text.split("Results")[0]
-    assert "shardings by you" in text.split("Results")[1]
-    assert "decided by" not in text.split("Results")[1]
-
-
-def test_donations_say_what_was_lost_and_what_could_be():
-    donations = (
-        DonationReport("a", True, "result[0]", MIB),
-        DonationReport("b", True, "", 2 * MIB, "no result has its 2 MiB"),
-        DonationReport("c", False, "result[1]", 3 * MIB),
-    )
-    text = words(printed(report(donations=donations)).split("Donated")[1])
-    assert "1 reused for results, 1.0 MiB on each device" in text
-    assert "b donated, but not reused: no result has its 2 MiB" in text
-    assert "c could be donated to result[1]" in text
-
-
-def test_a_report_without_anything_to_say_prints():
-    empty = report(
-        cost=None, memory=None, inputs=(), outputs=(), collectives=(), moves=(), donations=()
-    )
-    assert words(printed(empty)).endswith("shardy sends nothing to other devices ")
 
 
 def test_every_way_to_print_shows_the_same(monkeypatch, capsys):
