@@ -17,6 +17,7 @@ from tests.pjit.random_programs.against_jax import find_difference
 from tests.pjit.random_programs.checking import find_failure
 from tests.pjit.random_programs.environment import plain, xlashard_sharded
 from tests.pjit.random_programs.generator import OPERATIONS, draw_program
+from tests.pjit.random_programs.invalid import draw_invalid
 from tests.pjit.random_programs.running import run
 from tests.pjit.random_programs.shrinking import SIMPLE, shrink
 from tests.pjit.random_programs.text import program_text
@@ -56,6 +57,16 @@ def test_the_same_as_jax_on_the_same_mesh(seeds):
         failure = find_difference(text)
         assert failure is None, (
             f"{failure}\n\n--seed {seed} --against-jax makes it small:\n\n{text}"
+        )
+
+
+@pytest.mark.slow
+def test_spoiled_programs_are_refused_where_jax_refuses_them(seeds):
+    for seed in seeds:
+        text = program_text(draw_invalid(seed))
+        failure = find_difference(text, classes=True)
+        assert failure is None, (
+            f"{failure}\n\n--seed {seed} --against-jax --invalid makes it small:\n\n{text}"
         )
 
 

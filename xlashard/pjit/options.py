@@ -142,7 +142,7 @@ def read_options(
         keep_unused=_flag(rest, "keep_unused"),
         device=chosen,
         backend=backend,
-        inline=_flag(rest, "inline"),
+        inline=_inline(rest["inline"]),
         compiler_options=compiler_option_items(rest["compiler_options"]),
         donation=rest["donation"],
         share_binary=_flag(rest, "share_binary"),
@@ -188,6 +188,12 @@ def _flag(options: Mapping[str, Any], name: str) -> bool:
         raise ArgumentError(
             f"{name} must be True or False, not {type(options[name]).__name__}: write {name}=True"
         ) from None
+
+
+def _inline(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"inline={value!r} is invalid: write inline=True or inline=False")
+    return value
 
 
 def compiler_option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

@@ -279,12 +279,11 @@ def _voices(wanted: Wanted) -> list[_Voice]:
         if said is not None and names_devices(said):
             who = partial(_described, f"the {wanted.names[0]} of", argument)
             voices.append(_Voice(who, tuple(said.devices)))
-    for argument, _ in wanted.placing:
-        if argument.committed and argument.sharding is not None:
-            if not names_devices(argument.sharding):
-                continue
+    for argument, said in wanted.placing:
+        sharding = _deciding(argument, said)
+        if sharding is not None and names_devices(sharding):
             who = partial(_described, "the argument", argument)
-            voices.append(_Voice(who, argument.sharding.devices, is_argument=True))
+            voices.append(_Voice(who, tuple(sharding.devices), is_argument=True))
     for path, said in zip(wanted.result_paths, wanted.out_shardings, strict=True):
         if said is not None and names_devices(said):
             voices.append(_Voice(f"the {wanted.names[1]} of {path}", tuple(said.devices)))
@@ -299,10 +298,16 @@ def _described(what: str, argument: Argument) -> str:
 
 
 def _of_arguments(wanted: Wanted) -> list[Sharding | None]:
-    """Return what was requested of used arguments, then the shardings of the committed ones."""
+    """Return what was requested of used arguments, then shardings of committed ones."""
     pairs = list(wanted.placing)
-    placed = (a.sharding for a, _ in pairs if a.committed)
-    return [*(requested for _, requested in pairs), *placed]
+    return [*(requested for _, requested in pairs), *(_deciding(*pair) for pair in pairs)]
+
+
+def _deciding(argument: Argument, requested: Sharding | None) -> Sharding | None:
+    """Return the sharding of a committed argument, unless it goes where `in_shardings` names."""
+    if not argument.committed or (requested is not None and names_devices(requested)):
+        return None
+    return argument.sharding
 
 
 def _device_lists(wanted: Wanted) -> list[tuple[Device, ...]]:
@@ -405,10 +410,8 @@ def _agreeing(
     there = argument.sharding
     if not argument.committed or there is None or there is sharding:
         return sharding
-    if sharding.is_equivalent_to(there, argument.aval.ndim):
+    if _has_same_tiles(sharding, there, argument.aval.ndim):
         return sharding
-    if _agrees_where_closed(sharding, there, argument.aval.ndim):
-        return there
     raise ResourceError(
         f"{what} puts {argument.describe()} as {described(sharding)}, but the argument is "
         f"committed as {described(there)}: move it first with device_put(x, "
@@ -417,18 +420,18 @@ def _agreeing(
     )
 
 
-def _agrees_where_closed(
+def _has_same_tiles(
     sharding: XLACompatibleSharding, there: XLACompatibleSharding, ndim: int
 ) -> bool:
-    """Whether a placement only differs in dimensions that were left open."""
-    if not isinstance(sharding, NamedSharding) or not isinstance(there, NamedSharding):
+    """Compare the tiles of two shardings; a call moves an argument between devices, as JAX does."""
+    if sharding.is_equivalent_to(there, ndim):
+        return True
+    if sharding.memory_kind != there.memory_kind or sharding.is_unreduced or there.is_unreduced:
         return False
-    if sharding.mesh != there.mesh or sharding.memory_kind != there.memory_kind:
-        return False
-    if sharding.normal_spec.unreduced != there.normal_spec.unreduced:
-        return False
-    pairs = zip(sharding.normal_spec.for_rank(ndim), there.normal_spec.for_rank(ndim), strict=True)
-    return all(asked is None or asked == cut for asked, cut in pairs)
+    tilings = sharding.rank_tiling(ndim), there.rank_tiling(ndim)
+    if all(tiling.is_replicated for tiling in tilings):
+        return True
+    return sharding.num_devices == there.num_devices and tilings[0].same_tiles(tilings[1])
 
 
 def _check_fits(sharding: XLACompatibleSharding, value: _Value) -> None:

@@ -20,6 +20,7 @@ from tests.pjit.random_programs.checking import Failure, find_failure
 from tests.pjit.random_programs.description import Program
 from tests.pjit.random_programs.environment import jax_sharded
 from tests.pjit.random_programs.generator import draw_program
+from tests.pjit.random_programs.invalid import draw_invalid
 from tests.pjit.random_programs.running import make_mesh, read_header, run, under
 from tests.pjit.random_programs.shrinking import shrink
 from tests.pjit.random_programs.text import program_text
@@ -36,7 +37,7 @@ def main() -> int:
     seeds = options.seed or range(options.start, options.start + options.count)
     if options.show:
         for seed in seeds:
-            print(program_text(draw_program(seed)))
+            print(program_text(_draw(seed, options)))
         return 0
     chunks = [seeds[i : i + PROGRAMS_PER_WORKER] for i in range(0, len(seeds), PROGRAMS_PER_WORKER)]
     kinds: Counter[str] = Counter()
@@ -70,8 +71,21 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="compare with jax.jit on the same mesh, also what is refused and where results lie",
     )
+    parser.add_argument(
+        "--invalid",
+        action="store_true",
+        help="spoil each program by one mistake, and compare the classes of errors too",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _is_set(options: argparse.Namespace, name: str) -> bool:
+    return getattr(options, name.removeprefix("--").replace("-", "_"))
+
+
+def _draw(seed: int, options: argparse.Namespace) -> Program:
+    return (draw_invalid if options.invalid else draw_program)(seed)
 
 
 def _say(**said: object) -> None:
@@ -88,8 +102,10 @@ def _work(options: argparse.Namespace) -> int:
             with under(options.partitioner or header.partitioner):
                 run(text, jax_sharded(make_mesh(header)))
             continue
-        find = find_difference if options.against_jax else find_failure
-        failure = find(text, options.partitioner)
+        if options.against_jax:
+            failure = find_difference(text, options.partitioner, classes=options.invalid)
+        else:
+            failure = find_failure(text, options.partitioner)
         if failure is not None:
             _say(failure=[failure.kind, failure.message, failure.jax], position=position)
             if request["stop"]:
@@ -108,8 +124,7 @@ def _run_worker(
         command = [sys.executable, "-m", __spec__.parent, "--worker", str(path)]
         if options.partitioner:
             command += ["--partitioner", options.partitioner]
-        if options.against_jax:
-            command.append("--against-jax")
+        command += [name for name in ("--against-jax", "--invalid") if _is_set(options, name)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found, position = [], 0
     for line in done.stdout.splitlines():
@@ -128,7 +143,7 @@ def _supervise(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[tu
     """Runs the programs of seeds, with a new worker where one died."""
     start = 0
     while start < len(seeds):
-        texts = [program_text(draw_program(seed)) for seed in seeds[start:]]
+        texts = [program_text(_draw(seed, options)) for seed in seeds[start:]]
         found, died = _run_worker(texts, options)
         for position, failure in found:
             yield seeds[start + position], failure
@@ -139,7 +154,7 @@ def _supervise(seeds: Sequence[int], options: argparse.Namespace) -> Iterator[tu
 
 def _report(seed: int, failure: Failure, options: argparse.Namespace) -> None:
     """Prints a failure with its program, made small."""
-    program = draw_program(seed)
+    program = _draw(seed, options)
     if not options.as_drawn:
         program = shrink(program, lambda smaller: _first_failing(smaller, failure, options))
     text = program_text(program)

@@ -11,7 +11,9 @@ from tests.pjit.random_programs.running import CALLS_OF_TREES, make_mesh, read_h
 ACCEPTED, REFUSED = "accepted", "refused"
 
 
-def find_difference(text: str, partitioner: str | None = None) -> Failure | None:
+def find_difference(
+    text: str, partitioner: str | None = None, *, classes: bool = False
+) -> Failure | None:
     """Run a program under both, and return where they differ.
 
     Compared are whether it is refused, and of its results trees, dtypes, weak types, values and
@@ -22,6 +24,7 @@ def find_difference(text: str, partitioner: str | None = None) -> Failure | None
     Args:
         text: The program.
         partitioner: Instead of the one that it names.
+        classes: Compare the classes of errors too.
     """
     header = read_header(text)
     mesh = make_mesh(header)
@@ -33,7 +36,9 @@ def find_difference(text: str, partitioner: str | None = None) -> Failure | None
         theirs = _outcome(text, jax_sharded(mesh, named), mesh, manner)
         ours = _outcome(text, xlashard_sharded(mesh, named, as_jax=True), mesh, manner)
         if isinstance(theirs, Exception) or isinstance(ours, Exception):
-            return _compare_refusals(ours, theirs)
+            return _compare_refusals(ours, theirs) or (
+                _compare_classes(ours, theirs) if classes else None
+            )
         try:
             for mine, right in zip(ours, theirs, strict=True):
                 compare(mine, right)
@@ -59,6 +64,16 @@ def _compare_refusals(ours: Any, theirs: Any) -> Failure | None:
     if not isinstance(ours, Exception):
         return Failure(ACCEPTED, "it runs", f"raises {first_line(theirs)}")
     return None
+
+
+def _compare_classes(ours: Any, theirs: Any) -> Failure | None:
+    """Compare by the builtin class from which the error of JAX derives."""
+    builtin = next(c for c in type(theirs).__mro__ if c.__module__ == "builtins")
+    # Assertions and missing attributes are accidents of JAX; its own errors come from tracing.
+    is_of_jax = type(ours).__module__.partition(".")[0] == "jax"
+    if builtin not in (ValueError, TypeError, KeyError) or is_of_jax or isinstance(ours, builtin):
+        return None
+    return Failure(f"no {builtin.__name__}", first_line(ours), f"raises {first_line(theirs)}")
 
 
 def _compare_places(got: Any, wanted: Any, *, exact: bool) -> None:

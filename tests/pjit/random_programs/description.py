@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 FLOATS = ("float32", "bfloat16", "float16")
 INTS = ("int32", "uint8", "int8")
@@ -147,6 +148,7 @@ class Program:
         options: Other keywords of pjit, with their values.
         first: The position of the mesh's first device among all devices.
         explicit: Whether the axes of the mesh are explicit.
+        ins: All of `in_shardings` instead of what the arguments have, or None.
     """
 
     seed: int
@@ -160,9 +162,10 @@ class Program:
     results: tuple[Result, ...]
     container: str
     prefix: str | None = None
-    options: tuple[tuple[str, bool], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
     first: int = 0
     explicit: bool = False
+    ins: str | None = None
 
     def pruned(self) -> "Program":
         """Without statements that nothing needs."""

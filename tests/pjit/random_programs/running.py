@@ -150,7 +150,7 @@ def _give_twice(module: Module, library: Library) -> None:
     Where its buffers would be taken over that is refused, and leaves it whole. JAX may hang.
     """
     donated = module.options.get("donate_argnums")
-    if not donated or library.name != "xlashard":
+    if not isinstance(donated, tuple) or library.name != "xlashard":
         return
     f = library.pjit(lambda *args: (module.f(*args[:-1]), args[-1]), donate_argnums=donated)
     for place in (lambda x: x, lambda x: jnp.asarray(x) if _is_host(x) else x):

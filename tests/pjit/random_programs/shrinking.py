@@ -40,6 +40,7 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, arguments=_without(program.arguments, i))
     silent = (
         ("prefix", None),
+        ("ins", None),
         ("call", "call"),
         ("backwards", False),
         ("first", 0),

@@ -30,7 +30,7 @@ def program_text(program: Program) -> str:
         f"partitioner = {program.partitioner!r}",
         f"arguments = {_tuple(_wrapped(a.text, a.wrapped) for a in args)}",
         f"placed = {_tuple(placed)}",
-        f"in_shardings = {_tuple(ins)}",
+        f"in_shardings = {program.ins or _tuple(ins)}",
         f"out_shardings = {program.prefix or _contained(outs, program.container)}",
         f"donated = {donated}",
         f"options = {dict(program.options)}",
