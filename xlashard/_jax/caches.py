@@ -1,6 +1,6 @@
 """Caches of ours that `jax.clear_caches()` empties with its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from jax._src import util
@@ -11,6 +11,32 @@ class Clearable(Protocol):
 
     def cache_clear(self) -> None:
         """Forgets everything."""
+
+
+class BoundedCache:
+    """Cache of values by hashable keys; it is emptied when it is full.
+
+    Args:
+        size: The number of values that it holds.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: dict[Hashable, Any] = {}
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made where the cache has none."""
+        value = self._values.get(key)
+        if value is None:
+            value = make()
+            if len(self._values) >= self._size:
+                self._values = {}
+            self._values[key] = value
+        return value
+
+    def cache_clear(self) -> None:
+        """Forget every value."""
+        self._values = {}
 
 
 def kept_by_jaxpr[T](function: Callable[[Any], T]) -> Callable[[Any], T]:

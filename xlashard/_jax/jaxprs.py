@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, literals
+from jax._src import core, literals, source_info_util
 from jax._src.interpreters import partial_eval as pe
 
 from xlashard._jax.refs import is_reference
@@ -136,14 +136,19 @@ def surround(
     """
     invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
     first, last = [], []
+    source = source_info_util.new_source_info()
+
+    def apply(before: Any, after: Any, params: Any) -> Any:
+        return core.new_jaxpr_eqn([before], [after], primitive, params, set(), source)
+
     for i, params in enumerate(ins):
         if params is not None:
             inner, invars[i] = invars[i], core.Var(invars[i].aval)
-            first.append(core.new_jaxpr_eqn([invars[i]], [inner], primitive, params, set()))
+            first.append(apply(invars[i], inner, params))
     for i, params in enumerate(outs):
         if params is not None:
             inner, outvars[i] = outvars[i], core.Var(outvars[i].aval)
-            last.append(core.new_jaxpr_eqn([inner], [outvars[i]], primitive, params, set()))
+            last.append(apply(inner, outvars[i], params))
     eqns = [*first, *jaxpr.eqns, *last]
     return jaxpr.replace(invars=invars, outvars=outvars, eqns=eqns)
 

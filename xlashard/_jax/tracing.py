@@ -4,8 +4,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import lru_cache
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import jax
@@ -140,8 +139,10 @@ def use_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     Where JAX says already which axes there are, and which of them `shard_map` deals out by hand,
     that stays.
     """
+    if mesh is None:
+        return nullcontext()
     stack = ExitStack()
-    if mesh is not None and mesh_lib.get_abstract_mesh().empty:
+    if mesh_lib.get_abstract_mesh().empty:
         stack.enter_context(sharding_impls._internal_use_concrete_mesh(mesh))
         stack.enter_context(mesh_lib.use_abstract_mesh(mesh.abstract_mesh))
     return stack
@@ -158,7 +159,8 @@ def mesh_in_force() -> Mesh | None:
 
 def manual_axes() -> frozenset[str]:
     """The mesh axes over which a `shard_map` around here runs by hand."""
-    return frozenset(mesh_lib.get_abstract_mesh().manual_axes)
+    mesh = mesh_lib.get_abstract_mesh()
+    return frozenset() if mesh.empty else frozenset(mesh.manual_axes)
 
 
 def is_top_level() -> bool:
@@ -329,17 +331,22 @@ def with_equations(jaxpr: Jaxpr, equations: Sequence[Any]) -> Jaxpr:
 def may_name_shardings(eqn: Any) -> bool:
     """Return whether a parameter of an equation is a sharding or a jaxpr, or a tuple of such."""
     for value in eqn.params.values():
-        if isinstance(value, tuple):
-            if any(map(_may_name_shardings, map(type, value))):
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
+        if kind is tuple:
+            if not _PLAIN.issuperset(map(type, value)) and any(
+                isinstance(member, _CARRIERS) for member in value
+            ):
                 return True
-        elif _may_name_shardings(type(value)):
+        elif isinstance(value, _CARRIERS):
             return True
     return False
 
 
-@lru_cache(maxsize=256)
-def _may_name_shardings(kind: type) -> bool:
-    return issubclass(kind, core.Jaxpr | JaxSharding)
+_CARRIERS = (core.Jaxpr, JaxSharding)
+# Types of most parameters; to look a type up takes less time than isinstance.
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def bodies(eqn: Any) -> Iterator[Jaxpr]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from xlashard._jax import compiling, context, tracing
+from xlashard._jax.caches import BoundedCache, cleared_with_jax
 from xlashard._jax.compile_only import unassigned_devices
 from xlashard._jax.jaxprs import as_function
 from xlashard._jax.refs import is_reference
@@ -35,6 +36,7 @@ from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
     all_parts_of,
     constrained_body,
+    inner_shardings,
     pjit_p,
     used_parts_of,
 )
@@ -52,6 +54,14 @@ from xlashard.sharding import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
+
+type _Boundary = tuple[
+    tuple[XLACompatibleSharding | None, ...], tuple[XLACompatibleSharding | None, ...]
+]
+"""Shardings of arguments and of results; None leaves the value to the partitioner."""
+
+BOUNDARIES = cleared_with_jax(BoundedCache(1024))
+"""Boundary shardings of nested calls, by what was requested of them and by their types."""
 
 
 class Function:
@@ -180,7 +190,8 @@ class Function:
         Args:
             call: The call.
             arguments: Its arguments.
-            keep_unused: Place the program by unused arguments and dead code too.
+            keep_unused: Place the program by unused arguments and dead code too, and on stand-ins
+                where all shardings stand on abstract meshes: a program around it has the devices.
         """
         traced, options = call.traced, self.options
         check_closed_over(traced.jaxpr, traced.name, self.fun)
@@ -200,7 +211,7 @@ class Function:
             closed=closed_over_places(compress(traced.jaxpr.consts, used.consts), self.fun),
             mesh=call.mesh if device is None else None,
             device=device,
-            assign=call.assign,
+            assign=unassigned_devices if keep_unused else call.assign,
             names=(options.in_resources.what, options.out_resources.what),
         )
 
@@ -323,10 +334,22 @@ class Function:
 
         See `constrained_body`.
         """
+        traced = call.traced
+        jaxpr = traced.jaxpr
+        if jaxpr.consts or not all(isinstance(value, tracing.Tracer) for value in call.values):
+            ins, outs = self._boundary_shardings(call)
+        else:
+            # Nested calls are often alike, as the layers of a model are.
+            requested = call.in_shardings, call.out_shardings, call.mesh, self._device()
+            types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
+            ins, outs = BOUNDARIES.kept((requested, types), lambda: self._boundary_shardings(call))
+        return constrained_body(jaxpr, (*(None,) * len(traced.consts), *ins), outs)
+
+    def _boundary_shardings(self, call: Call) -> _Boundary:
+        """Return the shardings to pin at the boundary of the jaxpr of a call."""
         # Inside a trace the whole is placed later.
         arguments = tuple(a.unbound() for a in self.arguments(call))
-        request = self._sharding_request(call, arguments, keep_unused=True)
-        placement = resolve(replace(request, assign=unassigned_devices))
+        placement = resolve(self._sharding_request(call, arguments, keep_unused=True))
         # Else the devices are those of the program around this call.
         named = placement.committed and not placement.is_unassigned
         device = self._device()
@@ -343,15 +366,14 @@ class Function:
             )
 
         traced = call.traced
-        ins = (
+        ins = tuple(
             None if is_reference(aval) else pinned(aval, requested, sharding)
             for aval, requested, sharding in zip(
                 traced.in_avals, call.in_shardings, placement.in_shardings, strict=True
             )
         )
         avals = traced.jaxpr.out_avals
-        outs = tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
-        return constrained_body(traced.jaxpr, (*(None,) * len(traced.consts), *ins), outs)
+        return ins, tuple(map(pinned, avals, call.out_shardings, placement.out_shardings))
 
     def clear_cache(self) -> None:
         """Forgets what was traced of the function, and its programs."""
