@@ -68,7 +68,7 @@ test-oldest: ## Run the tests that depend on JAX's version on Python 3.12 with t
 
 .PHONY: test-all
 test-all: ## Run every test on everything: both partitioners, the oldest versions, PyTorch (an hour)
-	$(MAKE) --no-print-directory test lint
+	$(MAKE) --no-print-directory test lint ARGS="--full-size $(ARGS)"
 	XLASHARD_PARTITIONER=gspmd $(pytest) $(ARGS)
 	$(MAKE) --no-print-directory test $(oldest)
 	$(MAKE) --no-print-directory test-torch

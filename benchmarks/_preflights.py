@@ -23,6 +23,13 @@ from xlashard.train.settings import Settings, load_settings
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = ROOT / "benchmarks" / "_preflights.json"
 PAGE = ROOT / "docs" / "configs.md"
+# The smallest settings file with smaller arrays: it compiles in a seventh of the time.
+SMALL = "1b_v5e_16 small"
+_SMALL_OF = "1b_v5e_16"
+_SMALL_WORDS = (
+    *("model.width=256", "model.heads=4", "model.kv_heads=2", "model.mlp=1024"),
+    *("model.vocab=4096", "model.length=512", "model.attention_block=128", "training.batch=32"),
+)
 _BEGIN, _END = "<!-- table: make preflights -->", "<!-- end of table -->"
 _HEADER = (
     "| settings | chips | mesh | parameters | tokens a step | HBM a chip | spare | seconds a step "
@@ -99,13 +106,20 @@ def topology_settings() -> dict[str, Settings]:
     return dict(sorted(chosen.items(), key=lambda item: (_size(item[1]), item[0])))
 
 
+def small_settings() -> Settings:
+    """Read the smallest settings file, with smaller arrays."""
+    return load_settings(ROOT / "configs" / f"{_SMALL_OF}.toml", _SMALL_WORDS)
+
+
 def _size(settings: Settings) -> int:
     return settings.model.layers * settings.model.width**2
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of a settings file."""
-    return hashlib.sha256((ROOT / "configs" / f"{name}.toml").read_bytes()).hexdigest()
+    """Return the SHA-256 of a settings file, and of the words that make it small."""
+    words = _SMALL_WORDS if name == SMALL else ()
+    data = (ROOT / "configs" / f"{_SMALL_OF if words else name}.toml").read_bytes()
+    return hashlib.sha256(data + " ".join(words).encode()).hexdigest()
 
 
 def compile_facts(name: str, settings: Settings) -> Facts:
@@ -203,7 +217,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="settings files, by name; by default all")
     parser.add_argument("--table", action="store_true", help="write the table alone")
     options = parser.parse_args(arguments)
-    for name, settings in topology_settings().items():
+    for name, settings in {**topology_settings(), SMALL: small_settings()}.items():
         if options.table or (options.names and name not in options.names):
             continue
         began = time.perf_counter()

@@ -63,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="rewrite the golden files instead of comparing; runs the tests of golden files alone",
     )
     parser.addoption(
+        "--full-size",
+        action="store_true",
+        help="also compile what takes minutes, of which a small version is always tested",
+    )
+    parser.addoption(
         "--random-programs",
         type=int,
         default=100,

@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import _preflights as preflights
-from benchmarks._preflights import Facts
 from xlashard.train.formulas import workload
 
 REAL = preflights.topology_settings()
@@ -15,7 +14,7 @@ def test_there_are_settings_for_all_sizes() -> None:
     assert set(REAL) == {
         *("1b_v5e_16", "8b_v5p_64", "8b_v6e_64", "70b_v5p_512", "405b_v5p_4096", "moe_v5p_128")
     }
-    assert set(FACTS) == set(REAL)
+    assert set(FACTS) == {*REAL, preflights.SMALL}
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -43,16 +42,15 @@ def test_the_guide_has_the_table() -> None:
     assert preflights.page() == preflights.PAGE.read_text(encoding="utf-8"), ADVICE
 
 
-@pytest.fixture(scope="module")
-def again() -> Facts:
-    """Compile the smallest settings file here."""
-    return preflights.compile_facts("1b_v5e_16", REAL["1b_v5e_16"])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_smallest_gives_its_facts_again(again: Facts) -> None:
-    before = FACTS["1b_v5e_16"]
+@pytest.mark.parametrize("name", [preflights.SMALL, "1b_v5e_16"])
+def test_compiling_again_gives_the_facts(name: str, request: pytest.FixtureRequest) -> None:
+    if name in REAL and not request.config.getoption("--full-size"):
+        pytest.skip("a minute and a half of compilation: --full-size, as in make test-all")
+    before = FACTS[name]
+    again = preflights.compile_facts(name, REAL.get(name) or preflights.small_settings())
+    assert again.settings == before.settings, ADVICE
     assert again.outcome == "fits"
     assert again.spare >= 0.08
     assert again.argument_bytes == pytest.approx(before.argument_bytes, rel=1e-3)

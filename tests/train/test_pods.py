@@ -147,7 +147,10 @@ def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
 
 
 @pytest.mark.slow
-def test_a_stop_while_it_compiles_leaves_the_first_state(tmp_path: Path) -> None:
+def test_a_stop_while_it_compiles_leaves_the_first_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
     path = written(tmp_path, nano())
     pod = train(
         *(tmp_path, PAIR, "--config", str(path)),
