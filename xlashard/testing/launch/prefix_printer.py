@@ -23,7 +23,6 @@ class PrefixPrinter:
         stderr: Where their standard error goes.
         processes: How many there are.
         only: Those that are shown; None means all.
-        names: What stands before the lines of each, in place of its number.
     """
 
     def __init__(
@@ -32,9 +31,8 @@ class PrefixPrinter:
         stderr: TextIO,
         processes: int,
         only: Collection[int] | None = None,
-        names: Sequence[str] = (),
     ) -> None:
-        names = names or [str(number) for number in range(processes)]
+        names = [str(number) for number in range(processes)]
         self._streams: dict[StreamName, TextIO] = {"stdout": stdout, "stderr": stderr}
         self._prefixes = {
             name: _prefixes(Console(file=stream), names) for name, stream in self._streams.items()
