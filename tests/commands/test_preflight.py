@@ -64,7 +64,7 @@ def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
     assert code == 1
     assert PreflightReport.from_json(out).topology.devices == 8
     first, *lines = err.splitlines()
-    assert first.startswith("all_gather_bytes=100kB is not kept: what a device sends by all-gather")
+    assert first.startswith("all_gather_bytes=100kB is not met: the all-gather traffic of a device")
     assert len(lines) == 1
     assert "all-gather along data" in lines[0] and "programs.py:12" in lines[0]
 
@@ -177,15 +177,15 @@ BAD_INPUT = {
     "another unknown topology": (("-t", "v5q-8", PRODUCT), "v5q"),
     "no slices": (
         ("-t", "v5e-8", "--slices", "0", PRODUCT),
-        "slices is 0; there are one or more of them: write --topology v5e-8 --slices 2\n",
+        "slices=0 is invalid: expected 1 or more: write --topology v5e-8 --slices 2\n",
     ),
     "slices that nothing joins": (
         ("-t", "v3-32", "--slices", "2", PRODUCT),
-        "slices of TPU v3 can't be joined, and slices is 2: write --topology v3:4x4 --slices 1\n",
+        "TPU v3 supports a single slice: write --topology v3:4x4 --slices 1\n",
     ),
     "more than a pod": (
         ("-t", "v5e:32x32", PRODUCT),
-        "More are joined as slices: write --topology v5e:16x16 --slices 2\n",
+        "Larger topologies have several slices: write --topology v5e:16x16 --slices 2\n",
     ),
     "a mesh that does not multiply out": (
         ("-t", "v5e-4", "--mesh", "data=3", PRODUCT),
@@ -198,11 +198,11 @@ BAD_INPUT = {
         ("-t", "v5e-4", "--mesh", "x=4", PRODUCT),
         "the mesh has 'x'=4",
     ),
-    "no module": ((*AT, "tests.nowhere:f"), "there is no module tests.nowhere for"),
+    "no module": ((*AT, "tests.nowhere:f"), "no module named tests.nowhere for"),
     "no function": ((*AT, OURS + "produkt"), "has no function produkt; did you mean product?"),
-    "no function at all": ((*AT, OURS + "NOT_CALLABLE"), "is no function, but int"),
-    "no name": ((*AT, "tests.commands.programs"), "'tests.commands.programs' names no program"),
-    "a path": ((*AT, "tests/commands/programs.py:product"), "names no program"),
+    "no function at all": ((*AT, OURS + "NOT_CALLABLE"), "has type int, expected a function"),
+    "no name": ((*AT, "tests.commands.programs"), "'tests.commands.programs' is not a program"),
+    "a path": ((*AT, "tests/commands/programs.py:product"), "is not a program"),
     "a function that fails": (
         (*AT, OURS + "fails"),
         "fails failed at programs.py:41 in fails: LookupError: no such layer and more of it",
@@ -211,11 +211,14 @@ BAD_INPUT = {
         (*AT, OURS + "untraceable"),
         "untraceable can't be traced at programs.py:35 in step: TypeError: ",
     ),
-    "a number": ((*AT, OURS + "gives_a_number"), "gave int, not a function and its arguments"),
-    "a name": ((*AT, OURS + "gives_a_name"), "gave a tuple of str, tuple, not a function"),
-    "an array": ((*AT, OURS + "gives_an_array"), "gave its arguments as ShapeDtypeStruct"),
-    "one who takes more": ((*AT, OURS + "takes_more"), "takes layers, which nobody can give"),
-    "a price that is no number": ((*AT, PRODUCT, "--price", "cheap"), "price='cheap' is no number"),
+    "a number": (
+        (*AT, OURS + "gives_a_number"),
+        "returned int: expected a function and its arguments",
+    ),
+    "a name": ((*AT, OURS + "gives_a_name"), "returned a tuple of str, tuple: expected a function"),
+    "an array": ((*AT, OURS + "gives_an_array"), "returned its arguments as ShapeDtypeStruct"),
+    "one who takes more": ((*AT, OURS + "takes_more"), "requires layers: the parameters"),
+    "a price that is no number": ((*AT, PRODUCT, "--price", "cheap"), "price='cheap' is invalid"),
     "a budget that is none": ((*AT, PRODUCT, "--budget", "hmb=1%"), "did you mean hbm?"),
     "an option without a value": ((*AT, PRODUCT, "--option", "xla_a"), "--option xla_a=true"),
     "an option that there isn't": ((*AT, PRODUCT, "--option", "xla_no=1"), "xla_no"),
@@ -270,7 +273,7 @@ def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
     said = {
         "broken_one": "broken_one can't be imported at broken_one.py:2 in <module>: NameError: ",
         "broken_two": "broken_two can't be imported at broken_two.py:1: SyntaxError: ",
-        "broken_three": "broken_three can't be imported: it needs not_installed_here",
+        "broken_three": "broken_three can't be imported: it requires not_installed_here",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))

@@ -60,7 +60,7 @@ WRONG = {
         (*AT, "--mesh", "data=auto", "--slices", "0", PRODUCT),
         "write --topology v5e-4 --slices 2\n",
     ),
-    "no size": ((*AT, "--mesh", "data=auto,model", PRODUCT), "is no axis with a size"),
+    "no size": ((*AT, "--mesh", "data=auto,model", PRODUCT), "is not NAME=SIZE"),
     "never": ((*AT, "--mesh", "data=3,model=..2", PRODUCT), "no mesh of data=3"),
     "no function": ((*AT, "--mesh", "data=auto", "tests.commands.programs:f"), "has no function"),
 }
@@ -87,7 +87,7 @@ def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkey
 
 def test_no_slices_to_compile_for(run):
     code, _, err = run("compile", *AT, "--slices", "0", "--mesh", "data=4", PRODUCT)
-    assert code == 2 and err.endswith("more of them: write --topology v5e-4 --slices 2\n")
+    assert code == 2 and err.endswith("expected 1 or more: write --topology v5e-4 --slices 2\n")
 
 
 @pytest.mark.slow

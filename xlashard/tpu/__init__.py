@@ -1,9 +1,8 @@
-"""TPU topologies, and what a program would do on one, on a machine without a TPU.
+"""TPU topologies, device meshes on them, and preflight reports, on a machine without a TPU.
 
-`generations` has what is public of the chips and `names` what a name stands for; `layout` lays axes
-on a torus, `meshes` makes device meshes of that for a `Topology` of `topologies`, and `links` says
-how fast the devices along the axes of any mesh talk. What a program would take, do and cost is told
-by `preflight`.
+`generations` holds public chip figures, `topology_names` parses names, `mesh_layout` lays mesh axes
+on a torus, `topologies` makes device meshes, and `links` computes the bandwidth along mesh axes.
+`preflight` reports the memory, time and cost of a program.
 """
 
 from xlashard.tpu.generations import GENERATIONS, Generation

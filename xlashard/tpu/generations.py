@@ -1,8 +1,7 @@
-"""What is publicly known of each TPU generation: cores, memory, arithmetic, links, pods.
+"""Public figures of each TPU generation: cores, memory, FLOP/s, links, pods.
 
-Each figure names where it is from. A figure that the page does not print, but that follows from
-those that it does, says how. What libtpu itself tells (devices of a chip, chips of a host, the
-memory that a program may use) is compared with it in the tests.
+Each figure names its source. Derived figures name their derivation. Tests compare devices per chip,
+chips per host and the available memory with libtpu.
 """
 
 from dataclasses import dataclass
@@ -18,31 +17,30 @@ class Generation:
     """A generation of TPUs.
 
     Attributes:
-        name: As libtpu writes it: `v5e`.
-        title: As Cloud TPU calls it: `TPU v5e`.
-        device_kind: What JAX says of its devices.
-        dimensions: Of the torus that its chips form.
+        name: Name in libtpu: `v5e`.
+        title: Name in Cloud TPU: `TPU v5e`.
+        device_kind: `device_kind` of its JAX devices.
+        dimensions: Dimensions of its torus of chips.
         cores_per_chip: TensorCores.
-        devices_per_chip: Devices that JAX shows for a chip. Where a chip with two cores is one
-            device, the two work as one (megacore).
-        host_bounds: Chips along x, y and z that a host of a large slice has.
-        single_host_shapes: Slices that lie on one host though they are larger than that.
-        counts_cores: Whether the number in `v5p-128` counts TensorCores and not chips.
-        pod_chips: The most chips that links join.
-        pod_shape: How those lie.
-        ring_size: The dimension whose ends are joined: for generations of two dimensions those of
-            just that size, for those of three dimensions all, in slices of whole cubes of that
-            size.
-        hbm_bytes: Of a chip.
-        available_bytes: What the compiler lets a program use on one device.
-        hbm_bandwidth: Bytes per second of a chip.
-        peak_flops: By dtype, FLOP per second of a chip.
-        ici_links: Links of a chip to its neighbours.
-        ici_bandwidth: Bytes per second of one link in one direction.
-        core_bandwidth: Bytes per second in one direction between the devices of one chip; 0 where
-            there is one.
-        dcn_bandwidth: Bytes per second of a host to other slices; 0 where slices can't be joined.
-        sources: For each of these figures where it is from.
+        devices_per_chip: JAX devices per chip. Two cores that form one device work as a megacore.
+        host_bounds: Chips per host of a large slice, along x, y and z.
+        single_host_shapes: Larger slices that still lie on a single host.
+        counts_cores: Whether the number in `v5p-128` counts TensorCores rather than chips.
+        pod_chips: Maximum number of chips joined by ICI links.
+        pod_shape: Shape of a full pod, in chips.
+        ring_size: Dimension size at which links wrap around: in two dimensions exactly this size,
+            in three dimensions every slice made of whole cubes of this size.
+        hbm_bytes: HBM per chip.
+        available_bytes: HBM that the compiler makes available to a program on one device.
+        hbm_bandwidth: Bytes per second per chip.
+        peak_flops: FLOP per second per chip, by dtype.
+        ici_links: ICI links per chip.
+        ici_bandwidth: Bytes per second per ICI link in one direction.
+        core_bandwidth: Bytes per second in one direction between the devices of a chip; 0 for one
+            device per chip.
+        dcn_bandwidth: Bytes per second per host to other slices; 0 if the generation has no
+            multislice.
+        sources: Source of each figure.
     """
 
     name: str
@@ -69,38 +67,38 @@ class Generation:
 
     @property
     def chips_per_host(self) -> int:
-        """Chips that a host of a large slice has."""
+        """Chips per host of a large slice."""
         x, y, z = self.host_bounds
         return x * y * z
 
     @property
     def devices_per_host(self) -> int:
-        """Devices that such a host has."""
+        """Devices per host of a large slice."""
         return self.chips_per_host * self.devices_per_chip
 
     @property
     def is_megacore(self) -> bool:
-        """Whether the two cores of a chip are one device."""
+        """True if both cores of a chip form one device."""
         return self.cores_per_chip > self.devices_per_chip
 
     @property
     def device_hbm_bytes(self) -> int:
-        """HBM of one device."""
+        """HBM per device."""
         return self.hbm_bytes // self.devices_per_chip
 
     @property
     def device_hbm_bandwidth(self) -> float:
-        """Bytes per second of one device's HBM."""
+        """HBM bytes per second per device."""
         return self.hbm_bandwidth / self.devices_per_chip
 
     @property
     def device_peak_flops(self) -> tuple[tuple[str, float], ...]:
-        """By dtype, FLOP per second of one device."""
+        """FLOP per second per device, by dtype."""
         return tuple((dtype, flops / self.devices_per_chip) for dtype, flops in self.peak_flops)
 
     @property
     def device_dcn_bandwidth(self) -> float:
-        """Bytes per second of one device's share of its host's network."""
+        """Bytes per second per device, as its share of the host's DCN bandwidth."""
         return self.dcn_bandwidth / self.devices_per_host
 
 
@@ -117,7 +115,7 @@ _SEVENTH = f"{_DOCS}/tpu7x"
 
 
 def _sources(page: str, **others: str) -> tuple[tuple[str, str], ...]:
-    """The page for every figure but those that say otherwise."""
+    """Return `page` as the source of every figure except `others`."""
     figures = {
         **dict.fromkeys(("cores_per_chip", "pod_chips", "pod_shape", "counts_cores"), page),
         **dict.fromkeys(("hbm_bytes", "hbm_bandwidth", "peak_flops"), page),
@@ -348,7 +346,7 @@ GENERATIONS: tuple[Generation, ...] = (
         ),
     ),
 )
-"""Every generation that libtpu compiles for, the oldest first."""
+"""Every generation that libtpu compiles for, oldest first."""
 
 BY_NAME = {generation.name: generation for generation in GENERATIONS}
-"""The same by name."""
+"""Generations by name."""

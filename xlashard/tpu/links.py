@@ -1,4 +1,4 @@
-"""Where the axes of a mesh lie on the torus, and how fast the devices along them talk."""
+"""Bandwidth between the devices along mesh axes, by their position on the torus."""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from xlashard.tpu.topologies import Topology
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """What the devices along some mesh axes talk over.
+    """Links between the devices along some mesh axes.
 
     Attributes:
-        axes: The axes.
-        size: How many devices talk with each other: those that differ in these axes alone.
-        parts: What the axes have of each dimension of the topology, `slice` and `core` included;
-            empty where the devices follow no dimensions.
-        links: Links of a chip that they use, those that other groups use too by their share.
-        ring: Whether they close to rings in each dimension, every step going to a neighbour.
-        network: `dcn` where they lie in several slices.
-        bytes_per_second: How fast one device sends to the others, all groups at once. What a ring
-            sends, `(size - 1) / size` of the gathered bytes, takes that by this speed.
+        axes: Names of the mesh axes.
+        size: Group size: devices that differ in these axes alone.
+        parts: Extent of the axes along each topology dimension, including `slice` and `core`; empty
+            if the devices follow no dimensions.
+        links: Links per chip, weighted by the share of this group where groups share a link.
+        ring: Whether the devices form a ring of neighbours in each dimension.
+        network: `dcn` if the group spans slices.
+        bytes_per_second: Bytes per second that one device sends while all groups are active. A ring
+            sends `(size - 1) / size` of the gathered bytes at this speed.
     """
 
     axes: tuple[str, ...]
@@ -43,15 +43,15 @@ class AxisLinks:
 
 
 def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
-    """What the devices along some mesh axes talk over.
+    """Return the links between the devices along some mesh axes.
 
     Args:
-        topology: Whose devices the mesh has.
-        mesh: Laid in any way.
-        axes: Names of mesh axes; a collective along several of them has groups over all.
+        topology: Topology of the mesh devices.
+        mesh: Mesh in any device order.
+        axes: Names of mesh axes; the groups of a collective span all of them.
 
     Raises:
-        TopologyError: If the mesh has other devices, or no such axes.
+        TopologyError: If the mesh has devices of another topology, or lacks an axis.
 
     Example:
         >>> from xlashard.tpu import topology
@@ -72,12 +72,12 @@ def axis_links(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> AxisLinks
 
 
 def axis_parts(topology: Topology, mesh: Mesh, axis: str) -> tuple[AxisPart, ...]:
-    """What a mesh axis has of each dimension; nothing where it follows none.
+    """Return the extent of a mesh axis along each dimension; empty if the axis follows none.
 
     Args:
-        topology: Whose devices the mesh has.
-        mesh: Laid in any way.
-        axis: A name of its axes.
+        topology: Topology of the mesh devices.
+        mesh: Mesh in any device order.
+        axis: Name of a mesh axis.
     """
     return axis_links(topology, mesh, (axis,)).parts
 
@@ -90,7 +90,7 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     spans = _slices_spanned(topology, mesh, axes)
     generation = topology.generation
     if parts is None:
-        # Nobody knows the ways; each device then has no more than its part of one link.
+        # The routes are unknown: assume a share of one link per device.
         shared = generation.ici_bandwidth / generation.devices_per_chip
         dcn = generation.device_dcn_bandwidth
         network, speed = ("dcn", dcn) if spans > 1 else ("ici", shared)
@@ -99,21 +99,21 @@ def _links(topology: Topology, mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     links = usable_links(on_torus)
     speed = ici_speed(generation, parts, links)
     if spans > 1:
-        # The devices of a slice bring in together what comes from the others.
+        # All devices of a slice receive from the other slices in parallel.
         speed = min(speed, generation.device_dcn_bandwidth * (size // spans))
     ring = spans == 1 and bool(parts) and all(p.ring and p.stride == 1 for p in parts)
     return AxisLinks(axes, size, parts, links, ring, "dcn" if spans > 1 else "ici", speed)
 
 
 def ici_speed(generation: Generation, parts: Sequence[AxisPart], links: float) -> float:
-    """How fast a device sends within its slice.
+    """Return the bytes per second that a device sends within its slice.
 
-    The devices of a chip share its links. Where they are in one group, what comes in serves both.
+    Devices of a chip share its links. Inside one group, data received by the chip serves both.
 
     Args:
-        generation: Of the chips.
-        parts: The dimensions along which they send.
-        links: How many of a chip's links they use for that.
+        generation: Generation of the chips.
+        parts: Dimensions that the group spans.
+        links: Links of a chip that the group uses.
     """
     together = any(p.dimension == "core" for p in parts)
     if not links:
@@ -130,7 +130,7 @@ def _merged(
     mesh: Mesh,
     axes: Sequence[str],
 ) -> tuple[AxisPart, ...] | None:
-    """The parts of some axes together; None if they don't fill a box of positions."""
+    """Return the combined extent of some axes, or None if they don't fill a box of positions."""
     where = np.zeros((1, len(dimensions)), np.int64)
     for name in axes:
         where = (where[:, None, :] + steps[name][None, :, :]).reshape(-1, len(dimensions))
@@ -144,9 +144,9 @@ def _merged(
 
 @lru_cache(maxsize=64)
 def _steps(topology: Topology, mesh: Mesh) -> dict[str, npt.NDArray[np.int64]] | None:
-    """For each axis where its devices lie from the first of them: `[size, dimensions]`.
+    """Return device offsets from the first device of each axis: `[size, dimensions]`.
 
-    None if they lie differently for different places along the other axes.
+    None if the offsets depend on the position along other axes.
     """
     places = _places(topology, mesh)
     first = places[(0,) * mesh.devices.ndim]
@@ -162,20 +162,20 @@ def _steps(topology: Topology, mesh: Mesh) -> dict[str, npt.NDArray[np.int64]] |
 
 @lru_cache(maxsize=64)
 def _places(topology: Topology, mesh: Mesh) -> npt.NDArray[np.int64]:
-    """The coordinates of all devices of a mesh: `[*mesh, dimensions]`."""
+    """Return the coordinates of all mesh devices: `[*mesh, dimensions]`."""
     positions = topology.positions
     try:
         found = [positions[device.id] for device in mesh.devices.flat]
     except KeyError as error:
         raise TopologyError(
-            f"the mesh has a device of {mesh.devices.flat[0].platform}, with the id {error}, and "
-            f"{topology} has none: topology({topology.name!r}).mesh(axes)"
+            f"the mesh has device {error} of platform {mesh.devices.flat[0].platform}, which is "
+            f"not in {topology}: make it by topology({topology.name!r}).mesh(axes)"
         ) from None
     return topology.coordinates[np.array(found)].reshape(*mesh.devices.shape, -1)
 
 
 def _slices_spanned(topology: Topology, mesh: Mesh, axes: Sequence[str]) -> int:
-    """In how many slices the devices along some axes lie."""
+    """Return the number of slices that the devices along some axes span."""
     numbers = _places(topology, mesh)[..., 0]
     line = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
     return len(np.unique(numbers[line]))

@@ -1,4 +1,9 @@
-"""Lay the axes of a device mesh on a torus."""
+"""Layout of mesh axes on a torus, maximising the bandwidth of each axis.
+
+A torus is a box of positions; some dimensions wrap around. An axis of `n` devices takes factors of
+one or more dimensions whose product is `n`. Axes placed earlier have smaller strides; axes placed
+later step over them.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +16,18 @@ import numpy.typing as npt
 
 from xlashard.errors import TopologyError
 
-# How much less the next axis in order counts than the one before it.
+# Weight of an axis relative to the next one in order.
 _PRECEDENCE = 4.0
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a torus.
+    """Dimension of a torus.
 
     Attributes:
-        name: `x`.
-        size: Positions along it.
-        wraps: Whether its ends are joined.
+        name: Name: `x`.
+        size: Number of positions.
+        wraps: Whether the dimension wraps around.
     """
 
     name: str
@@ -32,13 +37,13 @@ class Dimension:
 
 @dataclass(frozen=True)
 class AxisPart:
-    """What an axis has of a dimension.
+    """Extent of a mesh axis along one dimension.
 
     Attributes:
-        dimension: Its name.
-        size: How many positions of it the axis runs over.
-        stride: How far apart they are.
-        ring: Whether it closes: going on from the last, the first is next.
+        dimension: Name of the dimension.
+        size: Number of positions of the axis.
+        stride: Distance between neighbouring positions of the axis.
+        ring: Whether the positions form a ring.
     """
 
     dimension: str
@@ -48,10 +53,10 @@ class AxisPart:
 
     @property
     def links(self) -> float:
-        """Links by which a position sends along it, shared ones by their share.
+        """Links per position, weighted by share.
 
-        A position in a ring sends both ways, one at the end of a line has one link; where the
-        positions are `stride` apart, as many groups of them share each link.
+        A position in a ring sends both ways; the end of a line has one link. With a stride,
+        `stride` groups share each link.
         """
         if self.size == 1:
             return 0.0
@@ -59,18 +64,18 @@ class AxisPart:
 
 
 def part(dimension: Dimension, size: int, stride: int) -> AxisPart:
-    """What an axis has that runs over so many positions of a dimension, so far apart."""
+    """Return the extent of an axis of `size` positions along a dimension."""
     closes = dimension.wraps and size * stride == dimension.size
     return AxisPart(dimension.name, size, stride, closes or (size == 2 and stride == 1))
 
 
 class _Choice(NamedTuple):
-    """Factors for some axes; the least is the best.
+    """Factors for the remaining axes; the smallest tuple is the best.
 
     Attributes:
-        cuts: How often a dimension is cut between axes.
-        seconds: The measure of their speed.
-        factors: For each axis those of each dimension.
+        cuts: Number of dimensions split between axes.
+        seconds: Weighted gather time.
+        factors: Per axis, one factor per dimension.
     """
 
     cuts: int
@@ -79,10 +84,9 @@ class _Choice(NamedTuple):
 
 
 def usable_links(parts: Sequence[AxisPart]) -> float:
-    """Links by which each of the positions sends that some parts reach together.
+    """Return the links with which each position of a group sends.
 
-    Rings add up. What is open is gone through in one line or circle, whatever it is made of, and
-    that has two links at most.
+    Rings add up. Open dimensions form a single line or cycle with at most two links.
     """
     rings = sum(p.links for p in parts if p.ring and p.size > 2)
     return rings + min(2.0, sum(p.links for p in parts if not p.ring or p.size == 2))
@@ -91,15 +95,15 @@ def usable_links(parts: Sequence[AxisPart]) -> float:
 def lay_out_axes(
     torus: Sequence[Dimension], sizes: Sequence[int]
 ) -> tuple[tuple[AxisPart, ...], ...]:
-    """Lays axes on a torus.
+    """Lay mesh axes on a torus.
 
-    Of all ways of dealing out factors those are looked at that cut the fewest dimensions, and of
-    these the one is taken that gives the axes the fastest links, each counting four times as much
-    as the one after it: the least sum of the times in which each gathers a byte from its devices.
+    Among the factorisations that split the fewest dimensions, choose the one with the least
+    weighted sum of all-gather times per byte; each axis weighs four times as much as the next.
 
     Args:
-        torus: Its dimensions.
-        sizes: Of the axes, the one that talks most first; together they are the whole torus.
+        torus: Dimensions of the torus.
+        sizes: Axis sizes, the axis with the most communication first; their product is the size of
+            the torus.
 
     Returns:
         For each axis its parts, in the order of the dimensions.
@@ -108,7 +112,7 @@ def lay_out_axes(
 
     @cache
     def best(axis: int, left: tuple[int, ...]) -> _Choice:
-        """The best factors of this axis and all after it."""
+        """Return the best factors of this axis and the following ones."""
         if axis == len(sizes):
             return _Choice(0, 0.0, ())
         found = []
@@ -124,7 +128,7 @@ def lay_out_axes(
                     (factors, *later.factors),
                 )
             )
-        # Of equal ones that which leaves the first dimensions to later axes.
+        # Ties leave the first dimensions to later axes.
         return min(found)
 
     left, laid = whole, []
@@ -137,7 +141,7 @@ def lay_out_axes(
 def _parts(
     torus: Sequence[Dimension], factors: Sequence[int], left: Sequence[int]
 ) -> list[AxisPart]:
-    """What an axis of these factors gets, where of each dimension so much is left."""
+    """Return the extent of an axis with these factors, given the remaining size per dimension."""
     return [
         part(d, factor, d.size // rest)
         for d, factor, rest in zip(torus, factors, left, strict=True)
@@ -146,7 +150,7 @@ def _parts(
 
 @lru_cache(maxsize=4096)
 def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """All ways to write a size as a product of divisors of what is left of each dimension."""
+    """Return all factorisations of a size into divisors of the remaining sizes."""
     if not left:
         return ((),) if size == 1 else ()
     first, *others = left
@@ -158,33 +162,32 @@ def _factorings(size: int, left: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
 
 
 def resolve_axis_sizes(axes: Mapping[str, int], devices: int, where: str) -> dict[str, int]:
-    """The sizes of mesh axes, with a number in place of -1.
+    """Return the mesh axis sizes, with -1 resolved.
 
     Raises:
-        TopologyError: If they are not sizes, or not as many devices as there are.
+        TopologyError: If a size is invalid, or the product differs from the number of devices.
     """
     if not isinstance(axes, Mapping) or not axes:
         raise TopologyError(
-            f"the axes of a mesh are names with sizes, not {axes!r}", axes={"data": devices}
+            f"axes={axes!r} is invalid: expected mesh axis names with sizes", axes={"data": devices}
         )
     for name, size in axes.items():
         if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
             raise TopologyError(
-                f"mesh axis {name!r} has the size {size!r}; it is a number of devices, at least 1, "
-                "or -1 for those that the other axes leave",
+                f"mesh axis {name!r} has the invalid size {size!r}: expected a number of "
+                f"devices, or -1 for the remaining ones",
                 axes=dict(axes) | {name: 1 if -1 in axes.values() else -1},
             )
     free = [name for name, size in axes.items() if size == -1]
     if len(free) > 1:
         raise TopologyError(
-            f"mesh axes {free[0]!r} and {free[1]!r} are both -1; one of them can take what the "
-            "others leave",
+            f"mesh axes {free[0]!r} and {free[1]!r} are both -1: at most one axis may be -1",
             axes=dict(axes) | dict.fromkeys(free[1:], 1),
         )
-    said = math.prod(size for size in axes.values() if size != -1)
-    if devices % said if free else said != devices:
+    product = math.prod(size for size in axes.values() if size != -1)
+    if devices % product if free else product != devices:
         raise _mismatch(axes, devices, where)
-    return {name: devices // said if size == -1 else size for name, size in axes.items()}
+    return {name: devices // product if size == -1 else size for name, size in axes.items()}
 
 
 def arrange_devices(
@@ -193,17 +196,18 @@ def arrange_devices(
     sizes: Mapping[str, int],
     order: Sequence[str] | None,
 ) -> npt.NDArray[np.object_]:
-    """The devices of a mesh.
+    """Return the device array of a mesh.
 
     Args:
         grid: All devices by their coordinates.
-        dimensions: Of the grid: slices first, the torus, the devices of a chip last.
-        sizes: Of the axes, together as many as there are devices.
-        order: The axes, the one that talks most first; None for the last axis first.
+        dimensions: Dimensions of the grid: slices first, then the torus, then the devices of a
+            chip.
+        sizes: Axis sizes; their product is the number of devices.
+        order: Axis names, the axis with the most communication first; None for the last axis first.
     """
     names = _by_talk(sizes, order)
     digits = _digits(dimensions, {name: sizes[name] for name in names})
-    # Every dimension is cut into what each axis has of it, the part with the longest steps first.
+    # Split each dimension by the extents of the axes, largest stride first.
     cuts = [
         sorted(
             ((p.stride, name, p.size) for name, p in digits if p.dimension == dimension.name),
@@ -220,7 +224,7 @@ def arrange_devices(
 def _digits(
     dimensions: Sequence[Dimension], sizes: Mapping[str, int]
 ) -> list[tuple[str, AxisPart]]:
-    """What each axis has of each dimension; the axes come as they talk, the most first."""
+    """Return the extents of each axis, the axis with the most communication first."""
     slices, *torus, cores = dimensions
     left = dict(sizes)
     outer = _shared(slices, left, reversed(left))
@@ -233,7 +237,7 @@ def _digits(
 def _shared(
     dimension: Dimension, left: dict[str, int], names: Iterable[str]
 ) -> list[tuple[str, AxisPart]]:
-    """Deals one dimension out to the axes, each as much as it can take, and takes it from them."""
+    """Split one dimension over the axes and divide it out of `left`."""
     parts, remaining = [], dimension.size
     for name in tuple(names):
         factor = math.gcd(remaining, left[name])
@@ -249,19 +253,19 @@ def _by_talk(sizes: Mapping[str, int], order: Sequence[str] | None) -> tuple[str
         return tuple(sizes)[::-1]
     if isinstance(order, str) or sorted(order) != sorted(sizes):
         raise TopologyError(
-            f"order is {order!r}; it names each mesh axis once, the one that sends the most "
-            f"first: order={list(sizes)[::-1]}"
+            f"order={order!r} is invalid: expected each mesh axis once, the axis with the most "
+            f"communication first: order={list(sizes)[::-1]}"
         )
     return tuple(order)
 
 
 def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyError:
-    said = " x ".join(f"{name}={size}" for name, size in axes.items())
+    sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
     product = math.prod(size for size in axes.values() if size != -1)
-    counts = f"a mesh of {said} has {product:,} devices, and {where} has {devices:,}"
+    counts = f"a mesh of {sizes} has {product:,} devices, and {where} has {devices:,}"
     if -1 in axes.values():
-        counts = f"mesh axes {said}: {product:,} doesn't divide the {devices:,} devices of {where}"
-    # The first axis that comes out whole is the one to change.
+        counts = f"mesh axes {sizes}: {product:,} doesn't divide the {devices:,} devices of {where}"
+    # Suggest changing the first axis whose size comes out as an integer.
     for name, size in axes.items():
         others = product // size
         if size != -1 and devices % others == 0:
@@ -270,7 +274,7 @@ def _mismatch(axes: Mapping[str, int], devices: int, where: str) -> TopologyErro
                 fitting = min(_divisors(fitting), key=lambda divisor: abs(divisor - size))
             return TopologyError(counts, axes=dict(axes) | {name: fitting})
     return TopologyError(
-        f"{counts}; the size of an axis divides that: {_listed(_divisors(devices))}",
+        f"{counts}; valid axis sizes are its divisors: {_listed(_divisors(devices))}",
         axes=dict.fromkeys(list(axes)[:1], devices),
     )
 

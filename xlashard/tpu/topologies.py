@@ -1,4 +1,4 @@
-"""A TPU topology by name: its chips and devices, for which programs compile anywhere."""
+"""TPU topologies by name, whose devices programs can be compiled for on any machine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,15 @@ _DIMENSIONS = ("x", "y", "z")
 class Topology:
     """One or more slices of TPU chips.
 
-    Two are equal if they have the same name and as many slices, and then their devices are the
-    same too.
+    Two topologies with the same name and number of slices are equal and share their devices.
 
     Attributes:
-        name: As libtpu writes it: `v5p:2x2x4`.
-        slices: How many slices there are, each of that shape, joined by the data-center network.
-        generation: What is known of the chips.
-        shape: Chips along each dimension of a slice.
-        twisted: Whether the long dimension is joined with a twist.
-        devices: For which programs can be compiled, and not run; slice by slice, those of a host
-            together.
+        name: Name in libtpu: `v5p:2x2x4`.
+        slices: Number of slices of this shape, joined by the data-center network.
+        generation: Figures of the chips.
+        shape: Chips per dimension of a slice.
+        twisted: Whether the long dimension is a twisted torus.
+        devices: Compile-only devices, by slice and host.
 
     Example:
         >>> from xlashard.tpu import topology
@@ -60,39 +58,39 @@ class Topology:
         return f"Topology({self.name!r}: {chips} on {on}{many}{devices})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Devices go into no pickle; those of a name are the same in every process.
+        # Devices are not pickled; a name has the same devices in every process.
         return topology, (self.name, self.slices)
 
     @property
     def accelerator_type(self) -> str:
-        """How Cloud calls a slice of as many chips: `v5p-128`, `v5litepod-16`."""
+        """Name of the slice size in Cloud TPU: `v5p-128`, `v5litepod-16`."""
         return accelerator_type(SliceName(self.generation, self.shape, self.twisted))
 
     @property
     def chips(self) -> int:
-        """How many chips there are, in all slices."""
+        """Number of chips in all slices."""
         return self.slices * math.prod(self.shape)
 
     @cached_property
     def hosts(self) -> int:
-        """How many hosts there are, in all slices."""
+        """Number of hosts in all slices."""
         return len({device.process_index for device in self.devices})
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are, in all slices."""
+        """Number of devices in all slices."""
         return len(self.devices)
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """For each dimension of a slice, whether its ends are joined to a ring."""
+        """Per dimension of a slice, True if the links wrap around."""
         return wraps_of(self.generation, self.shape)
 
     @cached_property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """What a mesh is laid on, the outermost first.
+        """Dimensions for laying out a mesh, outermost first.
 
-        They are `slice`, the dimensions of the torus, and `core`: the devices of one chip.
+        `slice`, the dimensions of the torus, and `core` for the devices of a chip.
         """
         chips = zip(_DIMENSIONS, self.shape, self.wraps, strict=False)
         return (
@@ -103,7 +101,7 @@ class Topology:
 
     @cached_property
     def coordinates(self) -> npt.NDArray[np.int64]:
-        """Where each device lies along each of the `dimensions`: `[devices, dimensions]`."""
+        """Coordinates of each device: `[devices, dimensions]`."""
         rank = len(self.shape)
         return np.array(
             [(_slice(d), *d.coords[:rank], d.core_on_chip) for d in self.devices], dtype=np.int64
@@ -111,31 +109,30 @@ class Topology:
 
     @cached_property
     def positions(self) -> Mapping[int, int]:
-        """By the id of a device its place in `devices`."""
+        """Position in `devices` by device id."""
         return {device.id: position for position, device in enumerate(self.devices)}
 
     @cached_property
     def _grid(self) -> npt.NDArray[np.object_]:
-        """The devices by their coordinates."""
+        """Devices by coordinates."""
         grid = np.empty(tuple(d.size for d in self.dimensions), dtype=object)
         grid[tuple(self.coordinates.T)] = self.devices
         return grid
 
     def mesh(self, axes: Mapping[str, int], order: Sequence[str] | None = None) -> Mesh:
-        """A mesh over all devices, its axes laid on the torus where they have the fastest links.
+        """Return a mesh over all devices, laid on the torus for the highest bandwidth per axis.
 
-        An axis lies along whole dimensions where it can, so that its devices form rings. The
-        devices of one chip belong to the axes that talk most, and the slices to those that talk
-        least: what goes between slices goes over the data-center network.
+        Axes take whole dimensions where possible, so that their devices form rings. Devices of a
+        chip belong to the axes with the most communication, slices to the axes with the least,
+        because slices communicate over the data-center network.
 
         Args:
-            axes: By name how many devices each axis has, in the order of the mesh; one of them may
-                be -1, for what the others leave.
-            order: The names, the axis that sends the most first. Otherwise the last axis of the
-                mesh sends the most.
+            axes: Size per axis name, in the order of the mesh; one size may be -1.
+            order: Axis names, the axis with the most communication first. Default: the last mesh
+                axis first.
 
         Raises:
-            TopologyError: If the axes are not as many devices as the topology has.
+            TopologyError: If the axis sizes don't multiply to the number of devices.
 
         Example:
             >>> from xlashard.tpu import topology
@@ -147,22 +144,22 @@ class Topology:
             return Mesh(arrange_devices(self._grid, self.dimensions, sizes, order), tuple(sizes))
 
     def __str__(self) -> str:
-        """The name, with how many slices there are of it: `2 slices of v5e:4x4`."""
+        """Return the name with the number of slices: `2 slices of v5e:4x4`."""
         return self.name if self.slices == 1 else f"{self.slices} slices of {self.name}"
 
 
 def topology(name: str, slices: int = 1) -> Topology:
-    """A TPU topology that programs can be compiled for, on a machine without a TPU.
+    """Return a TPU topology that programs can be compiled for, on a machine without a TPU.
 
     Args:
-        name: A name of Cloud's (`v5p-128`, `v5litepod-16`, `v6e-64`), a generation with the shape
-            of a slice (`v5p:8x8x8`, `ironwood:4x4x4`), or one machine (`ct5lp-hightpu-4t`). The
-            number of a Cloud name counts TensorCores for v2, v3, v4, v5p and tpu7x, chips for v5e
-            and v6e.
-        slices: How many slices of it, joined by the data-center network.
+        name: A Cloud TPU name (`v5p-128`, `v5litepod-16`, `v6e-64`), a generation with a slice
+            shape (`v5p:8x8x8`, `ironwood:4x4x4`), or a machine type (`ct5lp-hightpu-4t`). The
+            number in a Cloud TPU name counts TensorCores for v2, v3, v4, v5p and tpu7x, chips for
+            v5e and v6e.
+        slices: Number of slices, joined by the data-center network.
 
     Raises:
-        TopologyError: If there is no such topology, or libtpu is missing.
+        TopologyError: If the topology is unknown, or libtpu is missing.
 
     Example:
         >>> from xlashard.tpu import topology
@@ -180,16 +177,16 @@ def topology(name: str, slices: int = 1) -> Topology:
 def _check_slices(name: str, found: SliceName, slices: int) -> None:
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise TopologyError(
-            f"slices is {slices!r}; there are one or more of them", topology=name, slices=2
+            f"slices={slices!r} is invalid: expected 1 or more", topology=name, slices=2
         )
     if slices > 1 and not found.generation.dcn_bandwidth:
         raise TopologyError(
-            f"slices of {found.generation.title} can't be joined, and slices is {slices}",
+            f"slices={slices} is invalid: {found.generation.title} supports a single slice",
             topology=found.text,
         )
 
 
-# Meshes on the same topology made twice are equal only if their devices are the same objects.
+# Cached, because meshes are equal only if their devices are the same objects.
 @lru_cache(maxsize=1024)
 def _made(name: SliceName, slices: int) -> Topology:
     devices = topologies.compile_only_devices(
@@ -200,10 +197,10 @@ def _made(name: SliceName, slices: int) -> Topology:
 
 
 def wraps_of(generation: Generation, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """For each dimension of a slice, whether its ends are joined to a ring.
+    """Return, per dimension of a slice, whether the links wrap around.
 
-    Slices of three dimensions are made of cubes, whose faces optical switches join as they please;
-    in a pod of two dimensions the ends are joined, and a slice has those that it spans.
+    Optical switches join the faces of whole cubes in three dimensions. In two dimensions only the
+    full pod size wraps around.
     """
     if generation.dimensions == 2:
         return tuple(size == generation.ring_size for size in shape)
@@ -212,10 +209,10 @@ def wraps_of(generation: Generation, shape: tuple[int, ...]) -> tuple[bool, ...]
 
 
 def _options(generation: Generation, shape: tuple[int, ...], slices: int) -> dict[str, object]:
-    """What libtpu is to be told besides the name.
+    """Return the libtpu options for a topology.
 
-    Of itself it takes every slice for one without rings, cores for devices of their own, and knows
-    no slice of one chip.
+    By default, libtpu assumes no wrap-around links, one device per core, and at least one full
+    host.
     """
     is_host = shape in generation.single_host_shapes
     bounds = shape if is_host else map(min, shape, generation.host_bounds)
@@ -231,5 +228,5 @@ def _options(generation: Generation, shape: tuple[int, ...], slices: int) -> dic
 
 
 def _slice(device: Device) -> int:
-    # None where there is one slice.
+    # `slice_index` is None for a single slice.
     return getattr(device, "slice_index", None) or 0

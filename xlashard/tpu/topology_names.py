@@ -1,4 +1,4 @@
-"""The names that topologies have: Cloud's accelerator types and machines, and libtpu's names."""
+"""Names of topologies: accelerator types and machine types of Cloud TPU, and libtpu names."""
 
 import difflib
 import math
@@ -24,14 +24,14 @@ _MACHINES = {
     "ct6e-standard": "v6e",
     "tpu7x-standard": "tpu7x",
 }
-# Slices that Cloud makes of the generations with two dimensions.
+# Cloud TPU slice shapes of two-dimensional generations.
 _FLAT_SHAPES = {
     "v2": ((2, 2), (4, 4), (8, 8), (8, 16), (16, 16)),
     "v3": ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32)),
     "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
 }
-# Slices smaller than a cube, of those with three.
+# Shapes of less than a cube, for three-dimensional generations.
 _SMALL_SHAPES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _CUBE = 4
 _NAME = re.compile(r"(?P<kind>[a-z0-9-]+?)[:-](?P<size>[0-9]+(?:x[0-9]+)*)(?P<twist>_\w+)?")
@@ -40,12 +40,12 @@ _MACHINE = re.compile(r"(?P<machine>[a-z0-9]+-[a-z]+)-(?P<chips>[0-9]+)t")
 
 @dataclass(frozen=True)
 class SliceName:
-    """What a name stands for.
+    """Parsed name of a slice.
 
     Attributes:
-        generation: Of the chips.
-        shape: Chips along each dimension of the torus.
-        twisted: Whether its long dimension is joined with a twist.
+        generation: Generation of the chips.
+        shape: Chips per dimension of the torus.
+        twisted: Whether the long dimension is a twisted torus.
     """
 
     generation: Generation
@@ -54,29 +54,29 @@ class SliceName:
 
     @property
     def text(self) -> str:
-        """As libtpu writes it: `v5p:4x4x8_twisted`."""
+        """Name in libtpu: `v5p:4x4x8_twisted`."""
         return f"{self.generation.name}:{shape_name(self.shape)}{'_twisted' * self.twisted}"
 
 
 def shape_name(shape: tuple[int, ...]) -> str:
-    """A shape as in `4x4x8`."""
+    """Return a shape as text: `4x4x8`."""
     return "x".join(map(str, shape))
 
 
 def parse_topology_name(name: str) -> SliceName:
-    """What a name of any kind stands for.
+    """Parse the name of a topology.
 
     Args:
-        name: Of libtpu (`v5p:4x4x8`), an accelerator type (`v5p-128`, `v5litepod-16`), the same
-            with the usual name of its generation (`v5e-16`, `ironwood:4x4x4`), or one machine
+        name: A libtpu name (`v5p:4x4x8`), an accelerator type (`v5p-128`, `v5litepod-16`), either
+            one with an alias of the generation (`v5e-16`, `ironwood:4x4x4`), or a machine type
             (`ct5lp-hightpu-4t`).
 
     Raises:
-        TopologyError: If there is no such generation, or no such slice of it.
+        TopologyError: If the generation or the slice is unknown.
     """
     if not isinstance(name, str):
         raise TopologyError(
-            f"a topology is named by a string, not by {name!r}: topology('v5p:4x4x4')"
+            f"name={name!r} is invalid: expected a string, such as topology('v5p:4x4x4')"
         )
     text = name.strip().lower()
     machine = _MACHINE.fullmatch(text)
@@ -91,21 +91,21 @@ def parse_topology_name(name: str) -> SliceName:
     sizes = tuple(map(int, found["size"].split("x")))
     if len(sizes) == 1:
         sizes = _shape_of_count(name, generation, sizes[0])
-    return checked(SliceName(generation, _dimensions(name, generation, sizes), twisted))
+    return validate(SliceName(generation, _dimensions(name, generation, sizes), twisted))
 
 
 def accelerator_type(slice_name: SliceName) -> str:
-    """How Cloud calls as many chips: `v5p-128`, `v5litepod-16`."""
+    """Return the Cloud TPU name of the slice size: `v5p-128`, `v5litepod-16`."""
     generation = slice_name.generation
     prefix = "v5litepod" if generation.name == "v5e" else generation.name
     return f"{prefix}-{math.prod(slice_name.shape) * _units(generation)}"
 
 
 def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
-    """The shape that Cloud gives a slice of so many chips; None where it has no such slice.
+    """Return the shape of a Cloud TPU slice of this many chips, or None if Cloud TPU has none.
 
-    Of two dimensions it is the one of its list, of three the smaller ones are listed, and a larger
-    one is made of cubes of 4x4x4 and as near to a cube as that can be.
+    Two-dimensional and small three-dimensional shapes are listed. Larger ones are made of 4x4x4
+    cubes, as close to a cube as possible.
     """
     if generation.dimensions == 2:
         return next((s for s in _FLAT_SHAPES[generation.name] if math.prod(s) == chips), None)
@@ -123,25 +123,25 @@ def default_shape(generation: Generation, chips: int) -> tuple[int, ...] | None:
 
 
 def chip_counts(generation: Generation) -> tuple[int, ...]:
-    """How many chips a slice can have, the fewest first."""
+    """Return the valid chip counts of a slice, smallest first."""
     if generation.dimensions == 2:
         return tuple(map(math.prod, _FLAT_SHAPES[generation.name]))
     small = tuple(map(math.prod, _SMALL_SHAPES))
     return small + tuple(range(_CUBE**3, generation.pod_chips + 1, _CUBE**3))
 
 
-def checked(slice_name: SliceName) -> SliceName:
-    """The same, if there can be such a slice.
+def validate(slice_name: SliceName) -> SliceName:
+    """Return the slice name if the slice is valid.
 
     Raises:
-        TopologyError: If it is larger than a pod, or not made of whole hosts and cubes, or can't be
+        TopologyError: If the slice exceeds a pod, is not made of whole hosts and cubes, or can't be
             twisted.
     """
     generation, shape = slice_name.generation, slice_name.shape
     chips = math.prod(shape)
     if not chips:
         raise TopologyError(
-            f"{slice_name.text} has no chips, and every size is at least 1: "
+            f"{slice_name.text} has no chips: every size must be at least 1; "
             f"{_nearest_text(generation, 0)}"
         )
     if generation.dimensions == 2:
@@ -158,7 +158,7 @@ def _check_flat(slice_name: SliceName) -> None:
     x, y = sorted(shape)
     if x > generation.pod_shape[0] or y > generation.pod_shape[1]:
         raise _too_large(slice_name)
-    # A slice within one host has any shape that the host has.
+    # A slice within a single host may have any shape that fits the host.
     host = generation.host_bounds
     if (x > host[0] or y > host[1]) and (x % 2 or y % 2):
         raise TopologyError(
@@ -176,8 +176,8 @@ def _check_cubes(slice_name: SliceName) -> None:
     single = all(size <= bound for size, bound in zip(shape, host, strict=True))
     if wrong:
         raise TopologyError(
-            f"{slice_name.text} has a dimension of {wrong[0]} chips; one has 1, 2, 4 or a "
-            f"multiple of 4: {_nearest_text(generation, math.prod(shape))}"
+            f"{slice_name.text} has a dimension of {wrong[0]} chips: expected 1, 2, 4 or a "
+            f"multiple of 4; {_nearest_text(generation, math.prod(shape))}"
         )
     if not single and (shape[0] % host[0] or shape[1] % host[1]):
         raise TopologyError(
@@ -187,41 +187,43 @@ def _check_cubes(slice_name: SliceName) -> None:
 
 
 def _check_twist(slice_name: SliceName) -> None:
-    # libtpu ends the whole process when it is asked for another one.
+    # libtpu aborts the process for an invalid twist.
     generation, shape = slice_name.generation, sorted(slice_name.shape)
     short = shape[0]
     whole = generation.dimensions == 3 and short % _CUBE == 0
     if not whole or shape not in ([short, short, 2 * short], [short, 2 * short, 2 * short]):
         raise TopologyError(
-            f"{slice_name.text} can't be twisted: of three dimensions in whole cubes of 4x4x4, one "
-            f"or two are twice as long as the others: 'v5p:4x4x8_twisted', 'v5p:4x8x8_twisted'"
+            f"{slice_name.text} can't be twisted: expected three dimensions of whole 4x4x4 "
+            "cubes, one or two of them twice as long as the others: 'v5p:4x4x8_twisted', "
+            f"'v5p:4x8x8_twisted'"
         )
 
 
 def _is_twisted(name: str, ending: str | None) -> bool:
     if ending not in (None, "_twisted", "_untwisted"):
         raise TopologyError(
-            f"topology {name!r} ends in {ending!r}: a shape ends in '_twisted', or in nothing"
+            f"topology {name!r} has the invalid suffix {ending!r}: expected '_twisted', or no "
+            f"suffix"
         )
     return ending == "_twisted"
 
 
 def _dimensions(name: str, generation: Generation, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """As many sizes as the torus has dimensions; sizes of 1 behind them are left away."""
-    wanted = generation.dimensions
-    while len(sizes) > wanted and sizes[-1] == 1:
+    """Return one size per torus dimension, dropping trailing sizes of 1."""
+    rank = generation.dimensions
+    while len(sizes) > rank and sizes[-1] == 1:
         sizes = sizes[:-1]
-    if len(sizes) == wanted:
+    if len(sizes) == rank:
         return sizes
-    example = SliceName(generation, (*sizes, *(1,) * wanted)[:wanted])
+    example = SliceName(generation, (*sizes, *(1,) * rank)[:rank])
     raise TopologyError(
-        f"topology {name!r} has {len(sizes)} dimensions, and the torus of a {generation.title} has "
-        f"{wanted}: '{example.text}'"
+        f"topology {name!r} has {len(sizes)} dimensions, but the torus of a {generation.title} "
+        f"has {rank}: '{example.text}'"
     )
 
 
 def _units(generation: Generation) -> int:
-    """What the number in an accelerator type counts of each chip."""
+    """Return the number of units per chip that an accelerator type counts."""
     return generation.cores_per_chip if generation.counts_cores else 1
 
 
@@ -248,12 +250,12 @@ def _machine_shape(name: str, generation: Generation, chips: int) -> tuple[int, 
     if chips not in shapes:
         machine = name.strip().rpartition("-")[0]
         known = " or ".join(f"{machine}-{count}t" for count in sorted(shapes))
-        raise TopologyError(f"there is no machine {name!r}: {known}")
+        raise TopologyError(f"unknown machine type {name!r}: write {known}")
     return shapes[chips]
 
 
 def _nearest_text(generation: Generation, chips: float) -> str:
-    """The slices next to so many chips, by both their names."""
+    """Return the nearest valid slices, by both names."""
     counts = chip_counts(generation)
     below = [count for count in counts if count <= chips][-1:]
     above = [count for count in counts if count > chips][:1]
@@ -271,8 +273,8 @@ def _too_large(slice_name: SliceName) -> TopologyError:
     pod = SliceName(generation, generation.pod_shape)
     return TopologyError(
         f"{slice_name.text} has {math.prod(slice_name.shape):,} chips; a pod of "
-        f"{generation.title} has {generation.pod_chips:,}, as {pod.text}. More are joined as "
-        "slices",
+        f"{generation.title} has {generation.pod_chips:,}, as {pod.text}. Larger topologies have "
+        f"several slices",
         topology=pod.text,
         slices=2,
     )
@@ -283,28 +285,28 @@ def _unknown(name: str, text: str) -> str:
     kind, size = (parted[1] or "", parted[2] or "") if parted else (text, "")
     if text in _ALIASES:
         usual = ", ".join(f"'{offer}'" for offer in _usual(BY_NAME[_ALIASES[text]]))
-        return f"topology {name!r} names a generation and no size of a slice: {usual}"
-    # Names of the same generation are offered once, by the one that Cloud and libtpu share.
+        return f"topology {name!r} lacks a slice size: write {usual}"
+    # Suggest each generation once, by the name shared by Cloud TPU and libtpu.
     near = dict.fromkeys(
         _ALIASES[alias] for alias in difflib.get_close_matches(kind, _ALIASES, n=5, cutoff=0.5)
     )
     offers = ", ".join(f"'{_offer(BY_NAME[kind], size)}'" for kind in near)
     meant = f"the nearest are {offers}. " if offers else ""
     return (
-        f"there is no TPU topology {name!r}: {meant}A name is a generation ({', '.join(BY_NAME)}) "
-        "and a size: 'v5p-128' or 'v5p:4x4x4'"
+        f"unknown TPU topology {name!r}: {meant}Write a generation ({', '.join(BY_NAME)}) and a "
+        f"size: 'v5p-128' or 'v5p:4x4x4'"
     )
 
 
 def _usual(generation: Generation) -> tuple[str, str]:
-    """A small slice by both its names."""
+    """Return both names of a small slice."""
     shape = default_shape(generation, 16) or generation.pod_shape
     known = SliceName(generation, shape)
     return accelerator_type(known), known.text
 
 
 def _offer(generation: Generation, size: str) -> str:
-    """A generation with the size that was asked for, or else with one that it has."""
+    """Return a generation with the requested size if valid, else with a typical size."""
     if not size:
         return _usual(generation)[0]
     separator = ":" if "x" in size else "-"

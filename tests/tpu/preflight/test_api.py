@@ -172,7 +172,7 @@ def test_options_of_the_compiler_are_used_and_told() -> None:
 
 
 def test_what_is_wrong_is_told_before_anything_is_compiled() -> None:
-    with pytest.raises(ArgumentError, match="price='cheap' is no number"):
+    with pytest.raises(ArgumentError, match="price='cheap' is invalid"):
         preflight(layers, X, W, topology="v5e-99", price="cheap")
     with pytest.raises(TopologyError, match="v5e-99"):
         preflight(layers, X, W, topology="v5e-99")

@@ -1,4 +1,4 @@
-"""`preflight`: what a program would take, do and cost on TPU chips, on a machine without one."""
+"""`preflight`: report the memory, time and cost of a program on TPU chips, without a TPU."""
 
 import warnings
 from collections.abc import Mapping
@@ -43,36 +43,35 @@ def preflight(
     title: str = "",
     **kwargs: Any,
 ) -> PreflightReport:
-    """Says what a program would take, do and cost on TPU chips; none is needed for that.
+    """Report the memory, time, collectives and cost of a program on TPU chips, without a TPU.
 
-    The program is compiled for the topology by libtpu. One that is too large for the chips gives
-    the same report, whose `outcome` says so.
+    libtpu compiles the program for the topology. A program that exceeds the HBM gets a full report,
+    with `outcome` `out of memory`.
 
     Args:
-        fun: A function made by `xlashard.pjit`, with whatever was said of it (shardings, donation,
-            ...); a plain function; or a stage, `Traced` or `Lowered`, which needs no arguments.
-        *args: Arguments of a call. A `jax.ShapeDtypeStruct` does for an array. What lies on
-            another mesh (arrays on this machine's devices, for example) is taken to lie on the
-            topology along axes of the same names.
-        topology: The chips: `"v5p-128"`, `"v5e:4x4"`, or an `xlashard.tpu.topology`.
-        mesh: Names and sizes of the mesh axes, such as `{"data": 8, "model": 4}`; or a mesh. It is
-            in force while the function is traced. By default that of the arguments.
-        slices: How many slices of the topology there are.
-        workload: For a step of training what it does, for tokens per second and utilisation.
-        price: Of one chip for an hour, for what a step costs: `4.2`, `"4.20 USD"`.
-        replicated_above: From how many bytes on what every device holds whole is named.
-        compiler_options: Options of the compiler, as of `Lowered.compile`.
-        title: What the report says of where the program comes from.
+        fun: A function made by `xlashard.pjit`, with its shardings and donation; a plain function;
+            or a stage, `Traced` or `Lowered`, without arguments.
+        *args: Arguments of a call, or a `jax.ShapeDtypeStruct` per array. A sharding on another
+            mesh, such as one of local devices, maps to the topology by axis names.
+        topology: Topology, or its name: `"v5p-128"`, `"v5e:4x4"`.
+        mesh: Mesh axis sizes, such as `{"data": 8, "model": 4}`, or a mesh, in effect while the
+            function is traced. Default: the mesh of the arguments.
+        slices: Number of slices of the topology.
+        workload: Tokens and model FLOP of a training step, for tokens per second and MFU.
+        price: Cost per chip-hour: `4.2`, `"4.20 USD"`.
+        replicated_above: Minimum bytes of the fully replicated values that the report lists.
+        compiler_options: Compiler options, as for `Lowered.compile`.
+        title: Title of the report, such as the source of the program.
         **kwargs: Keyword arguments of the call.
 
     Returns:
-        The report. `print(report)` shows it, `report.to_json()` keeps it.
+        The report. `print(report)` displays it, `report.to_json()` serializes it.
 
     Raises:
-        TopologyError: If there is no such topology, the mesh can't lie on it, or libtpu is missing.
-        ArgumentError: If `fun` is none of the above, or the price is no number.
-        CompileError: If the compiler refuses the program for another reason than its size.
-        ResourceError: As the call itself would, and so are all its other errors.
+        TopologyError: If the topology is unknown, the mesh doesn't match it, or libtpu is missing.
+        ArgumentError: If `fun` or `price` is invalid.
+        CompileError: If compilation fails for a reason other than memory.
+        ResourceError: As raised by a call; other errors of a call propagate too.
 
     Example:
         >>> import jax, xlashard
@@ -89,7 +88,7 @@ def preflight(
         title, workload, None if price is None else parse_price(price), replicated_above
     )
     with short_tracebacks, warnings.catch_warnings():
-        # The report says it, with the reason, of each argument.
+        # The report lists the reason for each argument.
         warnings.simplefilter("ignore", DonationWarning)
         place = topology if isinstance(topology, Topology) else find_topology(topology, slices)
         on, lowered = lower_for(fun, args, kwargs, place, mesh)
@@ -100,20 +99,20 @@ def preflight(
 def lower_for(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], topology: Topology, mesh: Any
 ) -> tuple[Mesh, Lowered]:
-    """The mesh on the topology's devices, and the module for them.
+    """Return the mesh on the topology's devices and the lowered program.
 
     Args:
-        fun: A function or a stage, as `preflight` takes it.
-        args: Arguments of a call.
-        kwargs: Those that go by name.
-        topology: The devices.
-        mesh: As `preflight` takes it.
+        fun: Function or stage, as in `preflight`.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments of a call.
+        topology: Topology to lower for.
+        mesh: Mesh, as in `preflight`.
     """
     if isinstance(fun, Traced | Lowered):
         if args or kwargs:
             raise ArgumentError(
-                f"a {type(fun).__name__} has its arguments already, but preflight was given more: "
-                "write xlashard.preflight(stage, topology=...), or give the function and arguments"
+                f"preflight takes no arguments with a {type(fun).__name__}: write "
+                f"xlashard.preflight(stage, topology=...), or pass the function and its arguments"
             )
         return _of_stage(fun, topology, mesh)
     function = _function(fun)
@@ -147,8 +146,8 @@ def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[M
 def _function(fun: Any) -> Any:
     if isinstance(fun, Compiled):
         raise ArgumentError(
-            f"{fun.fun_name} is compiled already, and a compiled program has forgotten its module: "
-            "give preflight the function, or the Lowered that it was compiled from"
+            f"{fun.fun_name} is already compiled: pass preflight the function, or the Lowered "
+            f"that it was compiled from"
         )
     if not callable(fun):
         raise ArgumentError(
@@ -160,27 +159,26 @@ def _function(fun: Any) -> Any:
     if hasattr(fun, "lower"):
         name = function_name(getattr(fun, "__wrapped__", fun))
         raise ArgumentError(
-            f"preflight takes a function made by xlashard.pjit, and {name} is one of jax.jit, "
-            f"which keeps what was said of it to itself: write {name} = xlashard.jit(...), which "
-            "takes the same options"
+            f"{name} was made by jax.jit, whose shardings preflight can't read: write {name} = "
+            f"xlashard.jit(...), which accepts the same options"
         )
     return pjit(fun)
 
 
 def _check_devices(lowered: Lowered, topology: Topology) -> None:
-    """Raises if a module is for other devices than those of a topology."""
+    """Raise if a program is lowered for devices outside the topology."""
     devices = lowered._program.plan.devices
     strangers = set(devices) - set(topology.devices)
     if strangers:
         kind = next(iter(strangers)).device_kind
         raise ArgumentError(
-            f"{lowered.fun_name} was lowered for {counted(len(devices), 'device')} of {kind}, not "
-            f"for those of {topology.name}: make its mesh from them, "
-            f"tpu.topology({topology.name!r}).mesh({{...}}), and give preflight that topology"
+            f"{lowered.fun_name} was lowered for {counted(len(devices), 'device')} of {kind}, "
+            f"not for those of {topology.name}: make its mesh with "
+            f"tpu.topology({topology.name!r}).mesh({{...}}), and pass preflight that topology"
         )
     if len(devices) < topology.num_devices:
         raise ArgumentError(
             f"{lowered.fun_name} uses {counted(len(devices), 'device')} of the "
-            f"{topology.num_devices} of {topology.name}: give a topology of that many, or a mesh "
-            "over all of them"
+            f"{topology.num_devices} of {topology.name}: pass a topology with as many devices, "
+            f"or a mesh over all of them"
         )

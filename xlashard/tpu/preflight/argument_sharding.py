@@ -1,4 +1,4 @@
-"""Arguments as a person has them, placed on the devices of a topology."""
+"""Shardings of the arguments on the devices of a topology."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from xlashard.tpu.topologies import Topology
 from xlashard.wording import typed
 
 type MeshLike = Mesh | jax.sharding.AbstractMesh | Mapping[str, int]
-"""Axis names and sizes, on whichever devices."""
+"""Axis names and sizes, on any devices."""
 
 
 def resolve_mesh(topology: Topology, mesh: MeshLike | None, arguments: Mapping[str, Any]) -> Mesh:
-    """The mesh of a preflight: the one that was given, or that of the arguments.
+    """Return the mesh of a preflight: the given one, else that of the arguments.
 
     Args:
-        topology: Whose devices it is to have.
-        mesh: As the caller gave it. One over other devices lends its names and sizes.
-        arguments: The leaves of the arguments by their paths.
+        topology: Topology of the mesh devices.
+        mesh: Mesh of the caller. A mesh of other devices contributes axis names and sizes.
+        arguments: Argument leaves by path.
 
     Raises:
-        ArgumentError: If neither says a mesh, or arguments say several.
-        TopologyError: If a mesh of these sizes can't lie on the topology.
+        ArgumentError: If there is no mesh, or arguments have different meshes.
+        TopologyError: If the mesh doesn't match the topology.
     """
     if mesh is None:
         mesh = _only_mesh(topology, arguments)
@@ -48,25 +48,26 @@ def _only_mesh(
         return meshes.popitem()[1][1]
     if not meshes:
         raise ArgumentError(
-            f"none of the arguments says how the {topology.num_devices} devices of "
-            f"{topology.name} form a mesh: write mesh={{'data': {topology.num_devices}}}, or "
+            "mesh is missing, and no argument has a named sharding on the "
+            f"{topology.num_devices} devices of {topology.name}: write "
+            f"mesh={{'data': {topology.num_devices}}}, or "
             f"--mesh data={topology.num_devices} on the command line"
         )
-    said = " and ".join(
+    meshes_text = " and ".join(
         f"{path} on {', '.join(f'{name}={size}' for name, size in axes)}"
         for axes, (path, _) in meshes.items()
     )
     raise ArgumentError(
-        f"the arguments lie on meshes of different axes, {said}: say which one is meant, "
+        f"the arguments have different meshes, {meshes_text}: specify one, "
         f"mesh={{'data': {topology.num_devices}}}"
     )
 
 
 def check_named_shardings(arguments: Mapping[str, Any]) -> None:
-    """Raises if an argument lies on several devices in a way that no mesh axes name.
+    """Raise if an argument is sharded over several devices without a named sharding.
 
     Raises:
-        ArgumentError: With its path.
+        ArgumentError: With the path of the argument.
     """
     for path, value in arguments.items():
         sharding = _sharding(value)
@@ -74,8 +75,8 @@ def check_named_shardings(arguments: Mapping[str, Any]) -> None:
             continue
         if sharding.num_devices > 1:
             raise ArgumentError(
-                f"{path} ({typed(value.dtype, value.shape)}) lies on {sharding.num_devices} "
-                f"devices as {sharding}, which names no axes of a mesh: write "
+                f"{path} ({typed(value.dtype, value.shape)}) is sharded over "
+                f"{sharding.num_devices} devices by {sharding}, without mesh axes: write "
                 "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
             )
 
@@ -85,10 +86,9 @@ def _sharding(value: Any) -> Any:
 
 
 def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
-    """A function that gives for each leaf of the arguments what stands for it on a mesh.
+    """Return a function that maps an argument leaf to its shape with a sharding on `mesh`.
 
-    What lies on another mesh lies here along axes of the same names. What lies on one device, as
-    arrays do of which nothing was said, is left for the program to place.
+    Shardings on another mesh map by axis names. Values on a single device stay unspecified.
     """
 
     def placed(value: Any) -> Any:
@@ -96,10 +96,10 @@ def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
         if sharding is None:
             return value
         weak = bool(getattr(value, "weak_type", False))
-        there = None
+        target = None
         if isinstance(sharding, jax.sharding.NamedSharding):
-            there = _moved(sharding, mesh)
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there, weak_type=weak)
+            target = _moved(sharding, mesh)
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=target, weak_type=weak)
 
     return placed
 
@@ -107,5 +107,5 @@ def argument_placer(mesh: Mesh) -> Callable[[Any], Any]:
 def _moved(sharding: jax.sharding.NamedSharding, mesh: Mesh) -> NamedSharding:
     if sharding.mesh == mesh:
         return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-    # Memories are named differently by other platforms; their default is meant as the default.
+    # Platforms name their memories differently: use the default memory.
     return NamedSharding(mesh, sharding.spec)

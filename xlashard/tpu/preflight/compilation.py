@@ -1,8 +1,7 @@
-"""Compiling for a topology, with all that the compiler tells on the way.
+"""Compile a program for a topology and collect the compiler's dumps.
 
-libtpu refuses a program that is too large for the chip's memory and gives nothing back. What it
-writes into its dump folder is the same in both cases: the scheduled module, where each of its
-values lies in memory, and how long.
+libtpu returns no executable for a program that exceeds the HBM. Its dump folder has the same
+contents either way: the scheduled module, buffer assignment and live ranges.
 """
 
 import time
@@ -23,14 +22,14 @@ from xlashard.tpu.preflight.dump_folder import temporary_dump_folder
 
 @dataclass(frozen=True)
 class Dump:
-    """What the compiler wrote of one program.
+    """Compiler dumps of one program.
 
     Attributes:
-        hlo: The optimised, scheduled module.
-        buffers: Where its values lie: the text of XLA's buffer assignment; empty if not written.
-        live_ranges: When they are alive, and which are at the peak; empty if not written.
-        before_partitioning: The module before SPMD partitioning, with a sharding for each
-            argument and result; empty if the partitioner chose none of them.
+        hlo: Optimised and scheduled HLO module.
+        buffers: Text of XLA's buffer assignment; empty if not written.
+        live_ranges: Live range of each buffer; empty if not written.
+        before_partitioning: The module before SPMD partitioning, with a sharding for each argument
+            and result; empty if the partitioner chose none of them.
     """
 
     hlo: str
@@ -41,14 +40,14 @@ class Dump:
 
 @dataclass(frozen=True)
 class Compilation:
-    """A program compiled for a topology, or refused for its memory.
+    """A program compiled for a topology, or rejected for its memory.
 
     Attributes:
-        lowered: What was compiled.
-        compiled: The program; None where it needs more memory than a device has.
-        dump: What the compiler wrote.
-        seconds: How long it took.
-        options: Options of the compiler that the caller gave.
+        lowered: The lowered program.
+        compiled: The executable; None if the program exceeds the device memory.
+        dump: Compiler dumps.
+        seconds: Compile time.
+        options: Compiler options of the caller.
     """
 
     lowered: Lowered
@@ -59,17 +58,17 @@ class Compilation:
 
     @cached_property
     def module(self) -> HloText:
-        """The optimised module, read.
+        """Parsed optimised module.
 
-        That of the compiled program where there is one: it has the compiler's own estimates,
-        which the dump is written too early for.
+        Prefers the text of the executable, which includes the compiler's cycle estimates; dumps are
+        written earlier.
         """
         text = self.dump.hlo if self.compiled is None else self.compiled.as_text()
         return read_hlo(text)[0]
 
     @cached_property
     def program(self) -> Program:
-        """The facts that reports of programs are made from, with or without an executable."""
+        """Facts for reports, with or without an executable."""
         lowered, call = self.lowered, self.lowered._traced._call
         if self.compiled is not None:
             return Program(Face.of(call), facts_of(self.compiled._prepared), call)
@@ -80,51 +79,51 @@ class Compilation:
 
 
 def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:
-    """Compiles and keeps what the compiler tells.
+    """Compile a program and collect the compiler's dumps.
 
     Args:
-        lowered: On the devices of a topology.
-        options: Options of the compiler.
+        lowered: Program lowered for the devices of a topology.
+        options: Compiler options.
 
     Raises:
-        CompileError: If the compiler refuses the program for another reason than the chip's memory.
-        ProgramTooLargeError: If it is another memory of the chip than its HBM that is too small.
+        CompileError: If compilation fails for a reason other than memory.
+        ProgramTooLargeError: If the program exceeds a memory other than HBM.
     """
-    given = dict(options or {})
+    caller_options = dict(options or {})
     with temporary_dump_folder() as folder:
         started = time.perf_counter()
         try:
-            compiled = lowered.compile({**given, **_dump_options(lowered, folder)})
+            compiled = lowered.compile({**caller_options, **_dump_options(lowered, folder)})
         except ProgramTooLargeError as error:
             if not _ran_out_of_hbm(folder):
                 # no-catalogue: an error of libtpu
-                raise _told(error, lowered.fun_name, folder) from None
+                raise _with_advice(error, lowered.fun_name, folder) from None
             compiled = None
         seconds = time.perf_counter() - started
         dump = _read(folder)
-    return Compilation(lowered, compiled, dump, seconds, tuple(given.items()))
+    return Compilation(lowered, compiled, dump, seconds, tuple(caller_options.items()))
 
 
 def _dump_options(lowered: Lowered, folder: Path) -> dict[str, Any]:
     plan = lowered._program.plan
     if not any(value.is_free for value in (*plan.args, *plan.results)):
         return {"xla_dump_to": str(folder)}
-    # Only an executable says what the partitioner chose, and there may be none.
+    # Without an executable, only this dump has the partitioner's shardings.
     return {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*spmd-partitioning.*"}
 
 
 def _ran_out_of_hbm(folder: Path) -> bool:
-    """Whether it was the chip's memory: there are others, that of a kernel's blocks for example."""
+    """Return whether the program exceeded HBM, rather than another memory such as VMEM."""
     return any(folder.glob("*.oom_intermediate_module.txt"))
 
 
-def _told(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:
-    """The same with what can be done, where the values have found their places in HBM."""
+def _with_advice(error: ProgramTooLargeError, name: str, folder: Path) -> ProgramTooLargeError:
+    """Return the error with advice, if buffers were assigned in HBM."""
     if not any(folder.glob("*.after_optimizations-buffer-assignment.txt")):
         return error
     return ProgramTooLargeError(
-        f"{name} finds its place in HBM, and one of its operations not in the memory within the "
-        "chip, such as VMEM: make the blocks of a kernel smaller, or raise the compiler's option "
+        f"{name} fits in HBM, but one of its operations exceeds an on-chip memory, such as VMEM: "
+        f"use smaller blocks in the kernel, or raise the compiler option "
         f"xla_tpu_scoped_vmem_limit_kib. {error}"
     )
 

@@ -1,8 +1,8 @@
-"""Temporary folders of which none stays for good, however the process that made it ends.
+"""Temporary folders that are removed even after their process is killed.
 
-libtpu keeps SIGTERM for itself while it compiles, so that no handler of Python runs then, and
-SIGKILL asks nobody. Each folder is therefore locked while somebody works in it. The kernel lets go
-of the lock when the process is gone, and whoever makes a folder next removes those without one.
+libtpu handles SIGTERM while it compiles, so no Python handler runs, and SIGKILL runs none. Each
+folder is locked while in use. The kernel releases the lock when the process ends, and the next
+caller removes unlocked folders.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _PREFIX = "xlashard-dump-"
 
 @contextmanager
 def temporary_dump_folder() -> Iterator[Path]:
-    """A folder for as long as this takes; those of processes that are gone go first."""
+    """Yield a temporary folder, after removing folders of ended processes."""
     remove_abandoned_folders()
     folder, held = _made()
     try:
@@ -29,17 +29,17 @@ def temporary_dump_folder() -> Iterator[Path]:
 
 
 def remove_abandoned_folders() -> None:
-    """Removes this user's folders that no process works in any more."""
+    """Remove this user's folders that no process holds."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError), _opened(folder) as held:
             if os.fstat(held).st_uid == os.geteuid():
-                # Fails where another thread or process has it.
+                # Fails if another thread or process holds the lock.
                 _lock(held)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _made() -> tuple[Path, int]:
-    """A new folder, and what holds its lock until it is closed."""
+    """Create a folder and return it with its locked file descriptor."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         try:
@@ -52,9 +52,9 @@ def _made() -> tuple[Path, int]:
             os.close(held)
             continue
         except OSError:
-            # A file system without locks: there nobody removes the folder of another.
+            # Without file locks, other processes don't remove the folder.
             return folder, held
-        # Until it was locked, somebody could take it for an abandoned one.
+        # Another process may have removed the folder before it was locked.
         if folder.exists():
             return folder, held
         os.close(held)
@@ -74,10 +74,10 @@ def _open(folder: Path) -> int:
 
 
 def _lock(held: int) -> None:
-    """Takes the lock of a folder.
+    """Lock a folder.
 
     Raises:
-        BlockingIOError: If it is taken.
-        OSError: If the file system knows none.
+        BlockingIOError: If another process holds the lock.
+        OSError: If the file system doesn't support locks.
     """
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a person names as `package.module:function`, as a program for a preflight."""
+"""Load the program that `package.module:function` names."""
 
 import difflib
 import importlib
@@ -29,11 +29,11 @@ class TargetProgram:
     """A program for a preflight.
 
     Attributes:
-        function: A function, or a stage of one.
-        mesh: The mesh that its arguments lie on; None if they say that themselves.
-        args: Its arguments, as shapes with shardings.
-        kwargs: Those that go by name.
-        workload: For a step of training, what it does.
+        function: Function, or a stage.
+        mesh: Mesh of the arguments; None if their shardings specify it.
+        args: Positional arguments, as shapes with shardings.
+        kwargs: Keyword arguments.
+        workload: Workload of a training step.
     """
 
     function: Any
@@ -45,27 +45,27 @@ class TargetProgram:
 
 @shortened
 def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None) -> TargetProgram:
-    """The program that a function gives.
+    """Call the target function and return its program.
 
     Args:
-        target: `package.module:function`.
-        topology: The devices.
-        axes: Of the mesh, if that was said.
+        target: Name: `package.module:function`.
+        topology: Topology.
+        axes: Mesh axis sizes, if specified.
 
     Raises:
-        XlashardError: If there is no such function, or it gives no program.
+        XlashardError: If the function doesn't exist or returns no program.
     """
-    maker = load_function(target)
+    function = load_function(target)
     mesh = None if axes is None else topology.mesh(axes)
     given = {}
-    parameters = _parameters(maker)
+    parameters = _parameters(function)
     if "topology" in parameters:
         given["topology"] = topology
     if "mesh" in parameters:
         if mesh is None and parameters["mesh"].default is inspect.Parameter.empty:
             raise ArgumentError(
-                f"{target} takes a mesh: write --mesh data={topology.num_devices}, with the axes "
-                "that it names"
+                f"{target} requires a mesh: write --mesh data={topology.num_devices}, with its "
+                f"axis names"
             )
         if mesh is not None:
             given["mesh"] = mesh
@@ -78,74 +78,76 @@ def load_program(target: str, topology: Topology, axes: Mapping[str, int] | None
     ]
     if missing:
         raise ArgumentError(
-            f"{target} takes {', '.join(missing)}, which nobody can give it here: a function for "
-            "preflight takes nothing, or a mesh and a topology by these names"
+            f"{target} requires {', '.join(missing)}: the parameters of a preflight target are "
+            f"mesh and topology, both optional"
         )
     with user_code_errors(f"{target} failed"):
-        made = maker(**given)
-    return _program(target, made, mesh)
+        result = function(**given)
+    return _program(target, result, mesh)
 
 
-def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(maker).parameters
-    except ValueError:  # Some built-in functions don't tell.
+        return inspect.signature(function).parameters
+    except ValueError:  # Some built-in functions have no signature.
         return {}
 
 
-def _program(target: str, made: Any, mesh: Mesh | None) -> TargetProgram:
-    """What a function gave, as a program."""
-    if isinstance(made, Traced | Lowered):
-        return TargetProgram(made, mesh)
-    parts: tuple[Any, ...] = tuple(made) if isinstance(made, tuple | list) else ()
+def _program(target: str, result: Any, mesh: Mesh | None) -> TargetProgram:
+    """Return the result of a target function as a program."""
+    if isinstance(result, Traced | Lowered):
+        return TargetProgram(result, mesh)
+    parts: tuple[Any, ...] = tuple(result) if isinstance(result, tuple | list) else ()
     workload = parts[2] if len(parts) == 3 else None
     if len(parts) not in (2, 3) or not callable(parts[0]) or not _is_workload(workload):
         raise ArgumentError(
-            f"{target} gave {_described(made)}, not a function and its arguments: end it with "
-            "`return step, (state, batch)`, and a Workload as the third for tokens per second"
+            f"{target} returned {_described(result)}: expected a function and its arguments, "
+            f"`return step, (state, batch)`, and optionally a Workload"
         )
     function, arguments = parts[0], parts[1]
     if isinstance(arguments, Mapping):
         return TargetProgram(function, mesh, (), dict(arguments), workload)
     if not isinstance(arguments, tuple | list):
         raise ArgumentError(
-            f"{target} gave its arguments as {type(arguments).__name__}: write a tuple of them, "
-            "`return step, (state, batch)`, or a dict of those that go by name"
+            f"{target} returned its arguments as {type(arguments).__name__}: expected a tuple, "
+            f"`return step, (state, batch)`, or a dict of keyword arguments"
         )
     return TargetProgram(function, mesh, tuple(arguments), {}, workload)
 
 
-def _is_workload(said: Any) -> bool:
-    return said is None or isinstance(said, Workload)
+def _is_workload(message: Any) -> bool:
+    return message is None or isinstance(message, Workload)
 
 
-def _described(made: Any) -> str:
-    if isinstance(made, tuple | list):
-        return f"a {type(made).__name__} of {', '.join(type(m).__name__ for m in made) or 'none'}"
-    return type(made).__name__
+def _described(result: Any) -> str:
+    if isinstance(result, tuple | list):
+        return (
+            f"a {type(result).__name__} of {', '.join(type(m).__name__ for m in result) or 'none'}"
+        )
+    return type(result).__name__
 
 
 def check_target(target: str) -> None:
-    """Raises if a word can't name a program.
+    """Raise if a word can't name a program.
 
     Raises:
-        ArgumentError: If it is neither a settings file nor `package.module:function`.
+        ArgumentError: If the word is neither a settings file nor `package.module:function`.
     """
     name, colon, attribute = target.partition(":")
     if target.endswith(".toml") or (colon and name and attribute and "/" not in name):
         return
     raise ArgumentError(
-        f"{target!r} names no program: write CONFIG.toml, package.module:function, or the "
+        f"{target!r} is not a program: write CONFIG.toml, package.module:function, or the "
         "REPORT.json of an earlier preflight"
     )
 
 
 @shortened
 def load_function(target: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names, as `python -m` would find the module.
+    """Return the function that `package.module:function` names, importing as `python -m` does.
 
     Raises:
-        ArgumentError: If there is no such module or function, or the module can't be imported.
+        ArgumentError: If the module or function doesn't exist, or the import fails.
     """
     check_target(target)
     name, _, attribute = target.partition(":")
@@ -161,7 +163,7 @@ def load_function(target: str) -> Callable[..., Any]:
             raise ArgumentError(f"{name} has no function {attribute}{meant}")
         found = getattr(found, part)
     if not callable(found):
-        raise ArgumentError(f"{target} is no function, but {type(found).__name__}")
+        raise ArgumentError(f"{target} has type {type(found).__name__}, expected a function")
     return found
 
 
@@ -171,21 +173,21 @@ def _module(name: str, target: str) -> Any:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ArgumentError(f"{name} can't be imported: it needs {error.name}") from None
+            raise ArgumentError(f"{name} can't be imported: it requires {error.name}") from None
         raise ArgumentError(  # no-catalogue: the message names a folder
-            f"there is no module {error.name} for {target}: it is looked for in {Path.cwd()} and "
-            "among the installed packages"
+            f"no module named {error.name} for {target}, in {Path.cwd()} or among the installed "
+            f"packages"
         ) from None
 
 
 class user_code_errors:
-    """Within it, what goes wrong in a person's own code is told in one sentence with its line.
+    """Context manager that reports an exception of user code as one error with its line.
 
-    What is raised on purpose by this package, and a module that is not there, passes as it is, and
-    so does what no line of the person's code had a part in.
+    Errors of this package, missing modules, and exceptions without a frame of user code propagate
+    unchanged.
 
     Args:
-        what: How the sentence begins: `steps:make failed`.
+        what: Start of the message: `steps:make failed`.
     """
 
     def __init__(self, what: str) -> None:
@@ -201,17 +203,17 @@ class user_code_errors:
             return
         where = user_line(error)
         if where:
-            said = " ".join(str(error).split("\n\n")[0].split())
+            message = " ".join(str(error).split("\n\n")[0].split())
             raise ArgumentError(
-                f"{self._what} at {where}: {type(error).__name__}{': ' if said else ''}{said}"
+                f"{self._what} at {where}: {type(error).__name__}{': ' if message else ''}{message}"
             ) from error
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of a person's own code behind an exception; empty if there is none.
+    """Return the innermost line of user code in a traceback, or an empty string.
 
     Example:
-        >>> own_line(ValueError("never raised"))
+        >>> user_line(ValueError("never raised"))
         ''
     """
     if isinstance(error, SyntaxError) and error.filename:

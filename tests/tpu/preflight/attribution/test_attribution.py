@@ -141,16 +141,16 @@ BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
 @pytest.mark.parametrize(
     ("function", "before", "suggestion", "after", "how"),
     [
-        (add, (ROWS, COLUMNS), "give in_shardings P('data', None) for y", (ROWS, ROWS), BY_ROWS),
+        (add, (ROWS, COLUMNS), "pass in_shardings P('data', None) for y", (ROWS, ROWS), BY_ROWS),
         (
             add_later,
             (ROWS, COLUMNS),
-            "give in_shardings P('data', None) for y",
+            "pass in_shardings P('data', None) for y",
             (ROWS, ROWS),
             BY_ROWS,
         ),
-        (merge, (COLUMNS,), "give in_shardings P('data', None) for x", (ROWS,), {}),
-        (accumulate, (COLUMNS,), "give in_shardings P('data', None) for x", (ROWS,), {}),
+        (merge, (COLUMNS,), "pass in_shardings P('data', None) for x", (ROWS,), {}),
+        (accumulate, (COLUMNS,), "pass in_shardings P('data', None) for x", (ROWS,), {}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -177,7 +177,7 @@ def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_
         return [r for r in describe_traffic(compilation, PLACE, mesh) if not r.requested]
 
     suggestions = {r.suggestion for r in unasked(None, "model")}
-    assert suggestions == {"give in_shardings P(None, 'data') for a"}
+    assert suggestions == {"pass in_shardings P(None, 'data') for a"}
     assert unasked(None, "data") == []
 
 

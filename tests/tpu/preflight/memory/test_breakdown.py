@@ -146,7 +146,7 @@ def test_other_memories_that_are_too_small_are_no_report() -> None:
     with pytest.raises(ProgramTooLargeError, match="memory space vmem") as raised:
         compile_for_report(lowered, {"xla_tpu_scoped_vmem_limit_kib": "1"})
     text = str(raised.value)
-    assert text.startswith("<lambda> finds its place in HBM, and one of its operations not in ")
+    assert text.startswith("<lambda> fits in HBM, but one of its operations exceeds ")
     assert "xla_tpu_scoped_vmem_limit_kib. <lambda> needs more memory than a TPU v5 lite" in text
     assert "\n" not in text
 

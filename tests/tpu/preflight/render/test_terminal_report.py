@@ -56,14 +56,14 @@ def test_a_step_that_fits() -> None:
         "Temporaries at the peak",
         "Time",
         "Collectives",
-        "Not asked for",
+        "Not required",
         "Replicated silently",
-        "Whole on every device",
+        "Fully replicated",
         "Arguments",
         "Results",
         "Donated",
     ]
-    assert "nobody: a resharding" in text and "keeps the operand cut" in text
+    assert "a resharding" in text and "keeps the operand cut" in text
     assert "compiled in 38.4 s by libtpu 0.0.50.1" in text
     assert "LIBTPU_INIT_ARGS: --xla_tpu_enable_latency_hiding_scheduler=true" in text
 
@@ -91,19 +91,19 @@ def test_an_axis_goes_around_where_there_are_two_ways_to_go(
 
 def test_a_step_that_does_not_fit_says_by_how_much() -> None:
     text = shown(OUT_OF_MEMORY, 160)
-    lacking = "needs 136.7 GiB of HBM on each device, 41.0 GiB more than the 95.7 GiB that"
+    lacking = "needs 136.7 GiB of HBM on each device, 41.0 GiB more than the 95.7 GiB available"
     assert f"too large  {lacking}" in text
     assert "125.2 GiB  f32[64,8192,64128]     project/model.py:212 log_softmax" in text
     assert "136.9%" in text and "and 1.0 GiB of its host's" in text
     assert "bound by HBM" in text and "by the compiler\n" not in text
-    assert "1 loop of unknown length taken as run once" in text
+    assert "1 loop of unknown trip count counted as one iteration" in text
     assert "donated, but not reused: no result has its type" in text
 
 
 def test_one_that_the_compiler_could_not_lay_out_though_its_parts_would_fit() -> None:
     memory = replace(FITTING.memory, total_bytes=FITTING.memory.available_bytes - 2**20)
     text = shown(replace(FITTING, outcome="out of memory", memory=memory), 160)
-    assert "needs 95.7 GiB of HBM on each device, which the compiler did not find room for" in text
+    assert "needs 95.7 GiB of HBM on each device, which the compiler could not fit into" in text
 
 
 def test_traffic_between_slices_is_told_from_that_within() -> None:

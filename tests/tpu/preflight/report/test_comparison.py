@@ -44,7 +44,7 @@ def test_a_program_that_no_longer_fits() -> None:
     assert grown.new_bytes == 16 * grown.old_bytes
     assert grown.where.endswith("model.py:212")
     (donation,) = found.donations
-    assert donation.new == "donated for nothing"
+    assert donation.new == "donated, not reused"
     spare = next(a for a in found.amounts if a.name == "memory to spare")
     assert spare.old is not None and spare.new is not None and spare.new < 0 < spare.old
     text = shown(found, 120)

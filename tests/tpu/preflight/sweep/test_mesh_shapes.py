@@ -69,12 +69,12 @@ def test_fixed_and_bounded_axes():
 
 
 WRONG = {
-    "no size": ("data", "'data' is no axis with a size"),
-    "twice": ("data=2,data=4", "'data=4' is no axis"),
-    "a word": ("data=many", r"mesh axis 'data' has the size 'many'.*data=2\.\.8"),
-    "zero": ("data=0", "has the size '0'"),
-    "nothing": ("data=..", r"has the size '\.\.'"),
-    "backwards": ("data=8..2", "no sizes from 8 to 2"),
+    "no size": ("data", "'data' is not NAME=SIZE"),
+    "twice": ("data=2,data=4", "'data=4' is not NAME=SIZE"),
+    "a word": ("data=many", r"mesh axis 'data' has the invalid size 'many'.*data=2\.\.8"),
+    "zero": ("data=0", "has the invalid size '0'"),
+    "nothing": ("data=..", r"has the invalid size '\.\.'"),
+    "backwards": ("data=8..2", "sizes, 8 to 2"),
 }
 
 
@@ -86,7 +86,9 @@ def test_what_is_no_axis_is_told(text, said):
 
 @pytest.mark.parametrize("axes", [{}, None, "auto", {"data": 0}, {"data": True}, {"data": 1.5}])
 def test_what_are_no_axes_is_told(axes):
-    with pytest.raises(ArgumentError, match="axes of a sweep|mesh axis 'data' has the size"):
+    with pytest.raises(
+        ArgumentError, match="mesh=.* is invalid|mesh axis 'data' has the invalid size"
+    ):
         read_axes(axes)
 
 

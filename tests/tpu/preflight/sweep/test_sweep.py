@@ -141,12 +141,12 @@ def test_a_result_is_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
 
 WRONG = {
     "no function": ({"target": "nowhere:f"}, ArgumentError, "nowhere"),
-    "a lambda": ({"target": lambda mesh: None}, ArgumentError, "module of its own"),
-    "no topology": ({"topologies": []}, ArgumentError, "needs a topology"),
+    "a lambda": ({"target": lambda mesh: None}, ArgumentError, "top level of a module"),
+    "no topology": ({"topologies": []}, ArgumentError, "topologies is empty"),
     "unknown topology": ({"topologies": "v9-4"}, TopologyError, "v9-4"),
-    "no axes": ({"mesh": {}}, ArgumentError, "axes of a sweep"),
+    "no axes": ({"mesh": {}}, ArgumentError, "mesh={} is invalid"),
     "never": ({"mesh": {"data": 3}}, ArgumentError, "no mesh of data=3 has 4 devices"),
-    "price": ({"price": "cheap"}, ArgumentError, "price='cheap' is no number"),
+    "price": ({"price": "cheap"}, ArgumentError, "price='cheap' is invalid"),
 }
 
 

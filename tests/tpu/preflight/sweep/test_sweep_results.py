@@ -137,7 +137,7 @@ def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
     known = ResultStore(store.folder).known()
     assert set(known) == {"a", "b", "c"} and known["c"].facts.seconds == 2.0
     assert (known["a"], known["b"]) == kept
-    with pytest.raises(ArgumentError, match="can't be made: .*name another one"):
+    with pytest.raises(ArgumentError, match="can't be created: .*specify another one"):
         ResultStore(file / "below")
 
 

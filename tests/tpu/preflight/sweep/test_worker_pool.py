@@ -49,21 +49,19 @@ def test_what_goes_wrong_costs_its_own_job_only():
         *("failed", "failed", "fits", "failed", "fits")
     ]
     assert reasons["raise"] == "ValueError: no such thing"
-    assert "SIGKILL" in reasons["die"] and "no memory left" in reasons["die"]
+    assert "SIGKILL" in reasons["die"] and "out of memory" in reasons["die"]
     assert reasons["die"].endswith("a line / the last words")
-    assert reasons["leave"] == "its process ended with exit code 3"
+    assert reasons["leave"] == "the worker process ended with exit code 3"
 
 
 @pytest.mark.slow
 def test_a_process_that_takes_too_much_is_ended():
     large = behaving("grow", "well", bytes=300 * 2**20)
     found = ran(large, workers=1, bytes=150 * 2**20)
-    assert found["0 grow"]["reason"] == (
-        "compiling it takes more than 150.0 MiB of this machine's memory"
-    )
+    assert found["0 grow"]["reason"] == ("compiling it exceeded 150.0 MiB of this machine's memory")
     assert found["1 well"]["outcome"] == "fits"
     found = ran(behaving("wait", "well"), workers=1, seconds=1.0)
-    assert found["0 wait"]["reason"] == "it was not found out in 1 s"
+    assert found["0 wait"]["reason"] == "it timed out after 1 s"
     assert found["1 well"]["outcome"] == "fits"
 
 

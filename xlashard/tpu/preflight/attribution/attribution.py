@@ -1,9 +1,4 @@
-"""Why a collective is there, and whether anyone asked for it.
-
-Whether arrays are one value in other writings.
-
-What a program sends between TPU devices: how long it takes, and who asked for it.
-"""
+"""Attribution of each collective to the constraint, argument or operation that causes it."""
 
 import math
 from collections.abc import Iterator
@@ -45,11 +40,11 @@ from xlashard.tpu.topologies import Topology
 
 
 def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether an array has a shape, turned in any way, with neighbours merged or not.
+    """Return whether an array has a shape, up to transposition and merged neighbouring dimensions.
 
     Args:
-        dims: Of the array.
-        shape: That it might have in another writing.
+        dims: Shape of the array.
+        shape: Shape to compare with.
 
     Example:
         >>> fits((512, 1024), (1024, 4, 128)), fits((2, 1024), (1024, 4))
@@ -65,7 +60,7 @@ def fits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _merges(shape: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Whether neighbours of a shape multiply to the given sizes, in some order."""
+    """Return whether neighbours of a shape multiply to the given sizes, in some order."""
     if not shape:
         return not given
     product = 1
@@ -88,12 +83,12 @@ _EXPLICIT = frozenset(_EXPLICIT_NAMES.split())
 
 @dataclass(frozen=True)
 class Attribution:
-    """What is known of a collective's reason.
+    """Cause of a collective.
 
     Attributes:
-        origin: Why it is there.
-        requested: Whether the program or the caller's shardings ask for it.
-        suggestion: What to write to be rid of it, where nobody did.
+        origin: The kind of cause.
+        requested: Whether the program or the caller's shardings require the collective.
+        suggestion: Code change that removes the collective, if it is not required.
     """
 
     origin: Origin
@@ -103,15 +98,15 @@ class Attribution:
 
 @dataclass(frozen=True, eq=False)
 class Attributor:
-    """Finds the reasons of a program's collectives.
+    """Attributes the collectives of a program to their causes.
 
     Attributes:
-        dataflow: The ways of values through the compiled module.
-        shardings: What the program says of its values.
-        grid: Its mesh.
-        sources: Which lines of a stack are the user's.
-        results: For each result whether the caller said how it is to be dealt out.
-        collectives: All of them.
+        dataflow: Dataflow of the compiled module.
+        shardings: Shardings of the values of the jaxpr.
+        grid: The mesh.
+        sources: Filter for lines of user code.
+        results: Per result, whether the caller specified its sharding.
+        collectives: All collectives of the program.
     """
 
     dataflow: HloDataflow
@@ -122,7 +117,7 @@ class Attributor:
     collectives: tuple[Collective, ...]
 
     def attribute(self, collective: Collective) -> Attribution:
-        """The reason of a collective."""
+        """Return the cause of a collective."""
         if operation_of(collective.op_name) in _EXPLICIT:
             return Attribution("explicit")
         context = collective_context(collective, self.dataflow, self.shardings, self.grid)
@@ -143,10 +138,10 @@ class Attributor:
         )
 
     def _reduction_before(self, context: CollectiveContext) -> Collective | None:
-        """The sum of which a collective is a part: one over slices, or a sum that is put together.
+        """Return the reduce-scatter that feeds a collective, if any.
 
-        A sum over several slices is first scattered inside each, then added up between them, then
-        gathered again.
+        A reduction over several slices is a reduce-scatter within each slice, an all-reduce between
+        slices, and an all-gather.
         """
         if context.collective.kind == "reduce-scatter" or not context.instruction.operand_names:
             return None
@@ -162,16 +157,18 @@ class Attributor:
         return {collective.name: collective for collective in self.collectives}
 
     def _is_gradient(self, context: CollectiveContext) -> bool:
-        """Whether it adds up an argument's gradient over devices that have parts of a batch."""
+        """Return whether a collective sums an argument's gradient over data-parallel devices."""
         collective = context.collective
         op_name = collective.op_name
         if not op_name:
-            op_name = "" if context.maker is None else self.dataflow.module.op_name(context.maker)
+            op_name = (
+                "" if context.producer is None else self.dataflow.module.op_name(context.producer)
+            )
         if "transpose(" not in op_name:
             return False
         arrays = collective.operands
         if collective.kind == "collective-permute":
-            # What goes round is a part of the result.
+            # A ring permutes parts of the result.
             without: frozenset[str] = frozenset()
         else:
             without = context.axes
@@ -179,7 +176,7 @@ class Attributor:
         return any(fits(dims, local) for local in self._argument_shapes(without) for dims in shapes)
 
     def _argument_shapes(self, without: frozenset[str]) -> Iterator[tuple[int, ...]]:
-        """The shapes of arguments on a device, and of the layers that lie in them in a stack."""
+        """Yield the local shapes of arguments, and of single layers in stacked arguments."""
         for shape, sharding in self._placed:
             local = local_shape(shape, sharding, without)
             yield local
@@ -196,7 +193,7 @@ class Attributor:
         )
 
     def _is_constrained(self, context: CollectiveContext) -> bool:
-        """Whether a constraint wants it."""
+        """Return whether a sharding constraint requires the collective."""
         collective = context.collective
         lines = {*lines_of(collective.frames), *lines_of(collective.needed_by_frames)}
         own = set(lines_of(collective.frames))
@@ -208,22 +205,23 @@ class Attributor:
                 return True
             if context.argument in change.arguments and context.argument:
                 return True
-        # A constrained value that a product wants whole: what comes in is cut on purpose.
+        # A product needs a constrained value whole: the constraint shards it on purpose.
         return (
             context.gathers
             and not context.argument
             and operation_of(collective.needed_by or collective.op_name) in PRODUCTS
             and not self._could_add_up(context)
             and any(
-                context.axes <= {a for dim in axes_of(said, eqn.invars[0].aval.ndim) for a in dim}
-                for eqn, said in self._constraints_of(context)
+                context.axes
+                <= {a for dim in axes_of(sharding, eqn.invars[0].aval.ndim) for a in dim}
+                for eqn, sharding in self._constraints_of(context)
             )
         )
 
     def _could_add_up(self, context: CollectiveContext) -> bool:
-        """Whether a product sums over a dimension that both operands have cut alike.
+        """Return whether a product contracts a dimension that both operands shard alike.
 
-        Then nothing but the sums has to be sent, and no constraint asks for more.
+        Only partial sums need to be sent then, and no constraint requires more.
         """
         for scope, eqn in context.equations:
             if eqn.primitive.name != "dot_general":
@@ -238,14 +236,14 @@ class Attributor:
         return False
 
     def _constraints_of(self, context: CollectiveContext) -> Iterator[tuple[Any, NamedSharding]]:
-        """The constraints from which the value of a collective comes."""
+        """Yield the constraints on the value of a collective."""
         lines = {s.line for each in self._values(context) for dim in each for s in dim if s.line}
-        for _, eqn, said in self.shardings.constraints:
+        for _, eqn, sharding in self.shardings.constraints:
             if source_line(eqn) in lines:
-                yield eqn, said
+                yield eqn, sharding
 
     def _values(self, context: CollectiveContext) -> Iterator[list[list[ShardingSource]]]:
-        """What says how the value is dealt out that a collective deals with."""
+        """Yield the sharding sources of the values that a collective may move."""
         for scope, eqn in context.equations:
             for value in (*eqn.invars, *eqn.outvars):
                 if is_variable(value):
@@ -254,7 +252,7 @@ class Attributor:
 
 @dataclass
 class _Alike:
-    """Collectives that do the same for the same reason."""
+    """Collectives with the same description and cause."""
 
     collectives: list[Collective] = field(default_factory=list)
     seconds: float = 0.0
@@ -271,12 +269,12 @@ class _Alike:
 def describe_traffic(
     compilation: Compilation, topology: Topology, mesh: Mesh
 ) -> tuple[TrafficReport, ...]:
-    """The collectives of a program, those that take longest first.
+    """Return the collectives of a program, longest time first.
 
     Args:
-        compilation: The program, also one that does not fit.
-        topology: What it was compiled for.
-        mesh: Its mesh.
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
     """
     module, grid = compilation.module, grid_of(mesh)
     lowered = compilation.lowered
@@ -286,9 +284,9 @@ def describe_traffic(
     sources = Sources.of(jaxpr.debug_info.func_src_info)
     placed = lowered._order.placement.in_shardings
     shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
-    said = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
+    specified = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
     collectives = tuple(multislice_collectives(module, mesh))
-    attributor = Attributor(HloDataflow(module), shardings, grid, sources, said, collectives)
+    attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     network = NetworkModel(topology, mesh)
     alike: dict[tuple[CollectiveReport, Attribution], _Alike] = {}
     for collective in attributor.collectives:

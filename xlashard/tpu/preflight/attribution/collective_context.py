@@ -1,4 +1,4 @@
-"""What is found out about a collective whose reason is looked for."""
+"""Context of a collective: its computation, axes, argument and equations."""
 
 import math
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.tpu.preflight.attribution.value_shardings import ValueShardings
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
-"""The primitives that multiply and add up."""
+"""Primitives that contract dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectiveContext:
-    """A collective, and what is found out about it.
+    """A collective with its surroundings in the HLO module and in the jaxpr.
 
     Attributes:
-        dataflow: The ways of values through the compiled module.
-        shardings: What the program says of its values.
+        dataflow: Dataflow of the compiled module.
+        shardings: Shardings of the values of the jaxpr.
         collective: The collective.
-        home: The computation that it stands in.
-        instruction: Its instruction.
-        axes: The mesh axes along which it runs.
-        argument: The path of the argument that it deals with as it came, or of a slice of it.
-        reduces: Whether it adds up what devices have.
-        gathers: Whether every device gets what all have.
+        home: Computation that contains it.
+        instruction: Its HLO instruction.
+        axes: Mesh axes of its replica groups.
+        argument: Path of the argument that it moves, whole or sliced.
+        reduces: Whether it reduces values over devices.
+        gathers: Whether it gathers values from all devices.
     """
 
     dataflow: HloDataflow
@@ -46,16 +46,16 @@ class CollectiveContext:
 
     @cached_property
     def equations(self) -> list[tuple[Scope, Any]]:
-        """The equations of the operation that it belongs to, else that needs it."""
+        """Equations of the operation that it belongs to, else of its consumer."""
         collective = self.collective
-        told = [
+        operations = [
             (collective.op_name, collective.frames),
             (collective.needed_by, collective.needed_by_frames),
         ]
         if self.gathers:
-            # A gather is there for whoever wants the whole.
-            told.reverse()
-        for op_name, frames in told:
+            # The consumer requires an all-gather.
+            operations.reverse()
+        for op_name, frames in operations:
             operation = operation_of(op_name)
             for line in lines_of(frames):
                 found = [
@@ -68,31 +68,31 @@ class CollectiveContext:
         return []
 
     @cached_property
-    def maker(self) -> Instruction | None:
-        """The nearest instruction of known lines from which its value is made."""
+    def producer(self) -> Instruction | None:
+        """Nearest producer of its operand that has source lines."""
         return self.dataflow.nearest_named_producer(self.home, self.instruction)
 
     @cached_property
-    def maker_frames(self) -> tuple[Frame, ...]:
-        """The lines of that instruction, the innermost first; none where there is none."""
-        return () if self.maker is None else tuple(self.dataflow.module.frames(self.maker))
+    def producer_frames(self) -> tuple[Frame, ...]:
+        """Stack frames of the producer, innermost first."""
+        return () if self.producer is None else tuple(self.dataflow.module.frames(self.producer))
 
     @cached_property
-    def made_from(self) -> frozenset[str]:
-        """The paths of all arguments that its value is made from."""
+    def argument_paths(self) -> frozenset[str]:
+        """Paths of all arguments that its operand depends on."""
         return self.dataflow.arguments(self.home, self.instruction)
 
 
 def collective_context(
     collective: Collective, dataflow: HloDataflow, shardings: ValueShardings, grid: MeshGrid
 ) -> CollectiveContext:
-    """Finds out about a collective.
+    """Return the context of a collective.
 
     Args:
-        collective: One of a program's.
-        dataflow: The ways of values through its compiled module.
-        shardings: What the program says of its values.
-        grid: Its mesh.
+        collective: A collective of the module.
+        dataflow: Dataflow of the compiled module.
+        shardings: Shardings of the values of the jaxpr.
+        grid: The mesh.
     """
     home = dataflow.module.computations[collective.computation]
     instruction = home.instructions[collective.name]
@@ -101,7 +101,7 @@ def collective_context(
     argument = collective.op_name if collective.op_name in named else ""
     if not argument:
         names = instruction.operand_names
-        # What a send takes besides is a token.
+        # The second operand of a send is a token.
         names = names[:1] if instruction.opcode == "send" else names
         found = {dataflow.argument(home, name) for name in names}
         argument = found.pop() if len(found) == 1 else ""
@@ -125,7 +125,7 @@ def collective_context(
 
 
 def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
-    """Whether a product's devices pass something on, each to the next along some axes."""
+    """Return whether a permute passes operands of a product around a ring."""
     if not isinstance(collective.groups, DevicePairs):
         return False
     size = math.prod(part.size for part in collective.axes(grid) or ())
@@ -136,10 +136,10 @@ def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
 
 
 def operation_of(op_name: str) -> str:
-    """The primitive of an operation that JAX called `f/jvp()/while/body/dot_general`."""
+    """Return the primitive of an op name: `f/jvp()/while/body/dot_general`."""
     return op_name.rpartition("/")[2]
 
 
 def lines_of(frames: Sequence[Frame]) -> list[Line]:
-    """The lines of a stack, in its order."""
+    """Return the lines of a stack, in order."""
     return [(frame.file, frame.line) for frame in frames]

@@ -1,4 +1,4 @@
-"""Where a value of a compiled program comes from, past all that only moves it."""
+"""Dataflow of an HLO module: trace a value to its producer, past data movement."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _JOINS = "ConcatBitcast"
 
 @dataclass(frozen=True, eq=False)
 class HloDataflow:
-    """The ways of values through a module.
+    """Dataflow of an HLO module.
 
     Attributes:
         module: The compiled module.
@@ -31,19 +31,19 @@ class HloDataflow:
 
     @cached_property
     def runs(self) -> dict[str, Run]:
-        """What makes each computation run."""
+        """Call site of each computation."""
         return runs_of(self.module)
 
     def argument(self, computation: Computation, name: str) -> str:
-        """The path of the argument that a value is, or a slice of; empty if it is none.
+        """Return the path of the argument that a value is, or a slice of; empty if it is computed.
 
         Args:
-            computation: Where the value is made.
-            name: The instruction that makes it.
+            computation: Computation of the value.
+            name: Instruction that produces the value.
         """
         origin = self._origin(computation, name, ())
         while origin is not None and origin[1].opcode.startswith("collective-permute"):
-            # What goes round the devices is still what it was.
+            # A permuted value is still the same value.
             origin = self._origin(origin[0], origin[1].operand_names[0], ())
         if origin is None:
             return ""
@@ -52,9 +52,9 @@ class HloDataflow:
         return self.module.op_name(instruction) if is_argument else ""
 
     def producing_collective(self, computation: Computation, name: str) -> str:
-        """The name of the collective whose result a value is; empty if it is none's.
+        """Return the name of the collective that produces a value; empty if another operation does.
 
-        What is asynchronous goes by the name of its start.
+        Asynchronous collectives have the name of their start.
         """
         origin = self._origin(computation, name, ())
         if origin is None or origin[1].opcode.removesuffix("-done") not in KINDS:
@@ -64,7 +64,7 @@ class HloDataflow:
 
     @cached_property
     def results(self) -> dict[str, int]:
-        """The collectives whose values the program gives out as they are, by name: as which."""
+        """Result position by name of the collective that produces the result."""
         entry = self.module.computations.get(self.module.entry)
         if entry is None or entry.root is None:
             return {}
@@ -76,7 +76,7 @@ class HloDataflow:
         return found
 
     def arguments(self, computation: Computation, instruction: Instruction) -> frozenset[str]:
-        """The paths of all arguments that a value of the entry is made from."""
+        """Return the paths of all arguments that a value of the entry depends on."""
         waiting, seen, found = [instruction.name], set[str](), set[str]()
         while waiting:
             name = waiting.pop()
@@ -92,7 +92,7 @@ class HloDataflow:
     def nearest_named_producer(
         self, computation: Computation, instruction: Instruction
     ) -> Instruction | None:
-        """The nearest instruction of known lines from which a value is made."""
+        """Return the nearest producer of a value that has source lines."""
         waiting, seen = [instruction.name], set[str]()
         while waiting:
             name = waiting.pop(0)
@@ -108,8 +108,8 @@ class HloDataflow:
     def _origin(
         self, computation: Computation, name: str, path: tuple[int, ...]
     ) -> tuple[Computation, Instruction] | None:
-        """The instruction that a value, or an element of a tuple, comes from."""
-        for _ in range(1000):  # loops in loops end at the entry; the text may be anything
+        """Return the producer of a value, or of an element of a tuple."""
+        for _ in range(1000):  # nested loops end at the entry
             instruction = computation.instructions.get(name)
             if instruction is None:
                 return None
@@ -130,10 +130,10 @@ class HloDataflow:
             return (computation, names[path[0]], path[1:]) if path else None
         base = opcode.removesuffix("-start").removesuffix("-done")
         if base in _MOVES and names:
-            # A start gives the result, the operand and a context.
+            # A start returns the result, the operand and a context.
             return computation, names[0], () if opcode.endswith("-start") else path
         if opcode == "custom-call" and instruction.call_target == _JOINS and names:
-            # Slices that were fetched one by one.
+            # Concatenated slices of one value.
             return computation, names[0], ()
         if opcode in ("async-start", "async-done"):
             return self._asynchronous(computation, instruction, path)
@@ -163,7 +163,7 @@ class HloDataflow:
     def _sent(
         self, computation: Computation, received: str
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
-        """What was sent to other slices for what comes from them."""
+        """Return the value sent to other slices that corresponds to a received one."""
         recv = computation.instructions.get(received)
         if recv is None:
             return None
@@ -189,14 +189,14 @@ class HloDataflow:
     def _outside(
         self, computation: Computation, parameter: Instruction, path: tuple[int, ...]
     ) -> tuple[Computation, str, tuple[int, ...]] | None:
-        """What the caller of a computation gives it."""
+        """Return the value that the caller passes for a parameter."""
         run = self.runs.get(computation.name)
         if run is None or run.caller is None:
             return None
         site, caller = self.module.computations[run.site], run.caller
         if caller.opcode == "while":
             before = self._carried(caller, path[0]) if path else None
-            # What is fetched one run ahead is a slice of what all runs have alike.
+            # A prefetched element is a slice of a loop-invariant one.
             if before is None or self._carried(caller, before) != before:
                 return None
             return site, caller.operand_names[0], (before, *path[1:])
@@ -204,9 +204,9 @@ class HloDataflow:
         return (site, operand, path) if operand else None
 
     def _carried(self, loop: Instruction, index: int) -> int | None:
-        """The element of a loop's state that an element becomes in each run, or a slice of it.
+        """Return the loop state element that an element becomes, or a slice of it.
 
-        An element that only goes round the devices becomes itself. None for one that is computed.
+        An element that only moves around the devices becomes itself. None for a computed element.
         """
         body = self.module.computations.get(dict(loop.called()).get("body", ""))
         if body is None or body.root is None or body.root.opcode != "tuple":
@@ -231,36 +231,36 @@ class HloDataflow:
         return None
 
     def windowed(self, computation: Computation) -> str:
-        """`gather` or `scatter` where a computation is a loop that does one beside a product.
+        """Return `gather` or `scatter` for the loop of a windowed product, else an empty string.
 
-        TPU's compiler cuts a product whose operand is gathered, or whose result is scattered, into
-        steps, and sends what the next one needs while it multiplies.
+        TPU's compiler splits a product with a gathered operand or a scattered result into steps,
+        and sends the data of the next step while it multiplies.
         """
         found = re.search(r"windowed_dot_general_body_(ag|rs)", computation.name)
         return {"ag": "gather", "rs": "scatter"}[found[1]] if found else ""
 
     def unrolled(self, computation: Computation, step: Instruction) -> str:
-        """What `windowed` says of a loop, of a step of one that was unrolled.
+        """Return the kind of windowed product that an unrolled loop step belongs to.
 
-        A result that is scattered goes round as sums, which the product makes, from zeros on;
-        an operand that is gathered was made before.
+        A scattered result circulates as partial sums that the product produces, starting from
+        zeros; a gathered operand was produced before.
 
         Args:
-            computation: Where the step stands.
-            step: A collective-permute of a product, by which all devices pass on in a ring.
+            computation: Computation of the step.
+            step: Collective-permute of a product around a ring.
         """
-        told = self.module.op_name(step), self.module.frames(step)
+        step_origin = self.module.op_name(step), self.module.frames(step)
         origin = self._origin(computation, step.operand_names[0], ())
         while origin is not None and origin[1].opcode.startswith("collective-permute"):
             origin = self._origin(origin[0], origin[1].operand_names[0], ())
         if origin is None:
             return ""
         made = origin[1]
-        by_itself = (self.module.op_name(made), self.module.frames(made)) == told
+        by_itself = (self.module.op_name(made), self.module.frames(made)) == step_origin
         return "scatter" if by_itself else "gather"
 
     def sites(self, computation: Computation) -> Iterator[Computation]:
-        """A computation and those around it, from the inside out."""
+        """Yield a computation and its callers, from the inside out."""
         current: Computation | None = computation
         while current is not None:
             yield current

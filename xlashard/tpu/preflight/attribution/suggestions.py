@@ -1,4 +1,4 @@
-"""What would remove a collective that nobody asked for."""
+"""Suggestions that remove a collective which the program does not require."""
 
 import math
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from xlashard.tpu.preflight.attribution.value_shardings import (
 
 @dataclass(frozen=True, eq=False)
 class SuggestionFinder:
-    """What would remove a collective that nobody asked for.
+    """Finds a code change that removes a collective.
 
     Attributes:
-        context: The collective.
+        context: The collective in its context.
         grid: The mesh.
-        sources: Which lines of a stack are the user's.
+        sources: Filter for lines of user code.
     """
 
     context: CollectiveContext
@@ -39,15 +39,15 @@ class SuggestionFinder:
     sources: Sources
 
     def text(self) -> str:
-        """What to write; at least where to look."""
+        """Return the suggestion, or at least the lines to look at."""
         found = self._by_equations() or self._by_argument(self.context.argument)
         if not found and not self.context.collective.frames:
-            made_from = self.context.made_from
-            found = self._by_argument(min(made_from)) if len(made_from) == 1 else ""
+            argument_paths = self.context.argument_paths
+            found = self._by_argument(min(argument_paths)) if len(argument_paths) == 1 else ""
         return found or self._where()
 
     def _by_equations(self) -> str:
-        """The source of the value, dealt out as the operation wants it."""
+        """Suggest sharding the source of the value as the operation requires."""
         for scope, eqn in self.context.equations:
             values = [v for v in eqn.invars if is_variable(v) and v.aval.shape]
             values.sort(key=lambda v: not self._is_made_there(scope, v))
@@ -57,28 +57,28 @@ class SuggestionFinder:
                 moved = [s for dim in mine for s in dim if self.context.axes & set(s.axes)]
                 if not moved or not self._is_meant(moved):
                     continue
-                wanted = self._wanted(eqn, values[index], mine, others)
-                return self._written(moved[0], mine, wanted)
+                required = self._required_axes(eqn, values[index], mine, others)
+                return self._suggest(moved[0], mine, required)
         return ""
 
     def _is_meant(self, moved: Sequence[ShardingSource]) -> bool:
-        """Whether these are of the value that the collective moves, if it is an argument."""
+        """Return whether the sources belong to the moved argument, if there is one."""
         return not self.context.argument or any(s.path == self.context.argument for s in moved)
 
     def _is_made_there(self, scope: Scope, value: Any) -> bool:
-        """Whether a value is made at the line of what the collective takes."""
+        """Return whether a value is produced at the line of the collective's operand."""
         made = scope.makers.get(value) if is_variable(value) else None
         line = None if made is None else source_line(made[1])
-        return line is not None and line in lines_of(self.context.maker_frames)
+        return line is not None and line in lines_of(self.context.producer_frames)
 
-    def _wanted(
+    def _required_axes(
         self,
         eqn: Any,
         value: Any,
         mine: list[list[ShardingSource]],
         others: list[list[list[ShardingSource]]],
     ) -> list[Axes]:
-        """The axes that an operation wants to cut each dimension of a value."""
+        """Return the axes that an operation requires on each dimension of a value."""
         now = [_cut(dim) for dim in mine]
         shape = value.aval.shape
         name = eqn.primitive.name
@@ -87,9 +87,9 @@ class SuggestionFinder:
             return self._for_product(eqn, value, now, free, others)
         if shape == getattr(eqn.outvars[0].aval, "shape", None):
             for other in others:
-                theirs = [_cut(dim) for dim in other]
-                if len(theirs) == len(now) and any(theirs) and theirs != now:
-                    return theirs
+                other_axes = [_cut(dim) for dim in other]
+                if len(other_axes) == len(now) and any(other_axes) and other_axes != now:
+                    return other_axes
         return free if name in PRODUCTS else self._elsewhere(shape, now, free)
 
     def _for_product(
@@ -100,21 +100,21 @@ class SuggestionFinder:
         free: list[Axes],
         others: list[list[list[ShardingSource]]],
     ) -> list[Axes]:
-        """Dimensions that are summed up, or go along, cut as those of the other operand are."""
-        mine, theirs = zip(*eqn.params["dimension_numbers"], strict=True)
+        """Return the axes of the other operand for contracted and batch dimensions."""
+        mine, other_axes = zip(*eqn.params["dimension_numbers"], strict=True)
         if value is not eqn.invars[0]:
-            mine, theirs = theirs, mine
-        wanted = list(free)
+            mine, other_axes = other_axes, mine
+        required = list(free)
         for other in others:
-            for dim, their_dim in zip(sum(mine, ()), sum(theirs, ()), strict=True):
+            for dim, their_dim in zip(sum(mine, ()), sum(other_axes, ()), strict=True):
                 cut = _cut(other[their_dim])
                 elsewhere = {a for i, axes in enumerate(free) if i != dim for a in axes}
                 if now[dim] != free[dim] and cut and not elsewhere & set(cut):
-                    wanted[dim] = cut
-        return wanted
+                    required[dim] = cut
+        return required
 
     def _elsewhere(self, shape: Sequence[int], now: list[Axes], free: list[Axes]) -> list[Axes]:
-        """The moved axes on another dimension, or on none if no other has room for them."""
+        """Return the axes with the moved ones on another dimension, or dropped if none fits."""
         sizes = self.grid.shape
         moved = tuple(a for axes in now for a in axes if a in self.context.axes)
         count = math.prod(sizes[a] for a in moved)
@@ -123,27 +123,27 @@ class SuggestionFinder:
                 return [moved if i == dim else a for i, a in enumerate(free)]
         return free
 
-    def _written(
-        self, source: ShardingSource, mine: list[list[ShardingSource]], wanted: list[Axes]
+    def _suggest(
+        self, source: ShardingSource, mine: list[list[ShardingSource]], required: list[Axes]
     ) -> str:
-        """The source of a value, so that the value is dealt out as wanted."""
+        """Return the suggestion that gives the source of a value the required sharding."""
         dims = axes_of(source.sharding, len(source.shape))
         for dim, each in enumerate(mine):
             for s in each:
                 if (s.path, s.line) == (source.path, source.line):
-                    dims[s.dim] = wanted[dim]
+                    dims[s.dim] = required[dim]
         used: set[str] = set()
         for dim, axes in enumerate(dims):
             dims[dim] = tuple(a for a in axes if a not in used)
             used |= set(axes)
         spec = spec_of(dims)
         if source.path:
-            return f"give in_shardings {spec} for {source.path}"
+            return f"pass in_shardings {spec} for {source.path}"
         file, line = source.line or ("", 0)
         return f"constrain the value at {Path(file).name}:{line} to {spec}"
 
     def _by_argument(self, path: str) -> str:
-        """An argument that is dealt out otherwise from the start."""
+        """Suggest another sharding for an argument."""
         shardings = self.context.shardings
         for (name, sharding), aval in zip(
             shardings.arguments, shardings.jaxpr.in_avals, strict=False
@@ -153,34 +153,32 @@ class SuggestionFinder:
                 free = [tuple(a for a in axes if a not in self.context.axes) for axes in now]
                 spec = self._elsewhere(aval.shape, now, free)
                 if spec != now:
-                    return f"give in_shardings {spec_of(spec)} for {path}"
+                    return f"pass in_shardings {spec_of(spec)} for {path}"
         return ""
 
     def _where(self) -> str:
-        """Where to constrain, if not to what."""
+        """Suggest the lines to constrain."""
         collective, along = self.context.collective, " and ".join(sorted(self.context.axes))
-        maker = self._place(collective.frames) or self._place(self.context.maker_frames)
+        maker = self._place(collective.frames) or self._place(self.context.producer_frames)
         user = self._place(collective.needed_by_frames)
         if maker and user and maker != user:
             return (
-                f"the value of {maker} lies otherwise than {user} wants it along {along}: "
-                "constrain both to one spec"
+                f"{maker} and {user} use different shardings along {along}: constrain both to "
+                f"one spec"
             )
         if maker or user:
             return (
-                f"constrain the operands and the result of {maker or user} to specs that "
-                f"cut the same dimensions by {along}"
+                f"constrain the operands and the result of {maker or user} to specs that shard "
+                f"the same dimensions over {along}"
             )
-        return (
-            f"constrain what is computed along {along}: the compiler doesn't say which line it is"
-        )
+        return f"constrain the values computed along {along}: the compiler reports no source line"
 
     def _place(self, frames: Sequence[Frame]) -> str:
-        """The user's line of a stack: `model.py:57`."""
+        """Return the user's line of a stack: `model.py:57`."""
         line = self.sources.line(frames)
         return "" if line is None else f"{Path(line.file).name}:{line.line}"
 
 
 def _cut(sources: Sequence[ShardingSource]) -> Axes:
-    """The axes that cut a dimension, by the first of its sources that is cut."""
+    """Return the axes of the first sharded source of a dimension."""
     return next((s.axes for s in sources if s.axes), ())

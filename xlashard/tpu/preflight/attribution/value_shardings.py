@@ -1,4 +1,4 @@
-"""How the values of a jaxpr are dealt out, as far as arguments and constraints say it."""
+"""Shardings of jaxpr values, as specified by arguments and constraints."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ type Axes = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class ShardingSource:
-    """An argument or a constraint that says how a dimension of another value is dealt out.
+    """An argument or constraint that determines the sharding of a dimension of another value.
 
     Attributes:
-        path: The argument; empty for a constraint.
-        line: Of the constraint; None for an argument.
-        sharding: What it says.
-        shape: Of the argument or the constrained value.
+        path: Path of the argument; empty for a constraint.
+        line: Line of the constraint; None for an argument.
+        sharding: Its sharding.
+        shape: Shape of the argument or the constrained value.
         dim: Its dimension.
-        lines: The lines of the operations between the two, its own included.
+        lines: Lines of the operations between the two, its own included.
     """
 
     path: str
@@ -35,20 +35,20 @@ class ShardingSource:
 
     @property
     def axes(self) -> Axes:
-        """The axes that cut that dimension."""
+        """Mesh axes that shard the dimension."""
         return axes_of(self.sharding, len(self.shape))[self.dim]
 
 
 @dataclass(frozen=True, eq=False)
 class ConstraintChange:
-    """A constraint that wants a value dealt out otherwise than where it comes from.
+    """A constraint that differs from the sharding of the value's source.
 
     Attributes:
-        lines: Its own line, and those of the operations on the way.
-        arguments: Arguments that it comes from.
-        moved: The mesh axes that cut another dimension afterwards, or none.
-        closed: Those that cut none.
-        used: All axes of the constraint.
+        lines: Its line, and the lines of the operations between.
+        arguments: Arguments that the value depends on.
+        moved: Mesh axes that shard another dimension, or none, under the constraint.
+        closed: Mesh axes that shard no dimension under the constraint.
+        used: All mesh axes of the constraint.
     """
 
     lines: frozenset[Line]
@@ -60,12 +60,12 @@ class ConstraintChange:
 
 @dataclass(frozen=True, eq=False)
 class ValueShardings:
-    """What is said of the values of a jaxpr.
+    """Shardings of the values of a jaxpr.
 
     Attributes:
-        jaxpr: The closed jaxpr of the program.
-        arguments: For each argument its path, and how it is dealt out, where that is known.
-        mesh: The mesh whose axes count.
+        jaxpr: Closed jaxpr of the program.
+        arguments: Path and sharding of each argument; None for an unspecified sharding.
+        mesh: The mesh.
     """
 
     jaxpr: Any
@@ -82,7 +82,7 @@ class ValueShardings:
 
     @cached_property
     def equations(self) -> Mapping[Line, list[tuple[Scope, Any]]]:
-        """The equations of each line, and where they are."""
+        """Equations by source line, with their scopes."""
         found: dict[Line, list[tuple[Scope, Any]]] = {}
         for scope in self._top.all():
             for eqn in scope.jaxpr.eqns:
@@ -93,23 +93,23 @@ class ValueShardings:
 
     @cached_property
     def constraints(self) -> tuple[tuple[Scope, Any, NamedSharding], ...]:
-        """The constraints on the axes of the mesh."""
+        """Constraints on the axes of the mesh."""
         return tuple(
             (scope, eqn, sharding)
             for scope in self._top.all()
             for eqn in scope.jaxpr.eqns
-            if (sharding := self._said(eqn)) is not None
+            if (sharding := self._constraint_sharding(eqn)) is not None
         )
 
     @cached_property
     def constraint_lines(self) -> frozenset[Line]:
-        """The lines of the constraints."""
+        """Lines of the constraints."""
         lines = (source_line(eqn) for _, eqn, _ in self.constraints)
         return frozenset(line for line in lines if line is not None)
 
     @cached_property
     def changes(self) -> tuple[ConstraintChange, ...]:
-        """What constraints want otherwise than arguments and other constraints do."""
+        """Constraints that differ from arguments and other constraints."""
         found = []
         for scope, eqn, sharding in self.constraints:
             value = eqn.invars[0]
@@ -130,11 +130,11 @@ class ValueShardings:
         return tuple(found)
 
     def sources(self, scope: Scope, value: Any) -> list[list[ShardingSource]]:
-        """For each dimension of a value what says how it is dealt out.
+        """Return the sharding sources of each dimension of a value.
 
         Args:
-            scope: Where the value is.
-            value: A variable of its jaxpr.
+            scope: Scope of the value.
+            value: Variable of its jaxpr.
         """
         return [
             list(self._sources(scope, value, dim))
@@ -146,28 +146,32 @@ class ValueShardings:
             path, sharding = self._taken.get(origin.variable, ("", None))
             line = None
             if origin.eqn is not None:
-                path, sharding, line = "", self._said(origin.eqn), source_line(origin.eqn)
+                path, sharding, line = (
+                    "",
+                    self._constraint_sharding(origin.eqn),
+                    source_line(origin.eqn),
+                )
             if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
                 shape = tuple(origin.variable.aval.shape)
                 if origin.dim >= len(shape):
-                    # A slice of what a loop stacks up is not always followed to its dimension.
+                    # Slices of stacked loop outputs can't always be mapped to a dimension.
                     continue
                 yield ShardingSource(path, line, sharding, shape, origin.dim, origin.lines)
 
-    def _said(self, eqn: Any) -> NamedSharding | None:
+    def _constraint_sharding(self, eqn: Any) -> NamedSharding | None:
         sharding = constraint_of(eqn)
         return sharding if sharding is not None and sharding.mesh == self.mesh else None
 
 
 def axes_of(sharding: NamedSharding, rank: int) -> list[Axes]:
-    """The axes that cut each dimension; none for one that is left open."""
+    """Return the axes of each dimension; none for an unconstrained dimension."""
     return [tuple(axes or ()) for axes in sharding.normal_spec.for_rank(rank)]
 
 
 def local_shape(
     shape: Sequence[int], sharding: NamedSharding, without: frozenset[str]
 ) -> tuple[int, ...]:
-    """The part of a value on one device, if some axes did not cut it."""
+    """Return the shape of a shard, ignoring some axes."""
     sizes = sharding.mesh.shape
     cut = axes_of(sharding, len(shape))
     return tuple(
@@ -177,6 +181,6 @@ def local_shape(
 
 
 def spec_of(dims: Sequence[Axes]) -> str:
-    """What to write for axes of each dimension: `P('data', None)`."""
+    """Return the source text of a spec: `P('data', None)`."""
     entries = [repr(a[0]) if len(a) == 1 else repr(tuple(a)) if a else "None" for a in dims]
     return f"P({', '.join(entries)})"

@@ -1,7 +1,4 @@
-"""What single HLO instructions read and write in the chip's main memory.
-
-What one execution of a compiled program does on one device: its loops counted by their trips.
-"""
+"""Arithmetic and HBM traffic of one execution of a program on one device."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,15 +28,15 @@ _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def hbm_bytes(module: HloText, computation: Computation, instruction: Instruction) -> int:
-    """Bytes of HBM that one run of an instruction reads and writes, padding included.
+    """Return the HBM bytes that one run of an instruction reads and writes, including padding.
 
-    What lies in another memory (VMEM, the host's) costs none; of what is sliced, gathered or
-    updated in place only the part that is touched counts, inside fusions as well. An operand that
-    a fusion reads in several passes counts once.
+    Values in another memory (VMEM, host) count nothing. Slices, gathers and in-place updates count
+    only the bytes that they touch, also inside fusions. An operand that a fusion reads several
+    times counts once.
 
     Args:
         module: The module.
-        computation: The computation that it stands in, which must not be a fusion's.
+        computation: Computation of the instruction, not that of a fusion.
         instruction: The instruction.
     """
     opcode = instruction.opcode
@@ -53,7 +50,7 @@ def hbm_bytes(module: HloText, computation: Computation, instruction: Instructio
     results = tiled_arrays(instruction.type)
     operands = operand_arrays(computation, instruction)
     if opcode in ("send", "recv"):
-        # Its own type has what is sent or received, and a context.
+        # The type holds the transferred value and a context.
         return sum(array.hbm_bytes for array in tiled_arrays(element_types(instruction.type)[0]))
     if opcode.endswith("-start"):
         results = _started(instruction, len(operands))
@@ -64,7 +61,7 @@ def _of_operation(opcode: str, operands: list[TiledArray], results: tuple[TiledA
     written = sum(array.hbm_bytes for array in results)
     match opcode:
         case "slice" | "dynamic-slice" | "gather":
-            # Of the operand it reads what it gives; the others are indices.
+            # Reads as many bytes of the operand as the result has; other operands are indices.
             read = _like(operands[:1], sum(array.nbytes for array in results))
             return read + sum(a.hbm_bytes for a in operands[1:]) + written
         case "dynamic-update-slice" if len(operands) > 1:
@@ -72,18 +69,18 @@ def _of_operation(opcode: str, operands: list[TiledArray], results: tuple[TiledA
             return update.hbm_bytes + _like(list(results), update.nbytes)
         case "scatter" if len(operands) > 2:
             update = operands[-1]
-            # What it adds to is read and written again.
+            # Reads and writes the updated region.
             return sum(a.hbm_bytes for a in operands[1:]) + 2 * _like(list(results), update.nbytes)
     return sum(array.hbm_bytes for array in operands) + written
 
 
 def _like(arrays: list[TiledArray], nbytes: int) -> int:
-    """A part of arrays, if they lie in HBM; not more than they are."""
+    """Return `nbytes`, limited by the bytes of the arrays in HBM."""
     return min(nbytes, sum(array.hbm_bytes for array in arrays))
 
 
 def _started(instruction: Instruction, operands: int) -> tuple[TiledArray, ...]:
-    """The results of what starts and is done later; its type has the operands before or after."""
+    """Return the results of an asynchronous start, whose type includes its operands."""
     if instruction.opcode == "copy-start":
         return tiled_arrays(element_types(instruction.type)[0])
     arrays = tiled_arrays(instruction.type)
@@ -96,8 +93,8 @@ def _of_custom_call(computation: Computation, instruction: Instruction) -> int:
     if instruction.call_target == "AllocateBuffer":
         return 0
     arrays = (*operand_arrays(computation, instruction), *tiled_arrays(instruction.type))
-    told = kernel_estimate(instruction).get("bytes_accessed")
-    return round(told) if told else sum(array.hbm_bytes for array in arrays)
+    estimated = kernel_estimate(instruction).get("bytes_accessed")
+    return round(estimated) if estimated else sum(array.hbm_bytes for array in arrays)
 
 
 def _fused(module: HloText, fusion: Instruction) -> Computation | None:
@@ -107,7 +104,7 @@ def _fused(module: HloText, fusion: Instruction) -> Computation | None:
 
 def _of_fusion(module: HloText, fusion: Instruction, inner: Computation) -> int:
     if _STARTS in inner.targets:
-        # Its own type has the operand and the result of the collective first.
+        # The type starts with the operand and the result of the collective.
         return sum(a.hbm_bytes for a in tiled_arrays(fusion.type)[:2])
     read = sum(
         min(_touched(module, inner, parameter), array.nbytes)
@@ -137,7 +134,7 @@ def _outputs(inner: Computation, root: Instruction) -> list[Instruction | None]:
 
 
 def _touched(module: HloText, inner: Computation, value: Instruction) -> int:
-    """Bytes of a fusion's parameter, or of what only passes it on, that the fusion reads."""
+    """Return the bytes of a fusion's parameter that the fusion reads."""
     total = 0
     whole = sum(array.nbytes for array in tiled_arrays(value.type))
     for user in inner.users.get(value.name, ()):
@@ -174,7 +171,7 @@ def _read_by(module: HloText, inner: Computation, value: Instruction, user: Inst
 
 
 def _only_passes_on(fusion: Computation) -> bool:
-    """Whether a fusion gives what it was given: then its users are the ones who read it."""
+    """Return whether a fusion returns its operand, so that its users read it."""
     value = fusion.root
     while value is not None and value.opcode in _PASSED_ON and value.operand_names:
         value = fusion.instructions.get(value.operand_names[0])
@@ -182,16 +179,16 @@ def _only_passes_on(fusion: Computation) -> bool:
 
 
 def _is_part_of_collective(inner: Computation, user: Instruction) -> bool:
-    """Whether it pushes on or ends a collective that TPU's compiler has spread over fusions.
+    """Return whether an instruction continues or ends a collective spread over fusions.
 
-    The one that starts it counts for all of them.
+    The start of the collective counts its bytes.
     """
     spread = inner.name.startswith("async_collective_fusion") or _ENDS in inner.targets
     return spread and (user.opcode in KINDS or user.opcode == "custom-call")
 
 
 def _parameters(computation: Computation) -> Iterator[Instruction]:
-    """The parameters of a computation by their numbers."""
+    """Return the parameters of a computation by number."""
     found = [i for i in computation.instructions.values() if i.opcode == "parameter"]
     return iter(sorted(found, key=lambda i: int(i.operands or 0)))
 
@@ -199,7 +196,7 @@ def _parameters(computation: Computation) -> Iterator[Instruction]:
 def _written(
     module: HloText, inner: Computation, output: Instruction | None, array: TiledArray
 ) -> int:
-    """Bytes that a fusion writes for one of its results."""
+    """Return the bytes that a fusion writes for one of its results."""
     while output is not None and output.opcode in _PASSED_ON and output.operand_names:
         output = inner.instructions.get(output.operand_names[0])
     if output is None:
@@ -223,21 +220,20 @@ _HARMLESS_NAMES = """
     SPMDShardToFullShape MoveToHost MoveToDevice annotate_device_placement LayoutConstraint
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
-"""Custom calls of the compiler's own that calculate nothing."""
+"""Custom calls of the compiler without arithmetic."""
 
 
 @dataclass(frozen=True)
 class CostAnalysis:
-    """Arithmetic and memory traffic.
+    """Arithmetic and memory traffic of one execution on one device.
 
     Attributes:
-        matmul_flops: FLOP of matrix products, by the dtype that is multiplied.
+        matmul_flops: FLOP of matrix products, by operand dtype.
         elementwise: Other floating-point operations.
-        transcendental: Values of functions such as exp and tanh.
+        transcendental: Elements of transcendental functions such as exp and tanh.
         hbm_bytes: Bytes read and written in HBM.
-        unknown_calls: Custom calls of which nobody knows what they calculate, by JAX's name of the
-            operation, and how often each runs.
-        unknown_loops: Loops of unknown trip count, which count as one run.
+        unknown_calls: Custom calls without a cost estimate, by op name, with their number of runs.
+        unknown_loops: Loops with an unknown trip count, counted as one iteration.
     """
 
     matmul_flops: Mapping[str, float] = field(default_factory=dict)
@@ -249,13 +245,13 @@ class CostAnalysis:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of all kinds, those of exp and the like as one each."""
+        """Floating-point operations of all kinds; a transcendental counts as one."""
         return sum(self.matmul_flops.values()) + self.elementwise + self.transcendental
 
 
 @dataclass
 class _CostSum:
-    """Work that is being added up."""
+    """Running sum of costs."""
 
     matmul_flops: dict[str, float] = field(default_factory=dict)
     elementwise: float = 0.0
@@ -279,12 +275,12 @@ class _CostSum:
 
 
 def analyze_cost(module: HloText) -> CostAnalysis:
-    """What one execution of a program does on one device.
+    """Return the arithmetic and memory traffic of one execution on one device.
 
-    Of a conditional the branch counts that calculates most.
+    A conditional counts its most expensive branch.
 
     Args:
-        module: A compiled program.
+        module: Compiled module.
     """
     if module.entry not in module.computations:
         return CostAnalysis()
@@ -300,14 +296,14 @@ def analyze_cost(module: HloText) -> CostAnalysis:
 
 
 class _CostCounter:
-    """Counts each computation once, however often it runs."""
+    """Analyses each computation once, independent of its number of calls."""
 
     def __init__(self, module: HloText) -> None:
         self._module = module
         self._done: dict[tuple[str, bool], _CostSum] = {}
 
     def of(self, name: str, *, fused: bool) -> _CostSum:
-        """The work of one run of a computation; of one inside a fusion without its memory."""
+        """Return the cost of one run of a computation, without memory traffic inside a fusion."""
         if (name, fused) not in self._done:
             self._done[name, fused] = self._count(self._module.computations[name], fused)
         return self._done[name, fused]
@@ -334,7 +330,7 @@ class _CostCounter:
         if opcode in REDUCERS or opcode.startswith(("all-reduce", "reduce-scatter")):
             return
         if opcode.endswith(("-update", "-done")):
-            # The start of an asynchronous call has named what it calls.
+            # The start of the asynchronous call counts the called computation.
             return
         called = [
             (attribute, name)
@@ -360,7 +356,7 @@ class _CostCounter:
         target = call.call_target
         numbers = kernel_estimate(call)
         if numbers:
-            # A kernel doesn't say what it multiplies: on TPU that is bfloat16, but for the rare.
+            # Kernel estimates have no dtype; TPU kernels usually multiply bfloat16.
             total.multiply("bfloat16", numbers.get("flops", 0.0))
             total.transcendental += numbers.get("transcendentals", 0.0)
         elif target not in _HARMLESS:

@@ -1,9 +1,7 @@
-"""Arithmetic of single HLO instructions.
+"""FLOP of single HLO instructions, and their arrays in tiled layouts.
 
-What a matrix unit multiplies is counted apart from what the vector unit does element by element.
-A multiplication and the addition of its product are two operations.
-
-Arrays as they lie on a TPU: in tiles, with padding, in one of its memories.
+Matrix products are separate from elementwise operations of the vector unit. A multiply-add counts
+as two operations.
 """
 
 import math
@@ -16,19 +14,18 @@ import numpy as np
 from xlashard.program.hlo import Computation, HloText, Instruction
 
 HBM = 0
-"""The number of the chip's main memory, which layouts leave out; `S(1)` is VMEM, `S(5)` the
-host's."""
+"""Memory space of HBM, which layouts omit; `S(1)` is VMEM, `S(5)` is host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiledArray:
-    """The type of one array, with its place.
+    """Array type with its tiled layout and memory space.
 
     Attributes:
-        dtype: As HLO writes it: `f32`, `bf16`, `pred`.
-        dims: Its shape.
-        nbytes: What it takes in memory, padding included.
-        space: The number of the memory.
+        dtype: HLO dtype: `f32`, `bf16`, `pred`.
+        dims: Shape.
+        nbytes: Bytes in memory, including padding.
+        space: Memory space.
     """
 
     dtype: str
@@ -38,12 +35,12 @@ class TiledArray:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.dims)
 
     @property
     def hbm_bytes(self) -> int:
-        """What it takes of HBM."""
+        """Bytes in HBM."""
         return self.nbytes if self.space == HBM else 0
 
 
@@ -53,11 +50,11 @@ _TILE = re.compile(r"\((\d+(?:,\d+)*)\)")
 
 @lru_cache(maxsize=4096)
 def tiled_arrays(text: str) -> tuple[TiledArray, ...]:
-    """The arrays of an HLO type, those of tuples in order; tokens are none.
+    """Return the arrays of an HLO type, flattening tuples and skipping tokens.
 
     Example:
-        >>> placed_arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
-        (PlacedArray(dtype='bf16', dims=(3, 100), nbytes=2048, space=1),)
+        >>> tiled_arrays("bf16[3,100]{1,0:T(8,128)(2,1)S(1)}")
+        (TiledArray(dtype='bf16', dims=(3, 100), nbytes=2048, space=1),)
     """
     found = _ARRAY.findall(text)
     return tuple(_placed(*parts) for parts in found if parts[0] not in ("token", "opaque"))
@@ -82,7 +79,7 @@ def _placed(dtype: str, dims: str, layout: str) -> TiledArray:
 
 
 def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape, major to minor, rounded up to whole tiles in its minor dimensions."""
+    """Return a shape, major to minor, with its minor dimensions rounded up to whole tiles."""
     if 0 in physical:
         return physical
     whole = (1,) * (len(tile) - len(physical)) + physical
@@ -93,7 +90,7 @@ def _padded(physical: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]
 
 
 def bits_of(dtype: str) -> int:
-    """Bits of an element in memory; of one that is smaller than a byte, a byte."""
+    """Return the bits per element in memory, at least 8."""
     if dtype == "pred":
         return 8
     found = re.search(r"\d+", dtype)
@@ -112,21 +109,21 @@ _TRANSCENDENTAL_NAMES = """
 _TRANSCENDENTAL = frozenset(_TRANSCENDENTAL_NAMES.split())
 
 REDUCERS = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter", "map", "sort"))
-"""Operations that run a small computation for each element, which they are counted with."""
+"""Operations with a called computation per element, which they are counted with."""
 
 _NAMES = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionFlops:
-    """What an instruction calculates.
+    """Arithmetic of an instruction.
 
     Attributes:
-        matmul_flops: FLOP of a matrix multiplication or convolution.
-        dtype: What it multiplies: `bfloat16`; `bfloat16 x6` for float32 numbers that are
-            multiplied in six passes of their parts.
-        elementwise: Floating-point operations that aren't part of one, one for each element.
-        transcendental: Values of functions such as exp and tanh, one for each element.
+        matmul_flops: FLOP of a matrix product or convolution.
+        dtype: Operand dtype: `bfloat16`; `bfloat16 x6` for float32 operands multiplied in six
+            passes.
+        elementwise: Other floating-point operations, one per element.
+        transcendental: Elements of transcendental functions such as exp and tanh.
     """
 
     matmul_flops: float = 0.0
@@ -141,14 +138,13 @@ NOTHING = InstructionFlops()
 def instruction_flops(
     module: HloText, computation: Computation, instruction: Instruction
 ) -> InstructionFlops:
-    """What one run of an instruction calculates, without the computations that it calls.
+    """Return the arithmetic of one run of an instruction, without called computations.
 
-    Comparisons and selections among floating-point numbers count as operations on them; integers,
-    logic, conversions and moves don't count.
+    Floating-point comparisons and selections count; integers, logic, conversions and copies don't.
 
     Args:
         module: The module.
-        computation: The computation that it stands in.
+        computation: Computation of the instruction.
         instruction: The instruction.
     """
     opcode = instruction.opcode
@@ -170,7 +166,7 @@ def instruction_flops(
 
 
 def operand_arrays(computation: Computation, instruction: Instruction) -> list[TiledArray]:
-    """The arrays that an instruction takes, as they lie."""
+    """Return the operand arrays of an instruction, in their layouts."""
     named = (computation.instructions.get(name) for name in instruction.operand_names)
     return [array for i in named if i is not None for array in tiled_arrays(i.type)]
 
@@ -180,17 +176,17 @@ _ESTIMATED = re.compile(r'"(flops|transcendentals|bytes_accessed)":"?([\d.eE+]+)
 
 
 def kernel_estimate(call: Instruction) -> dict[str, float]:
-    """What the author of a kernel says that it costs; nothing if they don't.
+    """Return the author's cost estimate of a kernel, or an empty dict.
 
     Args:
-        call: The custom call of a Pallas kernel.
+        call: Custom call of a Pallas kernel.
     """
     found = _ESTIMATE.search(call.attributes)
     return {name: float(n) for name, n in _ESTIMATED.findall(found[1])} if found else {}
 
 
 def dtype_name(dtype: str) -> str:
-    """The dtype as NumPy and JAX call it.
+    """Return the NumPy name of an HLO dtype.
 
     Example:
         >>> [dtype_name(dtype) for dtype in ("bf16", "s8", "f8e4m3fn", "pred")]
@@ -223,7 +219,7 @@ def _product(computation: Computation, instruction: Instruction) -> InstructionF
         multiplications = result.size * math.prod(left.dims[n] for n in contracted)
     else:
         multiplications = _convolution(instruction, left, right, result)
-    # A product of complex numbers is four of real ones.
+    # A complex product takes four real ones.
     parts = 4 if left.dtype[0] == "c" else 1
     flops = 2.0 * parts * multiplications
     return InstructionFlops(matmul_flops=flops, dtype=_multiplied_dtype(instruction, left, right))
@@ -237,14 +233,14 @@ def _multiplied_dtype(instruction: Instruction, left: TiledArray, right: TiledAr
     wider = max(left, right, key=lambda a: (_is_floating(a.dtype), _bits(a.dtype)))
     if wider.dtype not in ("f32", "c64"):
         return dtype_name(wider.dtype)
-    # The matrix unit multiplies bfloat16; float32 goes through it in parts.
+    # The matrix unit multiplies bfloat16; float32 takes several passes.
     found = _PRECISION.search(instruction.attributes)
     asked = set(re.findall(r"\w+", found[1])) if found else set()
     return next((_PASSES[p] for p in ("highest", "high") if p in asked), "bfloat16")
 
 
 def _bits(dtype: str) -> int:
-    """Bits of an element as its name says."""
+    """Return the number of bits in the name of a dtype."""
     found = re.search(r"\d+", dtype)
     return int(found[0]) if found else 1
 
@@ -257,17 +253,17 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 def _convolution(
     instruction: Instruction, left: TiledArray, right: TiledArray, result: TiledArray
 ) -> int:
-    """Its true multiplications: those with padding and with the holes of dilation are none.
+    """Return the multiplications of a convolution, without padding and dilation holes.
 
-    A batch dimension or a sum over two dimensions of a matrix product becomes a dimension of a
-    window on TPU, most of whose places lie outside of the operand.
+    On TPU, a batch dimension or a contraction over two dimensions of a matrix product becomes a
+    window dimension with mostly out-of-bounds positions.
     """
     labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
     if labels is None:
         return 0
     taken, kernel, given = labels.groups()
     counted = result.dims[given.index("b")] * result.dims[given.index("f")]
-    # Of features and batches in groups the operands and the result already hold one group's share.
+    # With feature or batch groups, operands and result hold the share of one group.
     counted *= right.dims[kernel.index("i")]
     windows = _windows(instruction.attribute("window") or "")
     for digit in (label for label in given if label.isdigit()):
@@ -279,7 +275,7 @@ def _convolution(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One dimension of a convolution's window."""
+    """Window dimension of a convolution."""
 
     size: int = 1
     stride: int = 1
@@ -315,10 +311,10 @@ def _windows(text: str) -> tuple[_Window, ...]:
 
 @lru_cache(maxsize=4096)
 def _places(window: _Window, size: int, result: int) -> int:
-    """How many pairs of a place in the window and one of the result meet an element.
+    """Return the number of (window, result) position pairs that meet an operand element.
 
-    Place `k` of the window at `o` of the result is at `o * stride + k * dilation - before` of the
-    operand with holes, and that is an element where the base dilation divides it.
+    Window position `k` of result position `o` reads index `o * stride + k * dilation - before` of
+    the dilated operand, which holds an element if the base dilation divides it.
     """
     if not size or not result or not window.size:
         return 0
@@ -343,7 +339,7 @@ def _places(window: _Window, size: int, result: int) -> int:
 def _reduction(
     module: HloText, computation: Computation, instruction: Instruction
 ) -> InstructionFlops:
-    """A computation that runs for each element, or for each pair of them."""
+    """Return the arithmetic of a computation that runs per element or pair of elements."""
     if instruction.opcode == "sort":
         return NOTHING
     operands = operand_arrays(computation, instruction)
@@ -372,10 +368,10 @@ def _reduction(
 
 
 def _window_runs(instruction: Instruction, taken: TiledArray, result: TiledArray) -> int:
-    """How often a sum over windows adds.
+    """Return the number of additions of a reduce-window.
 
-    TPU's compiler writes a sum that is spread over its dimension again, as in a softmax, as a
-    window that everywhere holds the whole dimension: one sum, then.
+    TPU's compiler writes a reduction followed by a broadcast, as in softmax, as a window over the
+    whole dimension: a single reduction.
     """
     places = results = 1
     windows = _windows(instruction.attribute("window") or "")

@@ -1,30 +1,26 @@
-"""How long a collective takes on the links of a torus, and on the network between slices.
+"""Network model: time of collectives on the links of a torus and between slices.
 
-The formulas count bytes by bandwidth; the time to the first byte (about a microsecond for each hop)
-is left out, so that a program of many tiny collectives takes longer. They are those of rings, as in
-Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (Journal of
-Parallel and Distributed Computing 69(2), 2009), and of several rings at once on a torus, as in the
-chapter on sharded matrices of How to Scale Your Model (https://jax-ml.github.io/scaling-book).
+Times are bytes divided by bandwidth; latency (about a microsecond per hop) is left out, so programs
+with many tiny collectives take longer. The formulas are those of rings, as in Patarasuk and Yuan,
+Bandwidth optimal all-reduce algorithms for clusters of workstations (Journal of Parallel and
+Distributed Computing 69(2), 2009), and of parallel rings on a torus, as in the chapter on sharded
+matrices of How to Scale Your Model (https://jax-ml.github.io/scaling-book).
 
-With groups of `n` devices that hold `D` bytes together, links of `w` bytes per second in each
-direction, and `k` links by which a device can send along the group's dimensions (2 for a ring, 1
-for a line, added up over dimensions, a share of them where groups interleave, and where two devices
-of a chip have its links for different groups):
+For groups of `n` devices that hold `D` bytes in total, links of `w` bytes per second per direction,
+and `k` links per device along the dimensions of the group (2 for a ring, 1 for a line, summed over
+dimensions, and divided among groups or devices that share the links):
 
-- all-gather and reduce-scatter: `D (n-1)/n / (k w)`; all-reduce: both, twice that;
-- all-to-all: what crosses the middle of its longest dimension. Of a dimension of `m`, half of all
-  devices send half of what they hold, `d = D/n`: `m d / 4 / (k w)` with the `k` of that dimension;
-- collective-permute: each transfer goes along x, then y, then z, by the shorter way; the busiest
-  link sets the time;
-- between slices: with `s` slices in the group, what a slice sends is shared by its devices. A
-  gather sends `D (s-1)/s` for each slice, an all-reduce of `D` bytes twice that, each device its
-  part of it; inside the slices the rest goes over the links.
+- all-gather and reduce-scatter: `D (n-1)/n / (k w)`; all-reduce: twice that;
+- all-to-all: bisection of the longest dimension. Along a dimension of size `m`, half of the
+  devices send half of their `d = D/n` bytes: `m d / 4 / (k w)` with the `k` of that dimension;
+- collective-permute: each transfer follows x, then y, then z, the shorter way around; the busiest
+  link determines the time;
+- between slices: with `s` slices per group, the devices of a slice share its traffic. A gather
+  sends `D (s-1)/s` per slice, an all-reduce twice that; the rest stays on the links of the slice.
 
-Collectives of a program over several slices, which TPU's compiler cuts in two.
-
-What it compiles is the program of one slice: its devices count from 0, its collectives stay inside,
-and what goes to the other slices is a send to the host and a receive from there, on which the
-runtime of the data-center network does the rest.
+TPU's compiler emits the program of a single slice: device numbers start at 0, collectives stay
+inside the slice, and transfers to other slices are sends to and receives from the host, whose
+runtime uses the data-center network.
 """
 
 import math
@@ -62,11 +58,11 @@ _MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 
 def multislice_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
-    """The collectives of a program, in all of its slices and between them.
+    """Return the collectives of a program, in all of its slices and between them.
 
     Args:
-        module: The compiled program.
-        mesh: Its mesh, whose order of devices the groups count in.
+        module: The compiled module.
+        mesh: Its mesh; replica groups index the mesh order.
     """
     found = collectives_of(module)
     slices = _slices(mesh)
@@ -77,7 +73,7 @@ def multislice_collectives(module: HloText, mesh: Mesh) -> list[Collective]:
 
 
 def rendezvous_name(instruction: Instruction) -> str:
-    """The name under which a send and its receive meet; empty for other instructions."""
+    """Return the rendezvous name shared by a send and its recv; empty for other instructions."""
     if instruction.opcode not in ("send", "recv"):
         return ""
     found = _MEETING.search(instruction.attributes)
@@ -85,7 +81,7 @@ def rendezvous_name(instruction: Instruction) -> str:
 
 
 def _slices(mesh: Mesh) -> list[list[int]]:
-    """The places in the mesh of the devices of each slice."""
+    """Return the mesh positions of the devices of each slice."""
     slices: dict[int, list[int]] = {}
     for position, device in enumerate(mesh.devices.flat):
         slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(position)
@@ -95,7 +91,7 @@ def _slices(mesh: Mesh) -> list[list[int]]:
 def _in_all(
     groups: DeviceGroups | DevicePairs, slices: Sequence[list[int]]
 ) -> DeviceGroups | DevicePairs:
-    """The groups of one slice, in each of them."""
+    """Return the groups of one slice, replicated for every slice."""
     if isinstance(groups, DevicePairs):
         pairs = groups.pairs
         return DevicePairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
@@ -162,14 +158,14 @@ _NOT_LINKS = ("slice", "core")
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """What one run of a collective takes of the links.
+    """Network cost of one run of a collective.
 
     Attributes:
-        sent_bytes: Bytes that a device sends to others of its slice.
-        seconds: How long that takes.
-        dimensions: The dimensions whose links are busy for that time.
+        sent_bytes: Bytes that a device sends within its slice.
+        seconds: Time of the transfers within slices.
+        dimensions: Dimensions whose links are busy.
         dcn_bytes: Bytes that a device sends to other slices.
-        dcn_seconds: How long that takes.
+        dcn_seconds: Time of the transfers between slices.
     """
 
     sent_bytes: float = 0.0
@@ -180,19 +176,19 @@ class NetworkCost:
 
     @property
     def total_seconds(self) -> float:
-        """Both, one after the other."""
+        """Time within and between slices, in sequence."""
         return self.seconds + self.dcn_seconds
 
 
 @dataclass(frozen=True)
 class _GroupLinks:
-    """What the groups of a collective have of the links.
+    """Links of a collective's replica groups.
 
     Attributes:
-        parts: Of each dimension of a slice.
-        slices: Over how many slices a group spreads.
-        members: How many devices of a group are in one slice.
-        speed: Bytes per second that a device sends to the others of its slice.
+        parts: Extent along each dimension of a slice.
+        slices: Number of slices that a group spans.
+        members: Devices of a group per slice.
+        speed: Bytes per second that a device sends within its slice.
     """
 
     parts: tuple[AxisPart, ...]
@@ -202,14 +198,14 @@ class _GroupLinks:
 
 
 class NetworkModel:
-    """The links between the devices of a mesh."""
+    """Network between the devices of a mesh."""
 
     def __init__(self, topology: Topology, mesh: Mesh) -> None:
-        """For the devices of a mesh.
+        """Model the network of a mesh.
 
         Args:
-            topology: Whose devices they are.
-            mesh: Of the program.
+            topology: Topology of the devices.
+            mesh: Mesh of the program.
         """
         self._topology = topology
         self._mesh = mesh
@@ -217,7 +213,7 @@ class NetworkModel:
         self._loads: dict[DevicePairs, _LinkLoad] = {}
 
     def of(self, collective: Collective) -> NetworkCost:
-        """What one run of a collective takes of the links."""
+        """Return the network cost of one run of a collective."""
         groups, payload = collective.groups, float(collective.payload_bytes)
         if isinstance(groups, DevicePairs):
             return self._permutation(groups, payload)
@@ -235,7 +231,7 @@ class NetworkModel:
             )
         twice = 2 if collective.kind == "all-reduce" else 1
         if collective.kind == "collective-broadcast":
-            # The value goes through every device once.
+            # Every device forwards the value once.
             sent, between = payload, payload if slices > 1 else 0.0
         else:
             sent = twice * payload * (members - 1) / members
@@ -256,13 +252,13 @@ class NetworkModel:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """Where the devices lie along each dimension, in the order of the mesh."""
+        """Coordinates of the devices, in mesh order."""
         positions = self._topology.positions
         found = [positions[device.id] for device in self._mesh.devices.flat]
         return self._topology.coordinates[np.array(found)]
 
     def _find_group_links(self, groups: DeviceGroups) -> _GroupLinks:
-        """The dimensions along which the devices of a group differ; all groups as the first."""
+        """Return the links of the first group, which stands for all groups."""
         members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
         places = self._places[members[members < len(self._places)]]
         parts, slices = [], 1
@@ -277,13 +273,13 @@ class NetworkModel:
         inside = max(groups.size // slices, 1)
         speed = self._speed(parts)
         if math.prod(p.size for p in parts) != inside:
-            # Not a box: nobody knows the ways, and each device counts with its part of one link.
+            # The group is not a box: assume a share of one link per device.
             generation = self._topology.generation
             speed = generation.ici_bandwidth / generation.devices_per_chip
         return _GroupLinks(tuple(parts), slices, inside, speed)
 
     def _speed(self, parts: Sequence[AxisPart]) -> float:
-        """Bytes per second that a device sends along some dimensions."""
+        """Return the bytes per second that a device sends along some dimensions."""
         links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
         return ici_speed(self._topology.generation, parts, links)
 
@@ -309,12 +305,12 @@ class NetworkModel:
 
 @dataclass(frozen=True)
 class _LinkLoad:
-    """What a permutation asks of the links.
+    """Load of a permutation on the links.
 
     Attributes:
-        busiest: For each dimension how many transfers go over its busiest link.
-        within_slices: Transfers within slices, for each device that is named.
-        between_slices: Transfers between slices, for each device that is named.
+        busiest: Transfers over the busiest link of each dimension.
+        within_slices: Transfers within slices, per participating device.
+        between_slices: Transfers between slices, per participating device.
     """
 
     busiest: tuple[tuple[str, int], ...]
@@ -348,7 +344,7 @@ def _route(
     topology: Topology,
     links: Counter[tuple[int, tuple[int, ...], int]],
 ) -> None:
-    """Counts a transfer on every link that it goes over; devices of a chip share its links."""
+    """Count a transfer on each link of its route; devices of a chip share its links."""
     core = len(here) - 1
     for number, dimension in enumerate(topology.dimensions):
         distance = there[number] - here[number]

@@ -1,12 +1,8 @@
-"""The compiler's schedule, run through with its own estimates of each operation.
+"""Time estimate of a program: a roofline, and the compiler's schedule.
 
-TPU's compiler notes for most operations how many cycles it thinks that they take, and for
-collectives nothing. Its module is scheduled: the operations of a computation run in their order,
-and what is asynchronous runs from its start to its done beside them.
-
-How fast the cores of a TPU tick, for the compiler's estimates, which it gives in cycles.
-
-How long a program takes: a roofline of its own counts, beside the compiler's estimate.
+TPU's compiler estimates the cycles of most operations, but not of collectives. Its module is
+scheduled: operations of a computation run in order, and asynchronous operations overlap with the
+operations between start and done.
 """
 
 import re
@@ -34,11 +30,11 @@ from xlashard.tpu.topologies import Topology
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """What a device multiplies in a cycle.
+    """Matrix throughput per cycle.
 
     Attributes:
-        flops_per_cycle: FLOP of bfloat16 of one TensorCore.
-        source: Where that is from.
+        flops_per_cycle: bfloat16 FLOP per cycle of one TensorCore.
+        source: Source of the figure.
     """
 
     flops_per_cycle: int
@@ -67,11 +63,11 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class CoreClock:
-    """The clock of a generation's cores.
+    """Clock of a generation's cores.
 
     Attributes:
         hertz: Cycles per second.
-        source: How that is known.
+        source: Derivation of the figure.
     """
 
     hertz: float
@@ -79,11 +75,11 @@ class CoreClock:
 
 
 def core_clock(generation: Generation) -> CoreClock | None:
-    """The clock at which a generation reaches its peak; None where that isn't known.
+    """Return the clock at which a generation reaches its peak, or None if unknown.
 
-    It is the peak of its bfloat16 arithmetic by what its matrix units do in a cycle: 0.70 GHz for
-    v2, 0.94 for v3, 1.05 for v4, 1.5 for v5e, 1.75 for v5p and v6e, 2.2 for tpu7x. Where two cores
-    work as one device the compiler's cycles are those of the two side by side.
+    The clock is the bfloat16 peak divided by the FLOP per cycle of the matrix units: 0.70 GHz for
+    v2, 0.94 for v3, 1.05 for v4, 1.5 for v5e, 1.75 for v5p and v6e, 2.2 for tpu7x. The compiler
+    counts cycles of a megacore for both cores together.
     """
     units = _UNITS.get(generation.name)
     peak = dict(generation.peak_flops).get("bfloat16")
@@ -104,16 +100,15 @@ def scheduled_seconds(
     hertz: float,
     hbm_bandwidth: float,
 ) -> float | None:
-    """How long one execution takes by the compiler's estimates; None where it gives none.
+    """Return the time of one execution by the compiler's estimates, or None without estimates.
 
-    A collective takes the time of its wires: all of it where it stands in the way, and where it is
-    asynchronous what of it the operations before its done don't hide. Those that need the same
-    links wait for each other.
+    A synchronous collective takes its full network time; an asynchronous one takes the part that
+    the operations before its done don't hide. Collectives on the same links run in sequence.
 
     Args:
-        module: The compiled program.
-        collectives: Those of the program, and what each takes of the links.
-        hertz: The clock of the cores.
+        module: The compiled module.
+        collectives: Collectives of the program with their network costs.
+        hertz: Clock of the cores.
         hbm_bandwidth: Bytes per second, for copies between memories.
     """
     if module.entry not in module.computations:
@@ -144,36 +139,36 @@ class _Timeline:
         self._seconds: dict[str, float] = {}
 
     def of(self, name: str) -> float:
-        """How long one run of a computation takes."""
+        """Return the time of one run of a computation."""
         if name not in self._seconds:
             run = _ComputationRun(self, self._module.computations[name])
             self._seconds[name] = run.seconds()
         return self._seconds[name]
 
     def cycles(self, instruction: Instruction) -> float:
-        """The compiler's estimate of an instruction, in seconds."""
+        """Return the compiler's estimate of an instruction, in seconds."""
         found = _CYCLES.search(instruction.attributes)
         return int(found[1]) / self._hertz if found else 0.0
 
     def copying(self, computation: Computation, instruction: Instruction) -> float:
-        """How long a copy between memories takes."""
+        """Return the time of a copy between memories."""
         return hbm_bytes(self._module, computation, instruction) / self._hbm_bandwidth
 
     def cost(self, computation: Computation, instruction: Instruction) -> NetworkCost | None:
-        """What an instruction takes of the links."""
+        """Return the network cost of an instruction."""
         return self._network_costs.get(computation.name, {}).get(instruction.name)
 
     def fused(
         self, instruction: Instruction
     ) -> tuple[Computation | None, Mapping[str, NetworkCost]]:
-        """The computation of a fusion, and the collectives in it."""
+        """Return the computation of a fusion, and the network costs of its collectives."""
         inner = self.callees(instruction)
         if not inner:
             return None, {}
         return inner[0], self._network_costs.get(inner[0].name, {})
 
     def callees(self, instruction: Instruction) -> list[Computation]:
-        """The computations that an instruction calls, but for the condition of a loop."""
+        """Return the called computations of an instruction, without loop conditions."""
         computations = self._module.computations
         return [
             computations[name]
@@ -182,13 +177,13 @@ class _Timeline:
         ]
 
     def trips(self, computation: Computation, loop: Instruction) -> int:
-        """How often a loop runs."""
+        """Return the trip count of a loop."""
         found = trip_count(self._module, computation, loop)
         return 1 if found is None else found
 
 
 class _ComputationRun:
-    """One run of a computation, from 0 on."""
+    """Simulated run of a computation, starting at time 0."""
 
     def __init__(self, timeline: _Timeline, computation: Computation) -> None:
         self._timeline = timeline
@@ -199,7 +194,7 @@ class _ComputationRun:
         self._received: dict[str, str] = {}
 
     def seconds(self) -> float:
-        """How long it takes, all that it started included."""
+        """Return the time of the run, including the asynchronous operations that it started."""
         for instruction in self._computation.instructions.values():
             self._step(instruction)
         return max(self._now, *self._busy.values(), *self._pending.values(), 0.0)
@@ -212,7 +207,7 @@ class _ComputationRun:
             starts = instruction.name if apart else rendezvous_name(instruction)
             self._collective(cost, starts)
         elif opcode == "recv":
-            # It is done when what was sent has come.
+            # The recv completes when the matching send has arrived.
             self._received[instruction.name] = rendezvous_name(instruction)
         elif opcode == "recv-done":
             self._done([self._received.get(name, "") for name in instruction.operand_names])
@@ -278,26 +273,25 @@ class _ComputationRun:
 
 
 def _channel(instruction: Instruction) -> str:
-    """What copies of one collective in several fusions have in common."""
+    """Return the channel that copies of one collective in several fusions share."""
     found = instruction.attribute("channel_id")
     number = re.match(r"\d+", found) if found else None
     return f"channel {number[0]}" if number else ""
 
 
 def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> TimeEstimate:
-    """How long one execution of a program takes, from below, and what it waits for.
+    """Return a lower bound on the time of one execution, and the resource that bounds it.
 
-    Each resource is taken at its peak and by itself: the matrix units by the dtype that is
-    multiplied, HBM, the links of each dimension of the torus (collectives on the same dimension one
-    after the other, those on others beside them), the network between slices. The longest of these
-    is the roofline: no schedule is faster. The compiler's estimate runs through its schedule
-    with the cycles that it notes for each operation; for element-wise operations on large arrays
-    those are two to four times what HBM's bandwidth asks for.
+    Each resource runs at its peak, independent of the others: matrix units by operand dtype, HBM,
+    the links of each torus dimension (collectives on the same dimension run in sequence), and the
+    network between slices. The longest is the roofline; no schedule is faster. The compiler's
+    estimate sums the cycles of its schedule; its estimates of elementwise operations on large
+    arrays are two to four times the HBM roofline.
 
     Args:
-        compilation: The program, also one that does not fit.
-        topology: What it was compiled for.
-        mesh: Its mesh.
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
+        mesh: Mesh of the program.
     """
     module = compilation.module
     work = analyze_cost(module)
@@ -306,23 +300,23 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
     generation = topology.generation
     bandwidth = generation.device_hbm_bandwidth
     clock = core_clock(generation)
-    rooms: dict[Bound, float] = {
+    resources: dict[Bound, float] = {
         "compute": compute_seconds(work.matmul_flops, generation),
         "hbm": work.hbm_bytes / bandwidth,
         "ici": _busiest(collectives),
         "dcn": sum(c.times * cost.dcn_seconds for c, cost in collectives),
     }
-    bound = max(rooms, key=lambda name: rooms[name])
+    bound = max(resources, key=lambda name: resources[name])
     return TimeEstimate(
         flops=work.flops,
         flops_by_dtype=tuple(sorted(work.matmul_flops.items(), key=lambda item: -item[1])),
         hbm_bytes=work.hbm_bytes,
         traffic=_traffic(collectives, mesh),
-        compute_seconds=rooms["compute"],
-        hbm_seconds=rooms["hbm"],
-        ici_seconds=rooms["ici"],
-        dcn_seconds=rooms["dcn"],
-        roofline_seconds=rooms[bound],
+        compute_seconds=resources["compute"],
+        hbm_seconds=resources["hbm"],
+        ici_seconds=resources["ici"],
+        dcn_seconds=resources["dcn"],
+        roofline_seconds=resources[bound],
         bound=bound,
         compiler_seconds=None
         if clock is None
@@ -335,11 +329,11 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
 
 
 def compute_seconds(matmul_flops: Mapping[str, float], generation: Generation) -> float:
-    """How long the matrix units take at their peak.
+    """Return the time of matrix products at peak FLOP/s.
 
     Args:
-        matmul_flops: FLOP by dtype; `bfloat16 x6` are six passes.
-        generation: Of the chips.
+        matmul_flops: FLOP by dtype; `bfloat16 x6` counts six passes.
+        generation: Generation of the chips.
     """
     peaks = dict(generation.device_peak_flops)
     seconds = 0.0
@@ -350,7 +344,7 @@ def compute_seconds(matmul_flops: Mapping[str, float], generation: Generation) -
 
 
 def _peak(dtype: str, peaks: Mapping[str, float]) -> float:
-    """The peak of a dtype; of one that the chip doesn't multiply, that of what it becomes."""
+    """Return the peak of a dtype, or of the dtype that the chip converts it to."""
     family = dtype.partition("_")[0]
     others = {"uint8": "int8", "int4": "int8", "uint4": "int8"}
     names = (dtype, family, others.get(family, "bfloat16"), "bfloat16")
@@ -358,7 +352,7 @@ def _peak(dtype: str, peaks: Mapping[str, float]) -> float:
 
 
 def _busiest(collectives: Iterable[tuple[Collective, NetworkCost]]) -> float:
-    """The time of the dimension whose links have most to do."""
+    """Return the time of the dimension with the busiest links."""
     busy: dict[str, float] = defaultdict(float)
     for collective, cost in collectives:
         for dimension in cost.dimensions:

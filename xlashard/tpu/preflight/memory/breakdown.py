@@ -1,11 +1,8 @@
-"""Which allocation holds which argument and which result of the user's function.
+"""Breakdown of a device's memory: arguments, results, temporaries, constants and code.
 
-What a program takes of a device's memory, by what it is for.
-
-The compiler refuses a program twice. Once values have their places, if these take all the memory
-that it may use; then there is no code yet. And once there is code, if that doesn't fit in what is
-left. So the sum here is that of both, and a program that was refused for its code takes at least
-as much for it as there was not.
+The compiler rejects a program at two points: after buffer assignment, when no code exists yet, and
+after code generation, if the code exceeds the remaining memory. The total includes both. A program
+rejected for its code counts the least code size that exceeds the remaining memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +28,12 @@ from xlashard.tpu.topologies import Topology
 
 @dataclass(frozen=True, eq=False)
 class IoBuffers:
-    """The arguments and results of a program in the memory of a device.
+    """Buffers of the arguments and results of a program.
 
     Attributes:
         program: The program.
         module: Its optimised module.
-        allocations: What it keeps in memory.
+        allocations: Its buffer assignment.
     """
 
     program: Program
@@ -45,7 +42,7 @@ class IoBuffers:
 
     @cached_property
     def arguments(self) -> tuple[BufferReport, ...]:
-        """The arguments that the program takes, the largest first."""
+        """Buffers of the arguments, largest first."""
         donated = self.program.face.donated
         paths = [report.path for report in describe_outputs(self.program)]
         takers = {argument: paths[result] for result, argument in self._aliases.items()}
@@ -63,7 +60,7 @@ class IoBuffers:
 
     @cached_property
     def results(self) -> tuple[BufferReport, ...]:
-        """The results, the largest first."""
+        """Buffers of the results, largest first."""
         paths = {position: report.path for report, position in self._inputs}
         places = self._result_allocations
         held = []
@@ -75,13 +72,13 @@ class IoBuffers:
 
     @cached_property
     def _aliases(self) -> Mapping[int, int]:
-        """For each result that takes over an argument's memory, that parameter of the module."""
+        """Parameter that each aliasing result shares its buffer with."""
         facts = self.program.facts
         return {result - facts.tokens: position for result, position in facts.aliases.items()}
 
     @cached_property
     def _inputs(self) -> list[tuple[ValueReport, int | None]]:
-        """The arguments, then what is closed over, each with its parameter; None if left out."""
+        """Arguments, then closed-over constants, with parameter numbers; None if pruned."""
         facts = self.program.facts
         reports = describe_inputs(self.program)
         arguments = len(reports) - facts.closed_over
@@ -98,7 +95,7 @@ class IoBuffers:
         tupled = any(a.index for a in self.allocations if a.parameter is not None)
         found = (a for a in self.allocations if a.parameter is not None)
         if tupled:
-            # All travel as one tuple, whose own allocation is a table of the others' addresses.
+            # Tupled arguments: the allocation of the tuple itself is a table of addresses.
             return {a.index[0]: a for a in found if len(a.index) == 1}
         return {a.parameter: a for a in found if a.parameter is not None}
 
@@ -121,7 +118,7 @@ class IoBuffers:
 def _find(
     entry: Computation, name: str, holding: Mapping[tuple[str, ShapeIndex], Allocation]
 ) -> Allocation | None:
-    """The allocation of a result, past the instructions that only pass it on."""
+    """Return the allocation of a result, past instructions that pass it on."""
     index: ShapeIndex = ()
     while (instruction := entry.instructions.get(name)) is not None:
         if (found := holding.get((name, index))) is not None:
@@ -163,11 +160,11 @@ def _largest_first(held: Sequence[BufferReport]) -> tuple[BufferReport, ...]:
 
 
 def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreakdown:
-    """Says what a program takes of one device's memory.
+    """Return the memory breakdown of a program on one device.
 
     Args:
-        compilation: The program, which need not have been finished.
-        topology: What it was compiled for.
+        compilation: The program, compiled or rejected for its memory.
+        topology: Topology of the program.
     """
     program, dump = compilation.program, compilation.dump
     module = next(iter(read_hlo(dump.hlo)))
@@ -218,7 +215,7 @@ def _sums(allocations: Sequence[Allocation]) -> _Sums:
 
 
 def _code_bytes(compilation: Compilation, left: int) -> int:
-    """Bytes of the program itself; of one that was refused for them the least that they can be."""
+    """Return the code size; for a program rejected for its code, the least possible size."""
     if compilation.compiled is not None:
         return compilation.compiled.memory_analysis().generated_code_size_in_bytes
     return left + 1 if left >= 0 else 0

@@ -1,7 +1,6 @@
-"""XLA's buffer assignment, read from its text: what a program keeps in memory, and where.
+"""Parse the text of XLA's buffer assignment.
 
-The text is made for people, and grows with XLA. A line of an unknown form is left out, and so is
-what an allocation is said to be beyond what is known here.
+The text has no stable format. Unknown lines and unknown attributes of an allocation are ignored.
 """
 
 import re
@@ -9,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 HBM, HOST = 0, 5
-"""Numbers of two kinds of memory, as layouts have them: `S(5)`; HBM's is never written."""
+"""Memory space numbers in layouts: `S(5)`; layouts omit the number of HBM."""
 
 type ShapeIndex = tuple[int, ...]
-"""Which part of a tuple, of nested tuples one number for each; empty for the whole."""
+"""Index into a nested tuple; empty for the whole value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +19,12 @@ class BufferValue:
     """A value in an allocation.
 
     Attributes:
-        name: The instruction that makes it.
-        index: Which part of the instruction's value.
-        size: Bytes, with the padding of its layout.
-        offset: Where in the allocation it begins.
-        type: Its type on one device, with its layout.
-        is_phi: Whether it is one of several values, by the way the program went: a loop's state.
+        name: Instruction that produces the value.
+        index: Shape index of the value.
+        size: Bytes, including the padding of its layout.
+        offset: Offset in the allocation.
+        type: Type on one device, with its layout.
+        is_phi: Whether the value is a phi, such as loop state.
     """
 
     name: str
@@ -38,17 +37,17 @@ class BufferValue:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A piece of memory that is there as long as the program runs.
+    """Memory allocated for the whole execution of a program.
 
     Attributes:
-        number: Of the allocation.
+        number: Number of the allocation.
         size: Bytes.
-        memory: The number of the memory: `HBM`, `HOST`, others for those on the chip.
-        parameter: The argument that it holds, as the module counts them; None for none.
-        index: Which part of that argument; of arguments that travel as one tuple, which one.
-        holds_result: Whether a result is in it at the end.
-        constant: Whether it holds a constant.
-        values: What is put there.
+        memory: Memory space: `HBM`, `HOST`, other numbers for on-chip memories.
+        parameter: Parameter number in the module; None for other allocations.
+        index: Shape index in the parameter, for tupled arguments.
+        holds_result: Whether the allocation holds a result.
+        constant: Whether the allocation holds a constant.
+        values: Values assigned to the allocation.
     """
 
     number: int
@@ -62,15 +61,15 @@ class Allocation:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether it holds neither an argument nor a result nor a constant."""
+        """True for neither argument, result nor constant."""
         return self.parameter is None and not self.holds_result and not self.constant
 
 
 def read_buffers(text: str) -> tuple[Allocation, ...]:
-    """Reads the text of a buffer assignment.
+    """Parse a buffer assignment.
 
     Args:
-        text: With a line for each allocation, and after it one for each value.
+        text: One line per allocation, each followed by one line per value.
 
     Example:
         >>> text = '''
@@ -115,9 +114,9 @@ def _value(found: re.Match[str]) -> BufferValue:
     )
 
 
-def _allocation(number: int, size: int, said: str) -> Allocation:
-    # Types stand between bars and may be of any length; nothing in them counts here.
-    words = re.sub(r"\|[^|]*\|", "||", said).rstrip(":")
+def _allocation(number: int, size: int, attributes: str) -> Allocation:
+    # Remove types, which stand between bars and may have any length.
+    words = re.sub(r"\|[^|]*\|", "||", attributes).rstrip(":")
     memory = re.search(r"\bcolor (\d+)", words)
     parameter = re.search(r"\bparameter (\d+)", words)
     index = re.search(r"\bShapeIndex \{([\d,\s]*)\}", words)

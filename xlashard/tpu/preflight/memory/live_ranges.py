@@ -1,13 +1,11 @@
-"""Which temporaries are alive when a program's heap is fullest.
+"""Temporaries that are live at the peak of a program's heap.
 
-The compiler's text says from which instruction to which each value lives, and where in the heap
-each has its place. Values that share a place while both are alive are one value under several
-names: what an operation writes over its operand, the state of a loop and what goes into it.
+The compiler writes the live range of each value, as instruction numbers, and its offset in the
+heap. Values with overlapping live ranges at the same offset are one buffer under several names:
+in-place updates, and loop state with its initial value.
 
-Which operation of the user's program a value of the compiled module belongs to.
-
-XLA adds values that no line of the program asks for: the state of a loop, copies, pieces of
-transfers. They go by the nearest operation that JAX has named.
+XLA adds values without an operation in the user's program, such as loop state and copies. They are
+attributed to the nearest operation with an op name.
 """
 
 import re
@@ -27,7 +25,7 @@ from xlashard.tpu.preflight.memory.buffer_assignment import HBM, Allocation, Buf
 from xlashard.tpu.preflight.report.preflight_model import TemporaryReport
 
 _FLOW = frozenset({"while", "conditional", "call", "tuple", "get-tuple-element"})
-"""Operations that make no value of their own: the names that JAX gave them say too little."""
+"""Operations without a value of their own; their op names carry little information."""
 
 _MAKES_ROOM = "AllocateBuffer"
 
@@ -36,7 +34,7 @@ type _Position = tuple[str, ShapeIndex]
 
 @dataclass(frozen=True, eq=False)
 class ValueOwners:
-    """The operations of a module, for whoever asks whose a value is.
+    """Maps HLO values to operations of the user's program.
 
     Attributes:
         module: The compiled module.
@@ -45,16 +43,16 @@ class ValueOwners:
     module: HloText
 
     def instruction(self, name: str) -> Instruction | None:
-        """An instruction by its name, which only one has."""
+        """Return an instruction by its unique name."""
         home = self._homes.get(name)
         return None if home is None else home.instructions[name]
 
     def owner(self, name: str, index: ShapeIndex = ()) -> Instruction | None:
-        """The nearest instruction with a name from JAX: it, else what made it, else what uses it.
+        """Return the nearest instruction with an op name: itself, a producer, or a consumer.
 
         Args:
-            name: An instruction that makes a value.
-            index: Which part of the value.
+            name: Instruction that produces the value.
+            index: Shape index of the value.
         """
         waiting: deque[_Position] = deque([(name, index)])
         seen: set[_Position] = set()
@@ -65,22 +63,22 @@ class ValueOwners:
             if position in seen or found is None:
                 continue
             seen.add(position)
-            if self._is_told(found):
+            if self._has_op_name(found):
                 if found.call_target != _MAKES_ROOM:
                     return found
-                # What is put there says more than that there is room for it.
+                # Values written to the buffer identify the operation better.
                 room = room or found
                 continue
             waiting.extend(self._before(found, position[1]))
         return room or self._user(name)
 
-    def _is_told(self, instruction: Instruction) -> bool:
+    def _has_op_name(self, instruction: Instruction) -> bool:
         return instruction.opcode not in _FLOW and bool(self.module.op_name(instruction))
 
     def _user(self, name: str) -> Instruction | None:
         home = self._homes.get(name)
         users = [] if home is None else home.users.get(name, [])
-        return next((user for user in users if self._is_told(user)), None)
+        return next((user for user in users if self._has_op_name(user)), None)
 
     @cached_property
     def _homes(self) -> dict[str, Computation]:
@@ -92,7 +90,7 @@ class ValueOwners:
         return runs_of(self.module)
 
     def _before(self, found: Instruction, index: ShapeIndex) -> Iterator[_Position]:
-        """Where a value comes from, the likeliest first."""
+        """Yield the values that a value comes from, most likely first."""
         operands = found.operand_names
         match found.opcode:
             case "tuple" if index and index[0] < len(operands):
@@ -108,7 +106,7 @@ class ValueOwners:
                 yield from self._roots(found, ("calls", "to_apply"), index)
                 yield from self._roots(found, BRANCHES, index)
                 yield from self._inside(found)
-                # The second part of what starts a transfer, and so on, are its source.
+                # Other elements, such as the second element of a start, are the source.
                 yield from ((name, ()) for name in operands[:1])
 
     def _roots(
@@ -120,7 +118,7 @@ class ValueOwners:
                 yield home.root.name, index
 
     def _inside(self, caller: Instruction) -> Iterator[_Position]:
-        """What a fusion does, the last first."""
+        """Yield the instructions of a fusion, last first."""
         for attribute, callee in caller.called():
             home = self.module.computations.get(callee)
             if attribute == "calls" and home is not None:
@@ -128,7 +126,7 @@ class ValueOwners:
                 yield from ((i.name, ()) for i in found if i.opcode != "parameter")
 
     def _passed(self, parameter: Instruction, index: ShapeIndex) -> Iterator[_Position]:
-        """What a computation is given: of a loop what its body gives on, else what came first."""
+        """Yield the values passed for a parameter: loop body results first, then initial values."""
         home = self._homes[parameter.name]
         run = self._runs.get(home.name)
         if run is None or run.caller is None:
@@ -140,19 +138,19 @@ class ValueOwners:
 
 
 type LiveIntervals = Mapping[tuple[str, ShapeIndex], tuple[int, int]]
-"""By instruction and part of its value, the first and the last instruction that it is alive at."""
+"""First and last instruction of each live range, by instruction and shape index."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A place in a heap while something is in it.
+    """Heap range in use for an interval of instructions.
 
     Attributes:
-        offset: Where it begins.
+        offset: Offset in the heap.
         size: Bytes.
-        start: From which instruction on.
-        end: Until which.
-        values: What is there, one after the other.
+        start: First instruction.
+        end: Last instruction.
+        values: Values in the range, in order.
     """
 
     offset: int
@@ -164,11 +162,11 @@ class LiveRange:
 
 @dataclass(frozen=True)
 class PeakBuffer:
-    """A place that is taken when the heap is fullest.
+    """Buffer that is live at the peak of the heap.
 
     Attributes:
-        nbytes: Its bytes, without those that a larger one around it has already.
-        values: What is there, under all its names.
+        nbytes: Bytes that no larger live buffer covers.
+        values: All values in the buffer.
     """
 
     nbytes: int
@@ -176,12 +174,12 @@ class PeakBuffer:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is the table of a tuple, in which the addresses of its elements are."""
+        """True for the pointer table of a tuple."""
         return all(value.type.startswith("(") for value in self.values)
 
 
 def read_live_ranges(text: str) -> LiveIntervals:
-    """Reads when values are alive, from the text that the compiler writes.
+    """Parse the live ranges that the compiler writes.
 
     Example:
         >>> text = '''
@@ -205,17 +203,17 @@ _RANGE = re.compile(r"^\s*([^\s{}:]+)\{([\d,\s]*)\}:\s*(\d+)-(\d+)\s*$", re.MULT
 def describe_temporaries(
     allocations: Sequence[Allocation], ranges: LiveIntervals, module: HloText, sources: Sources
 ) -> tuple[TemporaryReport, ...]:
-    """The temporaries that are alive when the heap is fullest, alike ones as one, largest first.
+    """Return the temporaries that are live at the heap's peak, grouped, largest first.
 
     Args:
-        allocations: What the program keeps in memory.
-        ranges: When values are alive.
+        allocations: Buffer assignment of the program.
+        ranges: Live interval of each value.
         module: The compiled module.
-        sources: Which lines to show.
+        sources: Filter for lines of user code.
 
     Returns:
-        Together they never take more than the heap. What is missing are gaps between them, and a
-        few hundred bytes for each tuple.
+        Temporaries whose sum never exceeds the heap. Gaps between buffers, and the pointer tables
+        of tuples, are not included.
     """
     operations = ValueOwners(module)
     heaps = (a for a in allocations if a.is_temporary and a.memory == HBM)
@@ -234,7 +232,7 @@ def describe_temporaries(
 
 def _describe(held: PeakBuffer, operations: ValueOwners, sources: Sources) -> TemporaryReport:
     module = operations.module
-    value = min(held.values, key=lambda v: _strangeness(v, operations))
+    value = min(held.values, key=lambda v: _name_preference(v, operations))
     owner = operations.owner(value.name, value.index)
     return TemporaryReport(
         name=owner.name if value.is_phi and owner is not None else value.name,
@@ -248,14 +246,14 @@ def _describe(held: PeakBuffer, operations: ValueOwners, sources: Sources) -> Te
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 
 
-def _strangeness(value: BufferValue, operations: ValueOwners) -> tuple[bool, bool]:
-    """Sorts the names of one place: first an operation that JAX has named."""
+def _name_preference(value: BufferValue, operations: ValueOwners) -> tuple[bool, bool]:
+    """Return a sort key that prefers values with an op name."""
     made = operations.instruction(value.name)
     return value.is_phi, made is None or not operations.module.op_name(made)
 
 
 def buffers_at_peak(allocation: Allocation, ranges: LiveIntervals) -> list[PeakBuffer]:
-    """What is in a heap when most of it is taken, by place."""
+    """Return the buffers that are live at the peak of a heap."""
     live_ranges = list(live_ranges_of(allocation.values, ranges))
     if not live_ranges:
         return []
@@ -265,7 +263,7 @@ def buffers_at_peak(allocation: Allocation, ranges: LiveIntervals) -> list[PeakB
 
 
 def live_ranges_of(values: Iterable[BufferValue], ranges: LiveIntervals) -> Iterator[LiveRange]:
-    """Places with what is in them one after the other and without a gap."""
+    """Yield heap ranges with the values that occupy them without a gap."""
     places: dict[tuple[int, int], list[tuple[int, int, BufferValue]]] = {}
     for value in values:
         lives = ranges.get((value.name, value.index))
@@ -285,10 +283,10 @@ def live_ranges_of(values: Iterable[BufferValue], ranges: LiveIntervals) -> Iter
 
 
 def _peak(live_ranges: Sequence[LiveRange]) -> int:
-    """When most of the heap is taken.
+    """Return the instruction at which most of the heap is in use.
 
-    The sum of what is alive is no less than what is taken, so only times at which it is larger
-    than the most that was found need a closer look.
+    The sum of live sizes bounds the bytes in use, so only times with a larger sum than the best are
+    examined.
     """
     start, end, offset, size = (
         np.array([get(live_range) for live_range in live_ranges], np.int64)
@@ -313,7 +311,7 @@ def _peak(live_ranges: Sequence[LiveRange]) -> int:
 
 
 def _taken(offset: np.ndarray, size: np.ndarray) -> int:
-    """How many bytes places take together, those that overlap once."""
+    """Return the bytes that ranges cover together, counting overlaps once."""
     order = np.argsort(offset)
     begin, end = offset[order], offset[order] + size[order]
     reached = np.maximum.accumulate(np.concatenate([[0], end[:-1]]))
@@ -323,7 +321,7 @@ def _taken(offset: np.ndarray, size: np.ndarray) -> int:
 def _without_overlaps(
     alive: Sequence[LiveRange], peak: int, ranges: LiveIntervals
 ) -> Iterator[PeakBuffer]:
-    """Places by size, each without what the ones before it have of it."""
+    """Yield buffers by size, each without the bytes that larger ones cover."""
     taken: list[tuple[int, int]] = []
     for live_range in sorted(alive, key=lambda s: (-s.size, s.offset)):
         free = _free(taken, live_range.offset, live_range.offset + live_range.size)
@@ -342,7 +340,7 @@ def _is_alive(value: BufferValue, time: int, ranges: LiveIntervals) -> bool:
 
 
 def _free(taken: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """The pieces of a place that no other has taken, which lie apart and in their order."""
+    """Return the pieces of a range that no other range covers, in order."""
     pieces = []
     at = max(bisect_left(taken, (begin,)) - 1, 0)
     for other_begin, other_end in taken[at:]:

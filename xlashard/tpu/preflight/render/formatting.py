@@ -1,7 +1,4 @@
-"""The facts of a preflight report as short texts, the same in a terminal and on a page.
-
-Rates, shares and money as people read them.
-"""
+"""Texts for the fields of a preflight report, shared by terminal and HTML."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,10 +19,10 @@ BOUNDS: Mapping[str, str] = {
     "ici": "links within a slice",
     "dcn": "network between slices",
 }
-"""What a program waits for."""
+"""Resources that bound the time."""
 
 NETWORKS: Mapping[str, str] = {"ici": "ICI", "dcn": "DCN"}
-"""What collectives go over."""
+"""Networks of collectives."""
 
 ORIGINS: Mapping[str, str] = {
     "constraint": "a constraint",
@@ -34,15 +31,15 @@ ORIGINS: Mapping[str, str] = {
     "reduction": "a sum over a cut dimension",
     "argument": "an argument's sharding",
     "result": "a result's sharding",
-    "resharding": "nobody: a resharding",
+    "resharding": "a resharding",
 }
-"""Who asked for a collective."""
+"""Causes of collectives."""
 
 SHORT_ORIGINS: Mapping[str, str] = {
     **{origin: origin for origin in ORIGINS},
-    "resharding": "nobody",
+    "resharding": "resharding",
 }
-"""The same where there is less room."""
+"""Causes of collectives, for narrow terminals."""
 
 FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
     "bytes": in_bytes,
@@ -51,11 +48,11 @@ FORMATTERS: Mapping[Unit, Callable[[float], str]] = {
     "part": in_percent,
     "number": in_amount,
 }
-"""How an amount of a unit is written."""
+"""Formatter of each unit."""
 
 
 def topology_text(topology: TopologyReport) -> str:
-    """`2 × v5p:4x4x2 (64 chips)`."""
+    """Return the topology with its number of chips: `2 × v5p:4x4x2 (64 chips)`."""
     name = topology.name if topology.slices == 1 else f"{topology.slices} × {topology.name}"
     devices = ""
     if topology.devices != topology.chips:
@@ -64,7 +61,7 @@ def topology_text(topology: TopologyReport) -> str:
 
 
 def memory_summary(report: PreflightFields) -> str:
-    """By how much it fits, or doesn't."""
+    """Return the memory use and the bytes to spare or missing."""
     m = report.memory
     have = in_bytes(m.available_bytes)
     if report.outcome == "fits":
@@ -72,21 +69,21 @@ def memory_summary(report: PreflightFields) -> str:
         return f"{in_bytes(m.total_bytes)} of {have} of HBM on each device, {spare}"
     needs = f"needs {in_bytes(m.total_bytes)} of HBM on each device"
     if m.fits:
-        return f"{needs}, which the compiler did not find room for in {have}"
-    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} that a program may use"
+        return f"{needs}, which the compiler could not fit into {have}"
+    return f"{needs}, {in_bytes(-m.spare_bytes)} more than the {have} available"
 
 
 def time_summary(time: TimeEstimate) -> str:
-    """How long, what for, and who says so."""
-    said = f"{in_seconds(time.seconds)}, bound by {BOUNDS[time.bound]}: "
-    said += f"{in_seconds(time.roofline_seconds)} by the roofline"
+    """Return the time, the resource that bounds it, and both estimates."""
+    text = f"{in_seconds(time.seconds)}, bound by {BOUNDS[time.bound]}: "
+    text += f"{in_seconds(time.roofline_seconds)} by the roofline"
     if time.compiler_seconds is not None:
-        said += f", {in_seconds(time.compiler_seconds)} by the compiler"
-    return said
+        text += f", {in_seconds(time.compiler_seconds)} by the compiler"
+    return text
 
 
 def throughput_text(found: ThroughputReport) -> str:
-    """Tokens, parameters and utilisation."""
+    """Return tokens per second, MFU and parameters."""
     workload = found.workload
     parameters = f"{in_amount(workload.parameters)} parameters"
     if workload.active_parameters != workload.parameters:
@@ -98,30 +95,30 @@ def throughput_text(found: ThroughputReport) -> str:
 
 
 def price_summary(found: PriceReport) -> str:
-    """What a step, an hour and 10⁹ tokens cost."""
+    """Return the cost of a step, an hour and 10⁹ tokens."""
     unit = f" {found.currency}" if found.currency else ""
-    said = f"{price_text(found.step)}{unit} a step, {price_text(found.hour)}{unit} an hour"
+    text = f"{price_text(found.step)}{unit} a step, {price_text(found.hour)}{unit} an hour"
     if found.billion_tokens is not None:
-        said += f", {price_text(found.billion_tokens)}{unit} for a billion tokens"
-    return f"{said} (at {price_text(found.chip_hour)}{unit} a chip and hour)"
+        text += f", {price_text(found.billion_tokens)}{unit} for a billion tokens"
+    return f"{text} (at {price_text(found.chip_hour)}{unit} a chip and hour)"
 
 
 def price_text(amount: float) -> str:
-    """An amount of money, the small ones with as many places as they need."""
+    """Return a price with two decimals, or more for a small one."""
     if amount >= 0.1 or amount == 0:
         return f"{amount:,.2f}"
     return f"{amount:.2g}" if amount >= 1e-4 else f"{amount:.1e}"
 
 
 def mesh_text(mesh: Sequence[AxisReport]) -> str:
-    """Where each mesh axis lies on the torus."""
+    """Return the position of each mesh axis on the torus."""
     return ", ".join(_axis(axis) for axis in mesh)
 
 
 def is_visible_ring(axis: AxisReport) -> bool:
-    """Whether a mesh axis is a ring to look at; from one neighbour to the other and back is none.
+    """Return whether a mesh axis is a ring of more than two chips.
 
-    Two chips along one dimension, or the two devices of a chip, have one way to each other.
+    Two chips along a dimension, or the two devices of a chip, have a single link.
     """
     chips = [count for dimension, count in axis.along if dimension not in ("core", "slice")]
     return axis.ring and (len(chips) > 1 or max(chips, default=0) > 2)
@@ -139,14 +136,14 @@ def _axis(axis: AxisReport) -> str:
 
 
 def three_digits(number: float) -> str:
-    """A number with three digits, or more where it is larger: `4.05`, `128`, `12,300`."""
+    """Return a number with three digits, or more if it is larger: `4.05`, `128`, `12,300`."""
     if abs(number) >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
 
 
 def in_thousands(number: float) -> str:
-    """A large number: `1.23 M`."""
+    """Return a large number with an SI prefix: `1.23 M`."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * size:
             return f"{three_digits(number / size)} {unit}"
@@ -154,10 +151,10 @@ def in_thousands(number: float) -> str:
 
 
 def price_with_currency(amount: float, currency: str) -> str:
-    """A price with its currency: `0.089 USD`, `1,234.50 USD`."""
+    """Return a price with its currency: `0.089 USD`, `1,234.50 USD`."""
     return f"{price_text(amount)} {currency}".rstrip()
 
 
 def many(number: int, noun: str, plural: str = "") -> str:
-    """A number of things: `1 leaf`, `8,960 chips`."""
+    """Return a count with its noun: `1 leaf`, `8,960 chips`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

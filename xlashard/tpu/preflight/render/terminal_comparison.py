@@ -1,7 +1,4 @@
-"""A comparison of two preflight reports as a person reads it.
-
-Several preflight reports side by side, one row each.
-"""
+"""Terminal output of a comparison of two reports, and of several reports side by side."""
 
 from collections.abc import Sequence
 
@@ -24,12 +21,12 @@ _COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green
 
 
 class ComparisonText:
-    """A comparison for rich to print.
+    """Rich renderable of a comparison.
 
     Args:
         comparison: The comparison.
-        full: Show every change, and numbers that did not change.
-        more: What to write to see all of that.
+        full: Show every change, and unchanged numbers.
+        more: Code that shows everything, for the hint on omitted rows.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ def _amounts(found: Sequence[AmountChange], page: Page) -> RenderableType | None
 
 
 def _differs(a: AmountChange) -> bool:
-    """Whether a person would see it: not by a change of rounding, or of the compiler's mood."""
+    """Return whether the printed amounts differ, ignoring the compile time."""
     if a.name == "time to compile":
         return False
     return _amount(a, a.old) != _amount(a, a.new)
@@ -91,11 +88,11 @@ def _by(a: AmountChange) -> Text:
     ratio = a.ratio
     if ratio is None or ratio <= 0:
         return Text()
-    said = f"{ratio - 1:+.1%}"
+    text = f"{ratio - 1:+.1%}"
     if ratio >= 2:
-        said = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
+        text = f"×{ratio:.1f}" if ratio < 10 else f"×{ratio:,.0f}"
     is_worse = (ratio > 1) != (a.name in _BETTER_IF_MORE)
-    return Text(said, "" if ratio == 1 else "red" if is_worse else "green")
+    return Text(text, "" if ratio == 1 else "red" if is_worse else "green")
 
 
 def _uses(title: str, note: str, found: Sequence[UsageChange], page: Page) -> RenderableType | None:
@@ -129,10 +126,10 @@ def _times(u: UsageChange) -> str:
 
 
 class SummaryText:
-    """Reports for rich to print as one table.
+    """Rich renderable of several reports as one table.
 
     Args:
-        reports: In the order of the rows.
+        reports: Reports in row order.
     """
 
     def __init__(self, reports: Sequence[PreflightFields]) -> None:

@@ -1,4 +1,4 @@
-"""A preflight report as a person reads it: whether it fits, how long it takes, and why."""
+"""Terminal output of a preflight report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,16 +46,16 @@ from xlashard.tpu.preflight.report.preflight_model import (
 from xlashard.wording import in_bytes, in_flop, in_seconds
 
 _VERY_WIDE = 130
-"""From this width on the types that a collective takes and gives are shown, too."""
+"""Minimum width for the types of collectives."""
 
 
 class PreflightText:
-    """A report for rich to print.
+    """Rich renderable of a report.
 
     Args:
         report: The report.
-        full: Show every row and whole paths, where otherwise the first few stand for all.
-        more: What to write to see all of that.
+        full: Show every row and whole paths.
+        more: Code that shows everything, for the hint on omitted rows.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def _facts(report: PreflightFields) -> Iterator[tuple[str, str | Text]]:
 
 
 def _bar(part: float, page: Page, style: str = "cyan") -> Text:
-    """A part of a whole as a bar."""
+    """Return a bar of a fraction."""
     width = 24 if page.width >= WIDE else 12
     filled = min(width, round(part * width))
     filled = max(filled, 1) if part > 0 else 0
@@ -119,7 +119,7 @@ def _memory(report: PreflightFields, page: Page) -> RenderableType:
     m = report.memory
     fresh = in_bytes(m.alias_bytes)
     parts = [
-        (m.argument_bytes, "arguments", f"results take over {fresh}" if m.alias_bytes else ""),
+        (m.argument_bytes, "arguments", f"results reuse {fresh}" if m.alias_bytes else ""),
         (m.temporary_bytes, "temporaries", "at their peak"),
         (m.result_bytes, "other results" if m.alias_bytes else "results", ""),
         (m.code_bytes, "the program", ""),
@@ -140,7 +140,7 @@ def _memory(report: PreflightFields, page: Page) -> RenderableType:
     bar = _bar(m.total_bytes / m.available_bytes, page, "red" if over else "green")
     rows.append((in_bytes(m.total_bytes), total, bar, Text("all together", "bold")))
     host = f", and {in_bytes(m.host_bytes)} of its host's" if m.host_bytes else ""
-    note = f"of the {in_bytes(m.available_bytes)} of HBM that a program may use of one device{host}"
+    note = f"of the {in_bytes(m.available_bytes)} of HBM available on one device{host}"
     return section("Memory", note, table((">bytes", ">of HBM", "", ""), rows))
 
 
@@ -150,7 +150,7 @@ def _temporaries(report: PreflightFields, page: Page) -> RenderableType | None:
         return None
     rows = [(in_bytes(t.device_bytes), _type(t), _operation(t)) for t in page.rows(found)]
     rest = page.rest(found, lambda t: t.device_bytes)
-    note = "what is alive when most is in use"
+    note = "live at the peak of the heap"
     return section("Temporaries at the peak", note, table((">bytes", "type", "of"), rows), rest)
 
 
@@ -159,11 +159,11 @@ def _type(t: TemporaryReport) -> str:
 
 
 def _operation(t: TemporaryReport) -> Text:
-    said = Text()
+    text = Text()
     if t.source is not None:
-        said.append(line_text(t.source), "bold" if t.source.in_user_file else "")
-        said.append(" ")
-    return said.append(operation_text(t.op_name) if t.op_name else t.name, "dim")
+        text.append(line_text(t.source), "bold" if t.source.in_user_file else "")
+        text.append(" ")
+    return text.append(operation_text(t.op_name) if t.op_name else t.name, "dim")
 
 
 def _time(report: PreflightFields, page: Page) -> RenderableType:
@@ -201,10 +201,10 @@ def _time(report: PreflightFields, page: Page) -> RenderableType:
     if time.compiler_seconds is not None:
         share = _bar(time.compiler_seconds / longest, page)
         rows.append((in_seconds(time.compiler_seconds), share, "the compiler's estimate", "", ""))
-    note = "of one execution on each device, from below"
+    note = "of one execution on each device, as a lower bound"
     if time.unknown_loops:
         loops = counted(time.unknown_loops, "loop")
-        note += f"; {loops} of unknown length taken as run once"
+        note += f"; {loops} of unknown trip count counted as one iteration"
     return section("Time", note, table((">takes", "", "for", ">amount", ""), rows))
 
 
@@ -222,7 +222,7 @@ def _collectives(found: Sequence[TrafficReport], page: Page) -> RenderableType |
         "along": [_along(t) for t in page.rows(found)],
         "of": [types_text(t.collective) for t in page.rows(found)],
         "for": [cause_text(t.collective, narrow) for t in page.rows(found)],
-        "asked for by": [_origin(t, page) for t in page.rows(found)],
+        "cause": [_origin(t, page) for t in page.rows(found)],
     }
     if page.width < _VERY_WIDE and not page.is_full:
         del columns["of"]
@@ -241,8 +241,8 @@ def _along(t: TrafficReport) -> str:
 
 
 def _origin(t: TrafficReport, page: Page) -> Text:
-    said = ORIGINS[t.origin] if page.width >= WIDE else SHORT_ORIGINS[t.origin]
-    return Text(said, "" if t.requested else "yellow")
+    text = ORIGINS[t.origin] if page.width >= WIDE else SHORT_ORIGINS[t.origin]
+    return Text(text, "" if t.requested else "yellow")
 
 
 def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | None:
@@ -260,9 +260,9 @@ def _unasked(found: Sequence[TrafficReport], page: Page) -> RenderableType | Non
     ]
     left = len(found_rows) - len(rows)
     return section(
-        "Not asked for",
-        "what the partitioner put in, and what to write to be rid of it",
-        table((">takes", "what", "remedy"), rows),
+        "Not required",
+        "inserted by the partitioner, with suggestions that remove them",
+        table((">takes", "what", "suggestion"), rows),
         page.left(left),
     )
 
@@ -278,7 +278,7 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
         for v in page.rows(shown)
     ]
     return section(
-        "Whole on every device",
+        "Fully replicated",
         f"arguments and results of {in_bytes(report.replicated_above)} or more",
         table((">each device", "path", "type", "sharding × copies"), rows),
         page.rest(shown, lambda v: v.device_bytes),
@@ -288,25 +288,25 @@ def _replicated(report: PreflightFields, page: Page) -> RenderableType | None:
 def _as_held(
     values: Sequence[ValueReport], held: Sequence[BufferReport]
 ) -> tuple[ValueReport, ...]:
-    """Values with the bytes that they take in HBM, padding included."""
+    """Return values with their bytes in HBM, including padding."""
     by_path = {h.path: h.device_bytes for h in held}
     return tuple(replace(v, device_bytes=by_path.get(v.path, v.device_bytes)) for v in values)
 
 
 def _results(report: PreflightFields, page: Page) -> RenderableType | None:
-    """The results; those that take over an argument's memory lie as that does."""
+    """Return the results that don't reuse an argument's buffer."""
     held = report.memory.results
     values = _as_held(report.outputs, held)
     reused = {h.path for h in held if h.aliased}
     fresh = values if page.is_full else [v for v in values if v.path not in reused]
     if fresh or not reused:
         return values_section("Results", fresh, page)
-    return section("Results", "all of them take over the memory of arguments", None)
+    return section("Results", "all of them reuse the memory of arguments", None)
 
 
 def _versions(report: PreflightFields) -> RenderableType:
     v = report.versions
-    said = f"compiled in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
-    said += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
+    text = f"compiled in {in_seconds(report.compile_seconds)} by libtpu {v.libtpu}, "
+    text += f"jax {v.jax}, jaxlib {v.jaxlib}, xlashard {v.xlashard}"
     flags = "".join(f"\n{where}: {flag}" for where, flag in v.flags)
-    return Text(f"\n{said}{flags}", "dim")
+    return Text(f"\n{text}{flags}", "dim")

@@ -1,4 +1,4 @@
-"""Limits that a program is to keep, written as words: `hbm=90%`, `all_gather_bytes=2GB`."""
+"""Limits on the figures of a report: `hbm=90%`, `all_gather_bytes=2GB`."""
 
 import difflib
 import math
@@ -16,10 +16,10 @@ from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.wording import in_amount, in_bytes, in_flop, in_seconds
 
 type Quantity = Literal["bytes", "seconds", "part", "flop", "number"]
-"""What a limit is a number of."""
+"""Unit of a limit."""
 
 _SHOWN = 5
-"""How many of those that take most are named for a limit that is broken."""
+"""Maximum number of contributions listed for an exceeded limit."""
 
 _UNITS: dict[str, dict[str, float]] = {
     "bytes": {
@@ -44,14 +44,14 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class BudgetKey:
-    """Something that can be limited.
+    """Figure of a report that a budget can limit.
 
     Attributes:
-        quantity: What it is a number of.
-        description: What it is, in words.
-        measure: Its value in a report; None where the report doesn't say.
+        quantity: Unit of the figure.
+        description: Description for messages.
+        measure: Function from a report to the figure; None if the report lacks it.
         contributors: The largest contributions, as text lines.
-        at_least: Whether the limit is one from below.
+        at_least: Whether the limit is a lower bound.
     """
 
     quantity: Quantity
@@ -63,13 +63,13 @@ class BudgetKey:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit that a program is to keep.
+    """Limit of one figure.
 
     Attributes:
-        key: What is limited: `all_gather_bytes`.
-        quantity: What the value is a number of. A part of the HBM is one even of a key in bytes.
+        key: Key: `all_gather_bytes`.
+        quantity: Unit of the value; `hbm` accepts a percentage or bytes.
         value: The limit.
-        text: As it was written: `all_gather_bytes=2GB`.
+        text: Text as entered: `all_gather_bytes=2GB`.
     """
 
     key: str
@@ -80,12 +80,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Breach:
-    """A limit that a program does not keep.
+    """A limit that a program exceeds.
 
     Attributes:
         limit: The limit.
-        value: What the program takes, in the limit's own quantity; None where nobody knows.
-        lines: The operations and arguments that take most of it, the largest first.
+        value: Figure of the program in the unit of the limit; None if the report lacks it.
+        lines: Largest contributions, first the largest.
     """
 
     limit: Limit
@@ -95,11 +95,11 @@ class Breach:
     def __str__(self) -> str:
         key = KEYS[self.limit.key]
         if self.value is None:
-            return f"{self.limit.text} is not kept: the report has no {key.description}"
+            return f"{self.limit.text} can't be checked: the report has no {key.description}"
         text = _TEXTS[self.limit.quantity]
         found, wanted = text(self.value), text(self.limit.value)
         side = "less than" if key.at_least else "more than"
-        head = f"{self.limit.text} is not kept: {key.description} is {found}, {side} {wanted}"
+        head = f"{self.limit.text} is not met: {key.description} is {found}, {side} {wanted}"
         return "\n".join([head, *(f"  {line}" for line in self.lines)])
 
 
@@ -118,8 +118,8 @@ def _traffic_line(t: TrafficReport) -> str:
     where = f" at {line_text(source)}" if source is not None else ""
     what = c.argument or operation_text(c.op_name or c.needed_by)
     times = f" ×{c.times}" if c.times > 1 else ""
-    said = f"{in_bytes(c.sent_bytes)} {c.kind}{times} along {c.along}{where}"
-    return f"{said} for {what}" if what else said
+    text = f"{in_bytes(c.sent_bytes)} {c.kind}{times} along {c.along}{where}"
+    return f"{text} for {what}" if what else text
 
 
 def _traffic(description: str, keep: Callable[[TrafficReport], bool]) -> BudgetKey:
@@ -137,7 +137,7 @@ def _network(network: str) -> Callable[[TrafficReport], bool]:
 
 
 def _held(report: PreflightReport) -> list[str]:
-    """What takes most of the HBM."""
+    """Return the largest buffers in HBM."""
     m = report.memory
     fresh = [h for h in m.results if not h.aliased]
     found = [(h.device_bytes, f"{h.path} {h.type}") for h in (*m.arguments, *fresh)]
@@ -169,32 +169,30 @@ def _waits(report: PreflightReport) -> list[str]:
 
 
 KEYS: dict[str, BudgetKey] = {
-    "hbm": BudgetKey("part", "the part of the HBM in use", lambda r: r.memory.total_bytes, _held),
+    "hbm": BudgetKey("part", "HBM use", lambda r: r.memory.total_bytes, _held),
     "argument_bytes": BudgetKey(
-        "bytes", "what arguments take", lambda r: r.memory.argument_bytes, _held
+        "bytes", "argument memory", lambda r: r.memory.argument_bytes, _held
     ),
     "temporary_bytes": BudgetKey(
         "bytes",
-        "what temporaries take",
+        "temporary memory",
         lambda r: r.memory.temporary_bytes,
         lambda r: [f"{in_bytes(size)} {what}" for size, what in sorted(_temporaries(r))[::-1]],
     ),
     "time": BudgetKey("seconds", "the time of one execution", lambda r: r.time.seconds, _waits),
-    "flops": BudgetKey("flop", "the arithmetic of a device", lambda r: r.time.flops),
-    "hbm_traffic_bytes": BudgetKey(
-        "bytes", "what goes to and from HBM", lambda r: r.time.hbm_bytes
-    ),
+    "flops": BudgetKey("flop", "the FLOP of a device", lambda r: r.time.flops),
+    "hbm_traffic_bytes": BudgetKey("bytes", "HBM traffic", lambda r: r.time.hbm_bytes),
     **{
-        f"{kind.replace('-', '_')}_bytes": _traffic(f"what a device sends by {kind}", _kind(kind))
+        f"{kind.replace('-', '_')}_bytes": _traffic(f"the {kind} traffic of a device", _kind(kind))
         for kind in KINDS
     },
-    "collective_bytes": _traffic("what a device sends", lambda t: True),
-    "ici_bytes": _traffic("what a device sends within its slice", _network("ici")),
-    "dcn_bytes": _traffic("what a device sends to other slices", _network("dcn")),
+    "collective_bytes": _traffic("the collective traffic of a device", lambda t: True),
+    "ici_bytes": _traffic("the traffic of a device within its slice", _network("ici")),
+    "dcn_bytes": _traffic("the traffic of a device between slices", _network("dcn")),
     "unrequested_bytes": _traffic(
-        "what a device sends that nobody asked for", lambda t: not t.requested
+        "the traffic that the program does not require", lambda t: not t.requested
     ),
-    "compile_time": BudgetKey("seconds", "the time to compile", lambda r: r.compile_seconds),
+    "compile_time": BudgetKey("seconds", "the compile time", lambda r: r.compile_seconds),
     "step_price": BudgetKey(
         "number", "price of an execution", lambda r: None if r.price is None else r.price.step
     ),
@@ -213,7 +211,7 @@ KEYS: dict[str, BudgetKey] = {
         at_least=True,
     ),
 }
-"""All that can be limited. Those of bytes, FLOP and seconds are of one device and execution."""
+"""Figures that a budget can limit; bytes, FLOP and seconds are per device and execution."""
 
 
 _EARLIER_NAMES = {"unasked_bytes": "unrequested_bytes"}
@@ -221,14 +219,14 @@ _EARLIER_NAMES = {"unasked_bytes": "unrequested_bytes"}
 
 
 def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
-    """Limits as a person writes them.
+    """Parse limits.
 
     Args:
         words: Each `KEY=VALUE`: `hbm=90%`, `hbm=80GiB`, `all_gather_bytes=2GB`, `time=250ms`,
             `mfu=40%`. GB are 10⁹ bytes, GiB 2³⁰.
 
     Raises:
-        ArgumentError: If there is no such key, or the value is none that it can have.
+        ArgumentError: If a key or value is invalid.
 
     Example:
         >>> [(limit.key, limit.value) for limit in read_budget(["hbm=90%", "time=250ms"])]
@@ -239,7 +237,7 @@ def read_budget(words: Iterable[str]) -> tuple[Limit, ...]:
 
 
 def _limit(word: str) -> Limit:
-    name, equals, said = word.partition("=")
+    name, equals, text = word.partition("=")
     name = name.strip().replace("-", "_")
     if not equals:
         raise ArgumentError(
@@ -250,28 +248,30 @@ def _limit(word: str) -> Limit:
     key = KEYS.get(name)
     if key is None:
         near = difflib.get_close_matches(name, KEYS, n=2, cutoff=0.5)
-        meant = f"; did you mean {' or '.join(near)}?" if near else f": there are {', '.join(KEYS)}"
-        raise ArgumentError(f"budget {word!r} limits nothing that a report has{meant}")
+        meant = (
+            f"; did you mean {' or '.join(near)}?" if near else f": the keys are {', '.join(KEYS)}"
+        )
+        raise ArgumentError(f"budget {word!r} has an unknown key{meant}")
     quantities: Sequence[Quantity] = ("part", "bytes") if name == "hbm" else (key.quantity,)
     for quantity in quantities:
-        value = _value(said, quantity, plain=name != "hbm")
+        value = _value(text, quantity, plain=name != "hbm")
         if value is not None:
             return Limit(name, quantity, value, word)
     examples = " or ".join(f"{name}={_EXAMPLES[quantity]}" for quantity in quantities)
-    raise ArgumentError(f"budget {word!r} has the value {said!r}: write {examples}")
+    raise ArgumentError(f"budget {word!r} has the invalid value {text!r}: write {examples}")
 
 
-def _value(said: str, quantity: Quantity, *, plain: bool) -> float | None:
-    """A number with its unit; None if it is none of that quantity.
+def _value(text: str, quantity: Quantity, *, plain: bool) -> float | None:
+    """Return a number with its unit, or None if the text is invalid for the quantity.
 
     Args:
-        said: The text.
-        quantity: What it is to be a number of.
-        plain: Whether one without a unit may be meant as bytes, FLOP or a number.
+        text: The text.
+        quantity: Expected unit.
+        plain: Whether a number without a unit is accepted for bytes, FLOP and numbers.
     """
     found = re.fullmatch(
         r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*",
-        said.lower().replace("\N{GREEK SMALL LETTER MU}", "µ"),
+        text.lower().replace("\N{GREEK SMALL LETTER MU}", "µ"),
     )
     if found is None:
         return None
@@ -287,11 +287,11 @@ def _value(said: str, quantity: Quantity, *, plain: bool) -> float | None:
 
 
 def broken_limits(report: PreflightReport, limits: Iterable[Limit]) -> tuple[Breach, ...]:
-    """The limits that a program does not keep.
+    """Return the limits that a program exceeds.
 
     Args:
-        report: Of the program.
-        limits: From `read_budget`.
+        report: Report of the program.
+        limits: Limits from `read_budget`.
 
     Example:
         >>> from xlashard import P, pjit, preflight

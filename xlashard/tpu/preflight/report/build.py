@@ -39,10 +39,10 @@ from xlashard.tpu.topologies import Topology
 
 
 def describe_topology(topology: Topology) -> TopologyReport:
-    """What a report says of the devices, per device where it says so.
+    """Return the figures of the devices for a report.
 
     Args:
-        topology: That the program was compiled for.
+        topology: Topology that the program is compiled for.
     """
     generation = topology.generation
     return TopologyReport(
@@ -64,14 +64,14 @@ def describe_topology(topology: Topology) -> TopologyReport:
 
 
 def describe_mesh(topology: Topology, mesh: Mesh) -> tuple[AxisReport, ...]:
-    """What a report says of each mesh axis, in the order of the mesh.
+    """Return the position of each mesh axis on the torus, in mesh order.
 
     Args:
-        topology: Whose devices the mesh has.
-        mesh: Laid in any way.
+        topology: Topology of the mesh devices.
+        mesh: Mesh in any device order.
 
     Raises:
-        TopologyError: If the mesh has devices that the topology lacks.
+        TopologyError: If the mesh has devices of another topology.
     """
     return tuple(_axis(topology, mesh, name) for name in mesh.axis_names)
 
@@ -84,20 +84,20 @@ def _axis(topology: Topology, mesh: Mesh, name: str) -> AxisReport:
 
 
 REPLICATED_ABOVE = 2**20
-"""Bytes from which on a report names what every device holds whole: less is not worth a line."""
+"""Default minimum bytes of the fully replicated values that a report lists."""
 
 
 @dataclass(frozen=True)
 class ValueReports:
-    """What a program takes and gives.
+    """Inputs and outputs of a program.
 
     Attributes:
-        inputs: The arguments, and the arrays that the function closes over.
-        outputs: The results.
-        donations: Arguments that were donated, and those that could be.
-        replications: Values that are held more often than anyone said.
-        replicated: Arguments and results that every device holds whole though mesh axes could cut
-            them, the largest first.
+        inputs: Arguments and closed-over arrays.
+        outputs: Results.
+        donations: Donated arguments, and arguments that could be donated.
+        replications: Values with more copies than specified.
+        replicated: Fully replicated arguments and results that mesh axes could shard, largest
+            first.
     """
 
     inputs: tuple[ValueReport, ...]
@@ -110,14 +110,14 @@ class ValueReports:
 def describe_values(
     compilation: Compilation, replicated_above: int = REPLICATED_ABOVE
 ) -> ValueReports:
-    """Says how the arguments and results of a program lie.
+    """Return the shardings and donations of a program's inputs and outputs.
 
     Args:
-        compilation: The program, which need not have been finished.
-        replicated_above: From how many bytes on what every device holds whole is named.
+        compilation: The program, compiled or rejected for its memory.
+        replicated_above: Minimum bytes of the fully replicated values to list.
 
     Raises:
-        CompileError: If the compiler doesn't say how it dealt them out.
+        CompileError: If the compiler reports no shardings.
     """
     program = compilation.program
     inputs, outputs = describe_inputs(program), describe_outputs(program)
@@ -142,13 +142,13 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report says besides what the compiler tells.
+    """Parts of a report that don't come from the compiler.
 
     Attributes:
-        title: What was asked.
-        workload: What a step of training does.
-        price: Of a chip.
-        replicated_above: From how many bytes on what every device holds whole is named.
+        title: Title of the report.
+        workload: Workload of a training step.
+        price: Price of a chip-hour.
+        replicated_above: Minimum bytes of the fully replicated values to list.
     """
 
     title: str = ""
@@ -160,13 +160,13 @@ class ReportOptions:
 def build_report(
     compilation: Compilation, topology: Topology, mesh: Mesh, extras: ReportOptions
 ) -> PreflightReport:
-    """The report of what was compiled.
+    """Return the report of a compiled program.
 
     Args:
-        compilation: On the topology's devices.
-        topology: The devices.
-        mesh: Their mesh.
-        extras: What the compiler doesn't tell.
+        compilation: Program compiled for the topology.
+        topology: The topology.
+        mesh: The mesh.
+        extras: Parts that don't come from the compiler.
     """
     lowered = compilation.lowered
     chips = describe_topology(topology)
@@ -200,7 +200,7 @@ def build_report(
 def _throughput(
     workload: Workload | None, time: TimeEstimate, topology: TopologyReport
 ) -> ThroughputReport | None:
-    """How fast a step is; None where none was described, or the program does nothing."""
+    """Return tokens per second and MFU, or None without a workload."""
     if workload is None or not time.seconds:
         return None
     peak = dict(topology.peak_flops)["bfloat16"] * topology.devices

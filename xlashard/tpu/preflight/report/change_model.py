@@ -1,20 +1,20 @@
-"""What a comparison of two preflight reports is made of, as frozen values of plain types."""
+"""Data model of a comparison of two preflight reports."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 type Unit = Literal["bytes", "seconds", "flop", "part", "number"]
-"""What an amount is a number of."""
+"""Unit of an amount."""
 
 
 @dataclass(frozen=True)
 class FactChange:
-    """Something said in words that is now said otherwise.
+    """A changed text.
 
     Attributes:
-        name: What it is said of.
-        old: What the first report says; empty for nothing.
-        new: What the second says.
+        name: Name of the fact.
+        old: Text in the first report; empty if absent.
+        new: Text in the second report; empty if absent.
     """
 
     name: str
@@ -24,13 +24,13 @@ class FactChange:
 
 @dataclass(frozen=True)
 class AmountChange:
-    """A number in both reports.
+    """A number of both reports.
 
     Attributes:
-        name: What it is a number of.
+        name: Name of the number.
         unit: Its unit.
-        old: In the first report; None where that does not say.
-        new: In the second.
+        old: Value in the first report; None if absent.
+        new: Value in the second report; None if absent.
     """
 
     name: str
@@ -40,22 +40,22 @@ class AmountChange:
 
     @property
     def ratio(self) -> float | None:
-        """The second by the first; None where one of them is missing or 0."""
+        """Second value divided by the first; None if one is missing or the first is 0."""
         return None if not self.old or self.new is None else self.new / self.old
 
 
 @dataclass(frozen=True)
 class UsageChange:
-    """Something that takes memory, or sends bytes, and takes or sends another amount now.
+    """A change in memory use, or in bytes sent.
 
     Attributes:
-        change: What became of it.
-        what: What it is.
-        where: The line that it comes from, in the report that has it last; empty if unknown.
-        old_bytes: In the first report; 0 where it is new.
-        new_bytes: In the second; 0 where it is gone.
-        old_seconds: For what is sent, the time that takes in the first report.
-        new_seconds: In the second.
+        change: Kind of change.
+        what: Name of the buffer or collective.
+        where: Source line, from the second report if it has one; empty if unknown.
+        old_bytes: Bytes in the first report; 0 if new.
+        new_bytes: Bytes in the second report; 0 if removed.
+        old_seconds: Network time in the first report.
+        new_seconds: Network time in the second report.
     """
 
     change: Literal["added", "removed", "grown", "shrunk"]
@@ -69,7 +69,7 @@ class UsageChange:
 
 @dataclass(frozen=True, repr=False)
 class ComparisonFields:
-    """The facts of a comparison; `Comparison`, which can print them, says what each is."""
+    """Fields of a comparison, documented by `Comparison`."""
 
     old: str
     new: str

@@ -1,4 +1,4 @@
-"""What changed from one preflight report to another."""
+"""Comparison of two preflight reports."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -23,25 +23,24 @@ from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 @dataclass(frozen=True, repr=False)
 class Comparison(PrintedReport, ComparisonFields):
-    """What changed from one report to another. Made by `compare`.
+    """Changes from one report to another. Made by `compare`.
 
-    `print(comparison)` shows it; `to_json` keeps it.
+    `print(comparison)` displays it; `to_json` serializes it.
 
     Attributes:
-        old: What the first is of.
-        new: What the second is of.
-        facts: What is said in words and differs: outcome, topology, mesh, versions, flags, ...
-        amounts: Every number that both or one of them have, changed or not.
-        memory: Arguments, results and temporaries that take more or less of a device's memory, are
-            new or gone, the largest change first.
-        traffic: Collectives that send more or fewer bytes, are new or gone, likewise.
-        shardings: Arguments and results of which type or sharding differ.
-        donations: Arguments of which it differs whether a result takes over their memory.
+        old: Title of the first report.
+        new: Title of the second report.
+        facts: Changed texts: outcome, topology, mesh, versions, flags, ...
+        amounts: Every number of either report, changed or not.
+        memory: Arguments, results and temporaries with changed memory, largest change first.
+        traffic: Collectives with changed bytes, largest change first.
+        shardings: Arguments and results with a changed type or sharding.
+        donations: Arguments with changed donation.
     """
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing changed but the time to compile."""
+        """True if nothing but the compile time changed."""
         moved = any(a.old != a.new for a in self.amounts if a.name != "time to compile")
         return not (
             moved or self.facts or self.memory or self.traffic or self.shardings or self.donations
@@ -54,24 +53,24 @@ class Comparison(PrintedReport, ComparisonFields):
         return f"<Comparison of {self.old} with {self.new}; print it>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as dicts, lists, strings and numbers."""
+        """Return the comparison as dicts, lists, strings and numbers."""
         return json.loads(self.to_json())
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The comparison as JSON.
+        """Return the comparison as JSON.
 
         Args:
-            indent: Spaces per level; None for one line.
+            indent: Spaces per level; None for a single line.
         """
         return json.dumps({"format": 1, **asdict(self)}, indent=indent)
 
 
 def compare(old: PreflightReport, new: PreflightReport) -> Comparison:
-    """What changed from one report to another.
+    """Compare two reports.
 
     Args:
-        old: Before the change, or the one of two choices.
-        new: After it, or the other.
+        old: Report before the change, or of the first alternative.
+        new: Report after the change, or of the second alternative.
 
     Example:
         >>> import jax
@@ -116,8 +115,10 @@ _FACTS: dict[str, Callable[[PreflightReport], str]] = {
 
 
 def _facts(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
-    said = ((name, fact(old), fact(new)) for name, fact in _FACTS.items())
-    return tuple(FactChange(name, before, after) for name, before, after in said if before != after)
+    texts = ((name, fact(old), fact(new)) for name, fact in _FACTS.items())
+    return tuple(
+        FactChange(name, before, after) for name, before, after in texts if before != after
+    )
 
 
 _AMOUNTS: dict[str, tuple[Unit, Callable[[PreflightReport], float | None]]] = {
@@ -165,7 +166,7 @@ def _amounts(old: PreflightReport, new: PreflightReport) -> tuple[AmountChange, 
 
 @dataclass(frozen=True)
 class _Use:
-    """Bytes of one report, under a key that those of the other are found by."""
+    """Bytes of one report, with a key to match the other report."""
 
     key: tuple[str, ...]
     what: str
@@ -196,9 +197,9 @@ def _sent(report: PreflightReport) -> list[_Use]:
 
 
 def _sent_by(t: TrafficReport) -> _Use:
-    """Collectives are the same where they do the same for the same operation or argument.
+    """Return the bytes of a collective, keyed by kind, axes, network and operation or argument.
 
-    The line is not looked at: it changes with every line that is written above it.
+    The key excludes the line number, which changes with every edit above it.
     """
     c = t.collective
     source = c.source or c.needed_by_source
@@ -247,8 +248,8 @@ def _use_change(old: _Use | None, new: _Use | None) -> UsageChange:
 
 
 def _values(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, ...]:
-    said = [{v.path: _value(v) for v in (*r.inputs, *r.outputs)} for r in (old, new)]
-    return _changes(*said)
+    texts = [{v.path: _value(v) for v in (*r.inputs, *r.outputs)} for r in (old, new)]
+    return _changes(*texts)
 
 
 def _value(v: ValueReport) -> str:
@@ -261,7 +262,7 @@ def _donations(old: PreflightReport, new: PreflightReport) -> tuple[FactChange, 
 
 def _fate(d: DonationReport) -> str:
     if d.donated:
-        return f"reused for {d.result}" if d.result else "donated for nothing"
+        return f"reused for {d.result}" if d.result else "donated, not reused"
     return "not donated"
 
 

@@ -1,9 +1,7 @@
-"""What a preflight report is made of, as frozen values of plain types.
+"""Data model of a preflight report.
 
-All bytes, FLOP and seconds are those of one device and one execution of the program, loops counted
-by how often they run, unless a field says otherwise.
-
-The facts of a preflight report, without what shows and keeps them.
+Bytes, FLOP and seconds are per device and execution, with loops counted by trip count, unless a
+field states otherwise.
 """
 
 from dataclasses import dataclass
@@ -19,38 +17,37 @@ from xlashard.pjit.report.parts import (
 from xlashard.pjit.report.records import Record
 
 type Bound = Literal["compute", "hbm", "ici", "dcn"]
-"""What a program waits for: arithmetic, the chip's memory, the links between the chips of a slice,
-the network between slices."""
+"""Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
 
 type Origin = Literal[
     "constraint", "explicit", "gradient", "argument", "result", "reduction", "resharding"
 ]
-"""Why a collective is there. Asked for: a `constraint` in the program; an `explicit` one, that the
-program itself calls in a shard_map; the sum of a `gradient` over
-the devices that share a batch; a `reduction` over a dimension that is cut by the program's own
-shardings; an `argument` or `result` that is gathered because of how the caller placed it. Not asked
-for: a `resharding` that the partitioner put in between two operations."""
+"""Cause of a collective. Required by the program: a `constraint`; an `explicit` collective in a
+shard_map; the reduction of a `gradient` over data-parallel devices; a `reduction` over a sharded
+dimension; an `argument` or `result` gathered because of its sharding. Not required: a `resharding`
+that the partitioner inserts between two operations.
+"""
 
 
 @dataclass(frozen=True)
 class TopologyReport:
-    """The devices that the program was compiled for.
+    """Devices that the program was compiled for.
 
     Attributes:
-        name: As libtpu writes it: `v5p:4x4x4`.
-        generation: `v5p`.
-        slices: How many slices.
-        shape: Chips along each dimension of one slice.
-        wraps: For each dimension, whether its links close to a ring.
-        chips: How many chips, in all slices.
-        devices: How many devices, in all slices.
-        hosts: How many hosts, in all slices.
-        hbm_bytes: HBM that a device has.
-        available_bytes: What the compiler lets a program use of it.
-        peak_flops: By dtype, `bfloat16` and `int8`, FLOP per second of one device.
-        hbm_bandwidth: Bytes per second of one device.
-        ici_bandwidth: Bytes per second of one link in one direction.
-        dcn_bandwidth: Bytes per second of one device's share of its host's network.
+        name: Name in libtpu: `v5p:4x4x4`.
+        generation: Generation: `v5p`.
+        slices: Number of slices.
+        shape: Chips per dimension of a slice.
+        wraps: Per dimension, whether the links form a ring.
+        chips: Number of chips in all slices.
+        devices: Number of devices in all slices.
+        hosts: Number of hosts in all slices.
+        hbm_bytes: HBM per device.
+        available_bytes: HBM per device that the compiler makes available to a program.
+        peak_flops: FLOP per second per device, by dtype: `bfloat16`, `int8`.
+        hbm_bandwidth: Bytes per second per device.
+        ici_bandwidth: Bytes per second per link in one direction.
+        dcn_bandwidth: Bytes per second per device, as its share of the host's DCN bandwidth.
     """
 
     name: str
@@ -71,16 +68,16 @@ class TopologyReport:
 
 @dataclass(frozen=True)
 class AxisReport:
-    """A mesh axis and where it lies on the torus.
+    """A mesh axis and its position on the torus.
 
     Attributes:
-        name: Of the axis.
-        size: Of the axis.
-        along: The dimensions of the torus that it runs along, each with the number of chips: `x`,
-            `y`, `z`, `core` (the two devices of one chip), `slice`; empty where it follows none.
-        ring: Whether each step along it goes to a neighbour and the last closes the ring.
-        strides: How far apart the axis's neighbours are in each of these dimensions; more than 1
-            where another axis has the places between. Empty where nobody has said.
+        name: Name of the axis.
+        size: Size of the axis.
+        along: Torus dimensions that the axis follows, with the number of chips: `x`, `y`, `z`,
+            `core` (devices of a chip), `slice`; empty if it follows none.
+        ring: Whether neighbours on the axis are neighbours on the torus, including last to first.
+        strides: Distance of neighbours along each of these dimensions; more than 1 if another axis
+            lies between. Empty if unknown.
     """
 
     name: str
@@ -92,17 +89,17 @@ class AxisReport:
 
 @dataclass(frozen=True)
 class BufferReport:
-    """An argument or result in the memory of a device.
+    """Buffer of an argument or result in device memory.
 
     Attributes:
-        path: `state['params']['w']`, `result[0]`.
-        type: `float32[8,16]`.
-        spec: How it is dealt out: `P('data')`.
-        device_bytes: Bytes on one device, as it lies there, padding included.
-        copies: How many devices hold each part.
-        aliased: For a result, the argument whose memory it takes over; for an argument, the result
-            that takes its memory; else empty.
-        donated: For an argument, whether it was donated.
+        path: Path: `state['params']['w']`, `result[0]`.
+        type: Type: `float32[8,16]`.
+        spec: Sharding: `P('data')`.
+        device_bytes: Bytes on one device, including padding.
+        copies: Number of devices that hold each shard.
+        aliased: Argument whose buffer a result reuses, or result that reuses the buffer of an
+            argument; else empty.
+        donated: Whether the argument was donated.
     """
 
     path: str
@@ -116,15 +113,15 @@ class BufferReport:
 
 @dataclass(frozen=True)
 class TemporaryReport:
-    """A temporary that is alive when most memory is in use.
+    """Temporary that is live at the peak of the heap.
 
     Attributes:
-        name: The HLO instruction that makes it.
-        type: Its type on one device: `bf16[512,4096]`.
-        device_bytes: Bytes on one device, padding included.
-        op_name: What JAX called the operation; empty if unknown.
-        source: The line of that operation: the innermost of the user's files, else the innermost.
-        count: How many alike are alive together, all of them in `device_bytes`.
+        name: HLO instruction that produces it.
+        type: Type on one device: `bf16[512,4096]`.
+        device_bytes: Bytes on one device, including padding.
+        op_name: JAX name of the operation; empty if unknown.
+        source: Line of the operation: the innermost in the user's files, else the innermost.
+        count: Number of equal temporaries that are live together; `device_bytes` includes all.
     """
 
     name: str
@@ -137,24 +134,24 @@ class TemporaryReport:
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """What the program takes of one device's HBM.
+    """HBM use of the program on one device.
 
     Attributes:
-        available_bytes: What the compiler lets a program use.
-        total_bytes: What it needs at its peak, all together.
-        argument_bytes: Its arguments.
-        result_bytes: Its results, without those that take over an argument's memory.
-        alias_bytes: Memory of arguments that results take over; part of `argument_bytes`.
-        temporary_bytes: The heap of what it needs besides, with the gaps between its values;
-            `memory_analysis()` of a compiled TPU program counts those gaps twice.
+        available_bytes: HBM that the compiler makes available to a program.
+        total_bytes: Peak use.
+        argument_bytes: Arguments.
+        result_bytes: Results, without those that reuse an argument's buffer.
+        alias_bytes: Argument buffers that results reuse; part of `argument_bytes`.
+        temporary_bytes: Heap of temporaries, including gaps; `memory_analysis()` of a compiled TPU
+            program counts the gaps twice.
         constant_bytes: Constants.
-        code_bytes: The program itself; 0 where the compiler gave up before it made any, and the
-            least that it can be where it was too much.
-        arguments: By leaf, the largest first.
-        results: By leaf, the largest first.
-        temporaries: Those alive at the peak of the heap, the largest first; empty where the
-            compiler doesn't tell.
-        host_bytes: What it takes of the host's memory.
+        code_bytes: Generated code; 0 if compilation failed before code generation, and the least
+            possible size if the code did not fit.
+        arguments: Buffers of the arguments, largest first.
+        results: Buffers of the results, largest first.
+        temporaries: Temporaries live at the peak of the heap, largest first; empty if the compiler
+            does not report them.
+        host_bytes: Host memory.
     """
 
     available_bytes: int
@@ -172,24 +169,24 @@ class MemoryBreakdown:
 
     @property
     def spare_bytes(self) -> int:
-        """What is left of the available memory; negative where it doesn't fit."""
+        """Available bytes minus total bytes; negative if the program doesn't fit."""
         return self.available_bytes - self.total_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits."""
+        """True if the program fits."""
         return self.spare_bytes >= 0
 
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """What goes over the links of some mesh axes.
+    """Traffic along some mesh axes.
 
     Attributes:
-        along: The axes as text: `data, model`.
+        along: Axes as text: `data, model`.
         network: `ici` or `dcn`.
         sent_bytes: Bytes that a device sends.
-        seconds: How long that takes at the speed of the links.
+        seconds: Time at link bandwidth.
     """
 
     along: str
@@ -200,25 +197,26 @@ class AxisTraffic:
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """How long one execution takes, from below, and what it waits for.
+    """Lower bound on the time of one execution, and the resource that bounds it.
 
     Attributes:
-        flops: Floating-point operations that the chip does, those done again by remat included.
-        flops_by_dtype: Those of matrix multiplications, by the dtype that they multiply.
+        flops: Floating-point operations, including rematerialisation.
+        flops_by_dtype: FLOP of matrix products, by operand dtype.
         hbm_bytes: Bytes read and written in HBM.
-        traffic: What goes between devices, by mesh axes, the most first.
+        traffic: Traffic by mesh axes, most first.
         compute_seconds: FLOP at the chip's peak.
         hbm_seconds: HBM bytes at the chip's bandwidth.
-        ici_seconds: The traffic within slices; axes that share links one after the other.
-        dcn_seconds: The traffic between slices.
-        roofline_seconds: The longest of these four.
-        bound: Which that is.
-        compiler_seconds: The compiler's own estimate, loops counted; None where it gives none.
-        unknown_loops: Loops of which nobody knows how often they run; they count as one run.
-        elementwise_flops: Those of `flops` that are no part of a matrix multiplication.
-        transcendentals: Those of `flops` that are values of exp, tanh and the like, one each.
-        unknown_calls: Custom calls of which nobody knows what they calculate, by name, and how
-            often each runs; they count as nothing.
+        ici_seconds: Traffic within slices; axes that share links in sequence.
+        dcn_seconds: Traffic between slices.
+        roofline_seconds: Longest of these four.
+        bound: Resource with the longest time.
+        compiler_seconds: The compiler's estimate, with loops counted by trip count; None if absent.
+        unknown_loops: Number of loops with an unknown trip count, counted as one iteration.
+        elementwise_flops: Part of `flops` outside matrix products.
+        transcendentals: Part of `flops` in transcendental functions such as exp and tanh, one per
+            element.
+        unknown_calls: Custom calls without a cost estimate, by name, with their number of runs;
+            counted as zero.
     """
 
     flops: float
@@ -245,15 +243,15 @@ class TimeEstimate:
 
 @dataclass(frozen=True)
 class TrafficReport:
-    """Collectives that do the same for the same reason.
+    """Equal collectives with the same cause.
 
     Attributes:
-        collective: What they do, how often, of how many bytes, along which axes, from which line.
-        network: Over which links most of their bytes go.
-        seconds: How long they take at the speed of those links, all runs together.
-        origin: Why they are there.
-        requested: Whether the program's text or the caller's shardings ask for them.
-        suggestion: What to write to be rid of them, where they were not asked for; else empty.
+        collective: Kind, count, bytes, axes and source line.
+        network: Network that carries most of the bytes.
+        seconds: Time of all runs at link bandwidth.
+        origin: Cause of the collectives.
+        requested: Whether the program or the caller's shardings require them.
+        suggestion: Code change that removes them, if they are not required; else empty.
     """
 
     collective: CollectiveReport
@@ -266,13 +264,13 @@ class TrafficReport:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step of training does, in the units of whoever trains.
+    """Workload of a training step.
 
     Attributes:
-        tokens: Tokens of one step, over all devices.
-        model_flops: FLOP that the model's formula asks for in one step, over all devices.
-        parameters: How many numbers the model has.
-        active_parameters: How many of those take part in each token.
+        tokens: Tokens per step, over all devices.
+        model_flops: Model FLOP per step, over all devices.
+        parameters: Number of parameters.
+        active_parameters: Number of parameters used per token.
     """
 
     tokens: int
@@ -283,12 +281,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class ThroughputReport:
-    """How fast a training step is, by the time estimate.
+    """Throughput of a training step, by the time estimate.
 
     Attributes:
-        workload: What a step does.
-        tokens_per_second: Over all devices.
-        utilisation: Model FLOP by what the chips could do in that time, from 0 to 1.
+        workload: Workload of a step.
+        tokens_per_second: Tokens per second over all devices.
+        utilisation: Model FLOP utilisation (MFU), from 0 to 1.
     """
 
     workload: Workload
@@ -298,14 +296,14 @@ class ThroughputReport:
 
 @dataclass(frozen=True)
 class PriceReport:
-    """What it costs, by a price that the caller gave.
+    """Cost at the caller's price.
 
     Attributes:
-        chip_hour: The price of one chip for an hour.
-        currency: Of the prices, as the caller wrote it; empty if they didn't.
-        step: Of one execution, over all chips.
-        hour: Of an hour of all chips.
-        billion_tokens: Of 10⁹ tokens; None without a workload.
+        chip_hour: Price of a chip-hour.
+        currency: Currency as entered; may be empty.
+        step: Cost of one execution on all chips.
+        hour: Cost of an hour of all chips.
+        billion_tokens: Cost of 10⁹ tokens; None without a workload.
     """
 
     chip_hour: float
@@ -317,16 +315,15 @@ class PriceReport:
 
 @dataclass(frozen=True)
 class VersionsReport:
-    """What the report depends on besides the program.
+    """Versions and flags that the report depends on.
 
     Attributes:
         xlashard: Version of this package.
         jax: Version of JAX.
         jaxlib: Version of jaxlib.
         libtpu: Version of libtpu.
-        runtime: What libtpu says of its build.
-        flags: Compiler flags by where they were set: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options
-            of the call.
+        runtime: Build of libtpu.
+        flags: Compiler flags by origin: `XLA_FLAGS`, `LIBTPU_INIT_ARGS`, and options of the call.
     """
 
     xlashard: str
@@ -338,15 +335,15 @@ class VersionsReport:
 
 
 FORMAT = 2
-"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
+"""Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
-"""How a report travels as JSON."""
+"""JSON serialization of a report."""
 
 
 @dataclass(frozen=True, repr=False)
 class PreflightFields:
-    """The facts of a report; `PreflightReport`, which can print them, says what each is."""
+    """Fields of a report, documented by `PreflightReport`."""
 
     name: str
     title: str

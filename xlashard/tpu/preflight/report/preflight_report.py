@@ -1,7 +1,4 @@
-"""The report of a preflight: a frozen value that prints itself and travels as JSON.
-
-The JSON Schema of a preflight report, made from the dataclasses and their docstrings.
-"""
+"""The preflight report and its JSON schema."""
 
 import inspect
 import re
@@ -20,40 +17,40 @@ from xlashard.wording import in_bytes, in_seconds
 
 @dataclass(frozen=True, repr=False)
 class PreflightReport(KeptReport, PreflightFields):
-    """What a program would take, do and cost on a TPU topology. Made by `xlashard.preflight`.
+    """Report of a program on a TPU topology. Made by `xlashard.preflight`.
 
-    `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it, in the form
-    that `docs/preflight.schema.json` describes.
+    `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it as
+    specified by `docs/preflight.schema.json`.
 
     Attributes:
-        name: The function's name.
-        title: What was asked: the settings file, or `module:function`.
-        outcome: `fits`, or `out of memory` where the compiler refuses the program for its memory:
-            `memory` says what it would take, and `time` and `traffic` are those of that program.
+        name: Name of the function.
+        title: Source of the program: settings file, or `module:function`.
+        outcome: `fits`, or `out of memory` if the compiler rejects the program for its memory;
+            `memory`, `time` and `traffic` describe the rejected program.
         topology: The devices.
-        mesh: The mesh axes and where they lie on the torus.
+        mesh: Mesh axes and their position on the torus.
         partitioner: `shardy` or `gspmd`.
-        memory: Bytes of one device.
-        time: How long one execution takes.
-        traffic: The collectives, those that take longest first.
+        memory: Memory of one device.
+        time: Time of one execution.
+        traffic: Collectives, longest time first.
         inputs: Shardings of the arguments.
         outputs: Shardings of the results.
-        donations: Arguments that were donated, and those that could be.
-        replications: Values that are held more often than anyone said.
-        replicated: Arguments and results that every device holds whole though mesh axes could cut
-            them, the largest first.
-        replicated_above: From how many bytes on they are named.
-        throughput: For a step of training.
-        price: By a price that the caller gave.
-        compile_seconds: How long the compiler took here.
-        versions: What the report depends on besides the program.
+        donations: Donated arguments, and arguments that could be donated.
+        replications: Values with more copies than specified.
+        replicated: Fully replicated arguments and results that mesh axes could shard, largest
+            first.
+        replicated_above: Minimum bytes of the listed values.
+        throughput: Throughput of a training step.
+        price: Cost at the caller's price.
+        compile_seconds: Compile time on this machine.
+        versions: Versions and flags that the report depends on.
     """
 
     _record = RECORD
 
     @property
     def fits(self) -> bool:
-        """Whether the compiler took the program."""
+        """True if the compiler accepted the program."""
         return self.outcome == "fits"
 
     def _shown(self, *, full: bool) -> PreflightText:
@@ -66,10 +63,10 @@ class PreflightReport(KeptReport, PreflightFields):
         return f"<PreflightReport of {self.name} on {chips}: {found}; print it>"
 
     def to_html(self) -> str:
-        """The report as one HTML page, which needs nothing from elsewhere.
+        """Return the report as a self-contained HTML page, to be written in UTF-8.
 
-        It draws the mesh on the torus, the memory of a device, the times and the roofline, and its
-        tables sort and filter. Write it in UTF-8.
+        The page draws the mesh on the torus, the memory of a device, the times and the roofline,
+        with tables that sort and filter.
         """
         return page(self)
 
@@ -83,14 +80,14 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def make_schema() -> Schema:
-    """What `PreflightReport.to_json` writes, as JSON Schema of draft 2020-12.
+    """Return the JSON Schema (draft 2020-12) of `PreflightReport.to_json`.
 
-    Readers must pass over fields that they don't know: a new one doesn't change the format.
+    Readers must ignore unknown fields: a new field doesn't change the format.
 
     Example:
         >>> schema = make_schema()
         >>> schema["properties"]["compile_seconds"]
-        {'type': 'number', 'description': 'How long the compiler took here.'}
+        {'type': 'number', 'description': 'Compile time on this machine.'}
     """
     defined: dict[str, Schema] = {}
     report = _object(PreflightReport, defined)
@@ -111,11 +108,12 @@ def make_schema() -> Schema:
 
 
 def _object(kind: Any, defined: dict[str, Schema]) -> Schema:
-    """The schema of a dataclass."""
+    """Return the schema of a dataclass."""
     hints = typing.get_type_hints(kind)
-    said = attribute_texts(kind)
+    descriptions = attribute_texts(kind)
     properties = {
-        f.name: {**_of(hints[f.name], defined), "description": said[f.name]} for f in fields(kind)
+        f.name: {**_of(hints[f.name], defined), "description": descriptions[f.name]}
+        for f in fields(kind)
     }
     required = [f.name for f in fields(kind) if f.default is MISSING]
     first = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
@@ -128,7 +126,7 @@ def _object(kind: Any, defined: dict[str, Schema]) -> Schema:
 
 
 def _of(kind: Any, defined: dict[str, Schema]) -> Schema:
-    """The schema of an annotation."""
+    """Return the schema of an annotation."""
     if isinstance(kind, typing.TypeAliasType):
         return _of(kind.__value__, defined)
     if is_dataclass(kind):
@@ -158,7 +156,7 @@ def _of(kind: Any, defined: dict[str, Schema]) -> Schema:
 
 
 def attribute_texts(kind: type) -> dict[str, str]:
-    """What the docstring of a class says of each attribute."""
+    """Return the documentation of each attribute in a class docstring."""
     _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     found: dict[str, str] = {}
     name = ""

@@ -1,4 +1,4 @@
-"""What a program costs, by a price that the caller knows: no price of anybody's stands here."""
+"""Cost of a program at the caller's price per chip-hour."""
 
 import math
 import re
@@ -16,61 +16,63 @@ _PRICE = re.compile(
 
 @dataclass(frozen=True)
 class Price:
-    """What a chip costs.
+    """Price of a chip-hour.
 
     Attributes:
-        chip_hour: Of one chip for an hour.
-        currency: As the caller wrote it; empty if they didn't.
+        chip_hour: Cost of one chip for an hour.
+        currency: Currency as entered; may be empty.
     """
 
     chip_hour: float
     currency: str = ""
 
 
-def parse_price(said: float | str) -> Price:
-    """A price as a person writes it.
+def parse_price(value: float | str) -> Price:
+    """Parse a price.
 
     Args:
-        said: The price of one chip for an hour: `4.2`, `"4.20"`, `"4.20 USD"`, `"$4.20"`.
+        value: Cost per chip-hour: `4.2`, `"4.20"`, `"4.20 USD"`, `"$4.20"`.
 
     Raises:
-        ArgumentError: If it is no number, or none that a price can be.
+        ArgumentError: If the price is invalid.
 
     Example:
-        >>> read_price("4.20 USD")
+        >>> parse_price("4.20 USD")
         Price(chip_hour=4.2, currency='USD')
     """
-    if isinstance(said, str):
-        found = _PRICE.fullmatch(said)
+    if isinstance(value, str):
+        found = _PRICE.fullmatch(value)
         if found is None or (found["before"] and found["after"]):
             raise ArgumentError(
-                f"price={said!r} is no number: write what one chip costs for an hour, such as "
+                f"price={value!r} is invalid: expected the cost per chip-hour, such as "
                 "4.2 or '4.20 USD'"
             )
         amount = float(found["amount"].replace(",", ""))
         currency = found["before"] or found["after"] or ""
-    elif isinstance(said, int | float) and not isinstance(said, bool):
-        amount, currency = float(said), ""
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        amount, currency = float(value), ""
     else:
         raise ArgumentError(
-            f"price is a {type(said).__name__}, not a number: write what one chip costs for an "
-            "hour, such as 4.2 or '4.20 USD'"
+            f"price is a {type(value).__name__}: expected the cost per chip-hour, such as 4.2 or "
+            f"'4.20 USD'"
         )
     if not 0 <= amount < math.inf:
-        raise ArgumentError(f"price={said!r}: a chip costs 0 or more for an hour")
+        raise ArgumentError(
+            f"price={value!r} is invalid: expected a finite cost per chip-hour of 0 or more"
+        )
     return Price(amount, currency)
 
 
 def describe_price(
     price: Price, seconds: float, chips: int, workload: Workload | None
 ) -> PriceReport:
-    """What one execution costs, and an hour, and 10⁹ tokens.
+    """Return the cost of one execution, of an hour, and of 10⁹ tokens.
 
     Args:
-        price: Of one chip.
-        seconds: How long one execution takes.
-        chips: How many chips are paid for.
-        workload: What one execution does, where that is a step of training.
+        price: Price of a chip-hour.
+        seconds: Time of one execution.
+        chips: Number of chips.
+        workload: Workload of one execution, if it is a training step.
     """
     hour = price.chip_hour * chips
     step = hour * seconds / 3600

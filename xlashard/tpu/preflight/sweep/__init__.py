@@ -1,4 +1,4 @@
-"""Every mesh of every topology in question, compiled and ranked by the estimated time of a step."""
+"""Preflight of every mesh of given topologies, ranked by estimated step time."""
 
 from xlashard.tpu.preflight.sweep.api import find_topologies, preflight_sweep
 from xlashard.tpu.preflight.sweep.mesh_shapes import (

@@ -1,4 +1,4 @@
-"""`preflight_sweep`: every mesh of every topology in question, compiled and ranked."""
+"""`preflight_sweep`: compile every mesh of given topologies and rank them."""
 
 import contextlib
 import os
@@ -39,27 +39,27 @@ from xlashard.tpu.preflight.target_loading import load_function
 from xlashard.tpu.topologies import Topology, topology
 
 type Prices = float | str | Mapping[str, float | str]
-"""What a chip costs for an hour: of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
+"""Cost per chip-hour of any generation, or by generation: `{"v5e": "1.2 USD"}`."""
 
 type Meshes = Sequence[tuple[Topology, Mapping[str, int]]]
-"""Topologies with the sizes of the axes of a mesh on each."""
+"""Topologies with mesh axis sizes."""
 
 _RUNNER = "xlashard.tpu.preflight.sweep.evaluate:run_target"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be tried.
+    """Specification of a sweep.
 
     Attributes:
-        title: What was asked.
-        target: What the program is made of, as the runner reads it; JSON can say it.
-        topologies: Where.
-        axes: Which sizes each mesh axis may have.
-        runner: The `module:function` that looks at one mesh, in another process.
-        options: Options of the compiler.
-        workload: What one call does, for a step of training.
-        sources: Files that the result depends on besides.
+        title: Title of the reports.
+        target: JSON value that the runner turns into a program.
+        topologies: Topologies to try.
+        axes: Valid sizes of each mesh axis.
+        runner: `module:function` that evaluates one mesh in a worker process.
+        options: Compiler options.
+        workload: Workload of a training step.
+        sources: Other files that results depend on.
     """
 
     title: str
@@ -87,35 +87,33 @@ def preflight_sweep(
     compiler_options: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> SweepReport:
-    """Tries every mesh of some topologies, and ranks them by the estimated time of a step.
+    """Compile every mesh of some topologies and rank them by estimated step time.
 
-    Each mesh is compiled in one of several processes side by side. What they find is kept in a
-    folder, under a digest of all that it depends on; a second sweep there goes on where the first
-    one was stopped, and compiles what has changed.
+    Worker processes compile the meshes in parallel. Results are cached in a folder, keyed by
+    everything they depend on: another sweep there continues an interrupted one and compiles what
+    has changed.
 
     Args:
-        target: A function in a module, or `"package.module:function"`: it takes `mesh` and returns
-            a function and its arguments, as shapes with shardings on that mesh.
-        topologies: The chips: `"v5e-16"`, `["v5e-16", "v5p-16"]`.
-        mesh: By name the sizes that each mesh axis may have: `"auto"` for any, `"2..8"`, `4`.
-        slices: How many slices of each topology there are.
-        folder: Where the results are kept; by default one that goes with the machine's temporary
-            files.
-        workers: How many processes there are side by side; by default as many as this machine has
-            processors and memory for.
-        timeout: Seconds after which a mesh is given up; 0 for never.
-        again: Whether to compile what is known, too.
-        workload: For a step of training what it does, for tokens per second and utilisation.
-        price: Of one chip for an hour; by generation where they differ.
-        compiler_options: Options of the compiler.
-        progress: Whether a bar shows how far it is, where the standard error is a terminal.
+        target: Function of a module, or `"package.module:function"`: it takes `mesh` and returns a
+            function and its arguments, as shapes with shardings on that mesh.
+        topologies: Topologies: `"v5e-16"`, `["v5e-16", "v5p-16"]`.
+        mesh: Valid sizes by axis name: `"auto"` for any, `"2..8"`, `4`.
+        slices: Number of slices per topology.
+        folder: Folder of the results. Default: a new temporary folder.
+        workers: Number of worker processes. Default: as many as CPUs and memory allow.
+        timeout: Timeout per mesh in seconds; 0 for none.
+        again: Whether to recompile cached results.
+        workload: Workload of a training step, for tokens per second and MFU.
+        price: Cost per chip-hour, by generation where prices differ.
+        compiler_options: Compiler options.
+        progress: Whether to show a progress bar if standard error is a terminal.
 
     Returns:
-        What was found, the best mesh first. `print(report)` shows it.
+        Results, best mesh first. `print(report)` displays them.
 
     Raises:
-        ArgumentError: If the target names no function of a module, or no mesh is possible.
-        TopologyError: If there is no such topology, or libtpu is missing.
+        ArgumentError: If the target is not a function of a module, or no mesh is possible.
+        TopologyError: If a topology is unknown, or libtpu is missing.
     """
     name = target_name(target)
     load_function(name)
@@ -135,14 +133,14 @@ def preflight_sweep(
 
 
 def target_name(target: str | Callable[..., Any]) -> str:
-    """The `module:function` by which other processes find a target."""
+    """Return the `module:function` that worker processes import."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
     if not callable(target) or module in (None, "__main__") or "<" in name:
         raise ArgumentError(
-            f"{name or target!r} can't be found by the processes of a sweep, which import it: put "
-            "it on the top level of a module of its own, preflight_sweep('module:function', ...)"
+            f"{name or target!r} can't be imported by worker processes: define it at the top "
+            f"level of a module, preflight_sweep('module:function', ...)"
         )
     return f"{module}:{name}"
 
@@ -156,20 +154,20 @@ def _folder(folder: str | os.PathLike[str] | None) -> Path:
 def find_topologies(
     names: str | Topology | Sequence[str | Topology], slices: int = 1
 ) -> tuple[Topology, ...]:
-    """The topologies of some names, each once."""
+    """Return the named topologies without duplicates."""
     given = [names] if isinstance(names, str | Topology) else list(names)
     if not given:
-        raise ArgumentError("a sweep needs a topology: topologies=['v5e-16', 'v5p-16']")
+        raise ArgumentError("topologies is empty: write topologies=['v5e-16', 'v5p-16']")
     found = (t if isinstance(t, Topology) else topology(t, slices) for t in given)
     return tuple(dict.fromkeys(found))
 
 
 def read_prices(price: Prices | None) -> tuple[ChipPrice, ...]:
-    """Prices as somebody wrote them."""
+    """Parse the prices of a sweep."""
     if price is None:
         return ()
     by_generation = price if isinstance(price, Mapping) else {"": price}
-    found = {name: parse_price(said) for name, said in by_generation.items()}
+    found = {name: parse_price(value) for name, value in by_generation.items()}
     return tuple(ChipPrice(name, p.chip_hour, p.currency) for name, p in found.items())
 
 
@@ -182,20 +180,20 @@ def run_sweep(
     again: bool = False,
     prices: tuple[ChipPrice, ...] = (),
 ) -> SweepReport:
-    """Finds out what nobody knows yet, and ranks all.
+    """Evaluate the meshes without a cached result, and rank all results.
 
     Args:
-        sweep: What is to be tried.
-        folder: Where the results are, and go.
-        limits: How much the processes may take.
-        progress: Hears of each result.
-        again: Whether to find out again what is known.
-        prices: Of chips.
+        sweep: Specification of the sweep.
+        folder: Folder of the results.
+        limits: Limits of the worker processes.
+        progress: Progress display.
+        again: Whether to recompile cached results.
+        prices: Prices of chips.
     """
     meshes, without = _meshes(sweep)
     requests = _requests(sweep, meshes)
     store = ResultStore(folder)
-    # What a process left unfinished may be found by another.
+    # Failed results are tried again.
     known = {k: r for k, r in store.known().items() if k in requests and r.outcome != "failed"}
     if again:
         known = {}
@@ -207,7 +205,7 @@ def run_sweep(
         if key not in known
     ]
     with contextlib.ExitStack() as stack:
-        # Processes that were ended in their work leave some.
+        # Killed worker processes leave their folders.
         stack.callback(remove_abandoned_folders)
         answers = stack.enter_context(contextlib.closing(run_jobs(jobs, limits)))
         for job, answer in answers:
@@ -220,7 +218,7 @@ def run_sweep(
 
 
 def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
-    """What is to be found out, by key."""
+    """Return the requests by cache key."""
     found = {}
     for place, sizes in meshes:
         request = SweepRequest(
@@ -237,10 +235,10 @@ def _requests(sweep: Sweep, meshes: Meshes) -> dict[str, SweepRequest]:
 
 
 def _meshes(sweep: Sweep) -> tuple[Meshes, tuple[SkippedTopology, ...]]:
-    """All meshes, those of each topology together, and the topologies that have none.
+    """Return all meshes, grouped by topology, and the topologies without one.
 
     Raises:
-        ArgumentError: If no topology has a mesh of these axes.
+        ArgumentError: If no topology has a mesh with these axes.
     """
     found: list[tuple[Topology, dict[str, int]]] = []
     refusals: list[tuple[Topology, ArgumentError]] = []

@@ -1,4 +1,4 @@
-"""Digests of all that a result depends on: what is found by one is not found again."""
+"""Cache keys of sweep results."""
 
 import ast
 import hashlib
@@ -24,13 +24,13 @@ _LENGTH = 24
 
 
 def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
-    """The digest of a request, of the user's own sources, and of what compiles it.
+    """Return the digest of a request, the user's sources, and all versions and flags.
 
     Args:
-        request: What is to be found out, as JSON can say it.
-        sources: The files that it depends on besides.
+        request: Request as a JSON value.
+        sources: Other files that the result depends on.
     """
-    said = {
+    inputs = {
         "request": request,
         "sources": _digest_of_files(sources),
         "xlashard": _package_digest(),
@@ -40,12 +40,12 @@ def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
         "flags": flags_here(),
         "config": _config(),
     }
-    text = json.dumps(said, sort_keys=True)
+    text = json.dumps(inputs, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
 def _config() -> list[tuple[str, str]]:
-    """What JAX was told by its environment variables, which a process of a sweep has as well."""
+    """Return JAX's environment variables, which worker processes inherit."""
     return sorted((k, v) for k, v in os.environ.items() if k.startswith("JAX_"))
 
 
@@ -55,10 +55,10 @@ def _package_digest() -> str:
 
 
 def source_files(module: str) -> list[Path]:
-    """The files of a module and of all that it imports, but for Python's own and installed ones.
+    """Return the files of a module and its imports, without installed packages.
 
     Args:
-        module: The name of one that is imported.
+        module: Name of an imported module.
     """
     brought = [Path(p).resolve() for p in _installed()]
     found: dict[str, Path | None] = {}
@@ -77,7 +77,7 @@ def source_files(module: str) -> list[Path]:
 
 
 def _imports(file: Path, module: str) -> Iterator[str]:
-    """The names of modules that a file imports, its packages among them."""
+    """Yield the names of the modules that a file imports, including packages."""
     package = sys.modules[module].__package__ or ""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
@@ -105,7 +105,7 @@ def _digest_of_files(files: Sequence[Path]) -> str:
             content = file.read_bytes()
         except OSError:
             continue
-        # By content and name: the same sources in another folder are the same.
+        # Digest name and content, so that the folder doesn't matter.
         digest.update(f"{file.name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a process of a sweep does for one mesh: a preflight, and the facts of it."""
+"""Evaluate one mesh of a sweep in a worker process."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,18 +22,18 @@ from xlashard.wording import in_bytes
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What a process of a sweep is asked.
+    """Request to evaluate one mesh.
 
     Attributes:
-        target: What the program is made of, as its maker reads it.
-        title: What the report calls it.
-        topology: As libtpu writes it.
-        slices: How many slices.
-        mesh: Names and sizes of the axes.
-        options: Options of the compiler.
-        workload: What one call does, if the caller said so.
-        folder: Where the report goes.
-        key: Its name there.
+        target: JSON value that the runner turns into a program.
+        title: Title of the report.
+        topology: Name in libtpu.
+        slices: Number of slices.
+        mesh: Mesh axis names and sizes.
+        options: Compiler options.
+        workload: Workload of a training step, if specified.
+        folder: Folder for the report.
+        key: Cache key.
     """
 
     target: Any
@@ -47,39 +47,39 @@ class SweepRequest:
     key: str = ""
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "SweepRequest":
-        """That of such JSON."""
-        axes = tuple((str(name), int(size)) for name, size in said["mesh"])
-        return cls(**{**said, "mesh": axes})
+    def from_json(cls, values: Mapping[str, Any]) -> "SweepRequest":
+        """Return the request of a JSON value."""
+        axes = tuple((str(name), int(size)) for name, size in values["mesh"])
+        return cls(**{**values, "mesh": axes})
 
     @property
     def axes(self) -> dict[str, int]:
-        """The mesh, as a topology lays it."""
+        """Mesh axis sizes by name."""
         return dict(self.mesh)
 
     def to_json(self) -> dict[str, Any]:
-        """It as JSON says it."""
+        """Return the request as a JSON value."""
         return asdict(self)
 
 
-def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Looks at a `module:function` on one mesh: the runner of Python's sweeps."""
+def run_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate a `module:function` on one mesh; the default runner."""
     return evaluate_mesh(
-        SweepRequest.from_json(said), lambda r, place: load_program(r.target, place, r.axes)
+        SweepRequest.from_json(values), lambda r, place: load_program(r.target, place, r.axes)
     )
 
 
 def evaluate_mesh(
     request: SweepRequest, make: Callable[[SweepRequest, Topology], TargetProgram]
 ) -> dict[str, Any]:
-    """Makes a program for one mesh, and says what becomes of it there.
+    """Load a program for one mesh and compile it.
 
     Args:
-        request: Which mesh.
-        make: Makes the program, whose arguments lie on that mesh of the topology.
+        request: The request.
+        make: Function that returns the program for the mesh of a topology.
 
     Returns:
-        Outcome, reason, facts and the place of the report, as a `SweepResult` has them.
+        Outcome, reason, facts and file of the report, as in `SweepResult`.
     """
     try:
         place = topology(request.topology, request.slices)
@@ -123,14 +123,14 @@ def _compiled(
 
 
 def _report_name(request: SweepRequest) -> str:
-    """A name that a person finds, and that no other result has."""
+    """Return a readable, unique file name."""
     slices = f"{request.slices}x" if request.slices > 1 else ""
     sizes = "-".join(f"{name}{size}" for name, size in request.mesh)
     return f"{slices}{request.topology.replace(':', '-')}.{sizes}.{request.key[:8]}"
 
 
 def _too_much(program: TargetProgram, place: Topology, mesh: Mesh) -> str:
-    """Why a program can't fit, whatever the compiler does; empty if it may."""
+    """Return the reason why arguments alone exceed the memory, or an empty string."""
     leaves = jax.tree.leaves(
         jax.tree.map(argument_placer(mesh), (program.args, dict(program.kwargs)))
     )
@@ -139,8 +139,8 @@ def _too_much(program: TargetProgram, place: Topology, mesh: Mesh) -> str:
     if taken <= available:
         return ""
     return (
-        f"its arguments alone take {in_bytes(taken)} of the {in_bytes(available)} of each device, "
-        "so it was not compiled"
+        f"not compiled: its arguments alone take {in_bytes(taken)} of the {in_bytes(available)} "
+        f"of each device"
     )
 
 

@@ -1,4 +1,4 @@
-"""The meshes that a number of devices can form, and how a person says which of them to try."""
+"""Mesh shapes of a number of devices."""
 
 import math
 import re
@@ -13,11 +13,11 @@ _RANGE = re.compile(r"(\d*)\.\.(\d*)")
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The sizes that a mesh axis may have.
+    """Valid sizes of a mesh axis.
 
     Attributes:
-        least: The smallest.
-        most: The largest; None for as many as there are devices.
+        least: Minimum.
+        most: Maximum; None for the number of devices.
     """
 
     least: int = 1
@@ -26,7 +26,8 @@ class AxisRange:
     def __post_init__(self) -> None:
         if self.least < 1 or (self.most is not None and self.most < self.least):
             raise ArgumentError(
-                f"a mesh axis has no sizes from {self.least} to {self.most}: write 2..8, ..8, 2.. "
+                f"invalid range of mesh axis sizes, {self.least} to {self.most}: write 2..8, "
+                f"..8, 2.. "
                 "or auto"
             )
 
@@ -45,14 +46,14 @@ class AxisRange:
 
 
 type AxisSizes = int | str | AxisRange
-"""What a mesh axis may be: a size, `"auto"`, `"2..8"`, `"..8"`, `"2.."`, or a range."""
+"""Valid sizes of a mesh axis: a size, `"auto"`, `"2..8"`, `"..8"`, `"2.."`, or a range."""
 
 
 def read_axes(axes: Mapping[str, AxisSizes]) -> dict[str, AxisRange]:
-    """The ranges of mesh axes, as somebody wrote them.
+    """Parse the valid sizes of mesh axes.
 
     Raises:
-        ArgumentError: If there are none, or one is no size and no range.
+        ArgumentError: If there are no axes, or a size is invalid.
 
     Example:
         >>> read_axes({"data": "auto", "model": "..8", "expert": 4})["model"]
@@ -60,19 +61,19 @@ def read_axes(axes: Mapping[str, AxisSizes]) -> dict[str, AxisRange]:
     """
     if not isinstance(axes, Mapping) or not axes:
         raise ArgumentError(
-            f"the axes of a sweep are names with sizes, not {axes!r}: write "
+            f"mesh={axes!r} is invalid: expected axis names with sizes, "
             "{'data': 'auto', 'model': '..8'}"
         )
     with short_tracebacks:
-        return {name: _range(name, said) for name, said in axes.items()}
+        return {name: _range(name, size) for name, size in axes.items()}
 
 
-def _range(name: str, said: AxisSizes) -> AxisRange:
-    if isinstance(said, AxisRange):
-        return said
-    if isinstance(said, int) and not isinstance(said, bool) and said >= 1:
-        return AxisRange(said, said)
-    text = said.strip() if isinstance(said, str) else ""
+def _range(name: str, size: AxisSizes) -> AxisRange:
+    if isinstance(size, AxisRange):
+        return size
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
+        return AxisRange(size, size)
+    text = size.strip() if isinstance(size, str) else ""
     if text == "auto":
         return AxisRange()
     if text.isascii() and text.isdecimal() and int(text):
@@ -80,17 +81,17 @@ def _range(name: str, said: AxisSizes) -> AxisRange:
     found = _RANGE.fullmatch(text)
     if found is None or text == "..":
         raise ArgumentError(
-            f"mesh axis {name!r} has the size {said!r}: write a number of devices, auto, or a "
-            f"range such as {name}=2..8 or {name}=..8"
+            f"mesh axis {name!r} has the invalid size {size!r}: write a number of devices, auto, "
+            f"or a range such as {name}=2..8 or {name}=..8"
         )
     return AxisRange(int(found[1] or 1), int(found[2]) if found[2] else None)
 
 
 def parse_axes(text: str) -> dict[str, AxisRange]:
-    """The axes of a command line: `data=auto,tensor=..8,expert=4`.
+    """Parse the axes of a command line: `data=auto,tensor=..8,expert=4`.
 
     Raises:
-        ArgumentError: If it is no such list.
+        ArgumentError: If the text is invalid.
 
     Example:
         >>> {name: str(sizes) for name, sizes in parse_axes("data=auto,tensor=..8").items()}
@@ -98,28 +99,28 @@ def parse_axes(text: str) -> dict[str, AxisRange]:
     """
     found: dict[str, AxisRange] = {}
     for part in text.split(","):
-        name, equals, said = (word.strip() for word in part.partition("="))
+        name, equals, size = (word.strip() for word in part.partition("="))
         if not equals or not name or name in found:
             raise ArgumentError(
-                f"--mesh {text}: {part!r} is no axis with a size; write --mesh "
+                f"--mesh {text}: {part!r} is not NAME=SIZE; write --mesh "
                 "data=auto,tensor=..8,expert=4"
             )
-        found[name] = _range(name, said)
+        found[name] = _range(name, size)
     return found
 
 
 def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str, int], ...]:
-    """All meshes of a number of devices over some axes, the first axis largest first.
+    """Return all meshes of a number of devices, the first axis largest first.
 
     Args:
-        count: How many devices there are.
-        axes: The sizes that each axis may have, in the order of the mesh.
+        count: Number of devices.
+        axes: Valid sizes of each axis, in mesh order.
 
     Returns:
-        The sizes of each mesh by axis.
+        Axis sizes of each mesh.
 
     Raises:
-        ArgumentError: If no mesh of these axes has as many devices.
+        ArgumentError: If no mesh has this many devices.
 
     Example:
         >>> factorisations(8, {"data": AxisRange(), "model": AxisRange(most=2)})
@@ -129,16 +130,16 @@ def factorisations(count: int, axes: Mapping[str, AxisRange]) -> tuple[dict[str,
         dict(zip(axes, sizes, strict=True)) for sizes in _products(count, tuple(axes.values()))
     )
     if not found:
-        said = ", ".join(f"{name}={sizes}" for name, sizes in axes.items())
+        size = ", ".join(f"{name}={sizes}" for name, sizes in axes.items())
         raise ArgumentError(
-            f"no mesh of {said} has {count:,} devices: the sizes of the axes multiply to that, so "
-            "leave one of them auto"
+            f"no mesh of {size} has {count:,} devices: the axis sizes must multiply to that; "
+            f"make one of them auto"
         )
     return found
 
 
 def _products(count: int, ranges: tuple[AxisRange, ...]) -> Iterator[tuple[int, ...]]:
-    """Sizes within ranges that multiply to a count."""
+    """Yield sizes within ranges that multiply to a count."""
     if not ranges:
         if count == 1:
             yield ()

@@ -1,9 +1,4 @@
-"""A sweep as a person reads it: the ranking, and why the other meshes are not in it.
-
-How far a sweep is: a bar, or a line for each mesh where nobody looks at a terminal.
-
-The report of a sweep: a frozen value that prints itself and travels as JSON.
-"""
+"""Report of a sweep, its terminal output, and its progress display."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,12 +33,12 @@ _TITLES = {
 
 
 class SweepText:
-    """A sweep for rich to print.
+    """Rich renderable of a sweep.
 
     Args:
-        report: What it found.
+        report: The sweep.
         full: Show every mesh and whole reasons.
-        more: What to write to see all of that.
+        more: Code that shows everything, for the hint on omitted rows.
     """
 
     def __init__(
@@ -70,11 +65,11 @@ class SweepText:
 
 def _head(report: SweepFields) -> RenderableType:
     counts = Counter(r.outcome for r in report.results)
-    said = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
+    text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
     topologies = list(dict.fromkeys(r.where for r in report.results))
     best = report.best
     facts: list[tuple[str, str | Text]] = [
-        ("meshes", f"{len(report.results)}: {', '.join(said).replace('fits', 'fit')}")
+        ("meshes", f"{len(report.results)}: {', '.join(text).replace('fits', 'fit')}")
     ]
     if best is not None and best.facts is not None:
         step = in_seconds(best.facts.seconds)
@@ -139,11 +134,11 @@ def _reason(result: SweepResult, page: Page) -> str:
 
 
 class SweepProgress:
-    """Tells of results as they come.
+    """Progress of a sweep: a bar in a terminal, else one line per mesh.
 
     Args:
-        shown: Whether anything is shown.
-        console: Where; the standard error if None.
+        shown: Whether to show progress.
+        console: Console; None for standard error.
     """
 
     def __init__(self, *, shown: bool = True, console: Console | None = None) -> None:
@@ -163,11 +158,11 @@ class SweepProgress:
             self._bar.stop()
 
     def start(self, total: int, known: Sequence[SweepResult]) -> None:
-        """Begins.
+        """Start with the number of results.
 
         Args:
-            total: How many results there will be.
-            known: Those that are there.
+            total: Number of meshes.
+            known: Cached results.
         """
         self._total, self._done = total, len(known)
         for result in known:
@@ -175,13 +170,13 @@ class SweepProgress:
         self._show()
 
     def update(self, result: SweepResult) -> None:
-        """One more is there."""
+        """Add a result."""
         self._done += 1
         self._compare(result)
         self._show()
         if self._is_shown and not self._bar:
             self._console.print(
-                f"{self._done}/{self._total} {result.where} {result.axes}: {_said(result)}",
+                f"{self._done}/{self._total} {result.where} {result.axes}: {_result_text(result)}",
                 soft_wrap=True,
                 markup=False,
                 highlight=False,
@@ -195,9 +190,9 @@ class SweepProgress:
         if not self._bar:
             return
         best = self._best
-        said = "" if best is None else f"best {_said(best)}: {best.axes} on {best.where}"
+        text = "" if best is None else f"best {_result_text(best)}: {best.axes} on {best.where}"
         (task,) = self._bar.task_ids
-        self._bar.update(task, total=self._total, completed=self._done, description=said)
+        self._bar.update(task, total=self._total, completed=self._done, description=text)
 
 
 def _bar(console: Console) -> Bar:
@@ -213,7 +208,7 @@ def _bar(console: Console) -> Bar:
     return bar
 
 
-def _said(result: SweepResult) -> str:
+def _result_text(result: SweepResult) -> str:
     if result.outcome == "fits" and result.facts is not None:
         return in_seconds(result.facts.seconds)
     reason = " ".join(result.reason.split())
@@ -222,31 +217,30 @@ def _said(result: SweepResult) -> str:
 
 @dataclass(frozen=True, repr=False)
 class SweepReport(KeptReport, SweepFields):
-    """What a sweep has found, the best mesh first. Made by `xlashard.preflight_sweep`.
+    """Results of a sweep, best mesh first. Made by `xlashard.preflight_sweep`.
 
-    `print(report)`, rich's `print` and `report.print()` show it; `to_json` keeps it.
+    `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it.
 
     Attributes:
-        title: What was asked: the settings file, or `module:function`.
-        folder: Where the results and the whole reports are.
-        results: One for each mesh: those that fit, the fastest first; those that are out of memory;
-            those that can't be; those that failed.
-        reused_results: How many of them an earlier sweep in this folder had found.
-        prices: Of chips, as the caller gave them.
-        skipped_topologies: The topologies that no mesh of the axes has as many devices as.
+        title: Source of the program: settings file, or `module:function`.
+        folder: Folder of the results and reports.
+        results: One result per mesh: fitting ones by time, then out of memory, impossible, failed.
+        reused_results: Number of results cached by an earlier sweep in this folder.
+        prices: Prices of chips, as specified by the caller.
+        skipped_topologies: Topologies without a mesh of these axes.
     """
 
     _record = Record("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
 
     def report(self, result: SweepResult) -> PreflightReport:
-        """The whole report of a result.
+        """Return the whole report of a result.
 
         Raises:
-            ArgumentError: If it has none, for it was not compiled, or its file is gone.
+            ArgumentError: If the mesh was not compiled, or the file is missing or invalid.
         """
         if not result.report:
             raise ArgumentError(
-                f"there is no report of {result.axes} on {result.where}, which was not compiled: "
+                f"{result.axes} on {result.where} has no report, because it was not compiled: "
                 f"{result.reason}"
             )
         file = Path(self.folder) / result.report
@@ -254,15 +248,15 @@ class SweepReport(KeptReport, SweepFields):
             found = PreflightReport.from_json(read_text(file))
         except (OSError, ValueError) as error:
             raise ArgumentError(
-                f"the report of {result.axes} on {result.where} can't be read: {error}; the same "
-                "sweep with again=True writes it anew"
+                f"the report of {result.axes} on {result.where} can't be read: {error}; run the "
+                f"sweep with again=True to compile it again"
             ) from None
         price = self.price(result)
         if price is None:
             return found
         workload = None if found.throughput is None else found.throughput.workload
-        told = describe_price(price, found.time.seconds, found.topology.chips, workload)
-        return replace(found, price=told)
+        cost = describe_price(price, found.time.seconds, found.topology.chips, workload)
+        return replace(found, price=cost)
 
     def _shown(self, *, full: bool) -> SweepText:
         return SweepText(self, full=full)

@@ -1,7 +1,4 @@
-"""What a sweep has found, without what shows and keeps it: one frozen result for each mesh.
-
-The folder of a sweep: a line of JSON for each result, and the whole reports beside them.
-"""
+"""Results of a sweep, and their folder: one line of JSON per result, and the whole reports."""
 
 import contextlib
 import json
@@ -19,28 +16,29 @@ from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, describe_price
 
 FORMAT = 2
-"""Number of the JSON format. It grows when a field changes its meaning or goes away."""
+"""Version of the JSON format, increased when a field changes its meaning or is removed."""
 
 type Outcome = Literal["fits", "out of memory", "impossible", "failed"]
-"""What became of a mesh. `impossible`: the program can't be laid on it, as where a dimension does
-not divide. `failed`: nobody knows, for the process that was to find out did not come to an end."""
+"""Outcome of a mesh. `impossible`: the program can't be sharded over it, for example because a
+dimension is not divisible. `failed`: the worker process did not finish.
+"""
 
 _ORDER: tuple[Outcome, ...] = ("fits", "out of memory", "impossible", "failed")
 
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """The facts of a preflight report by which meshes are compared.
+    """Figures of a preflight report for ranking.
 
     Attributes:
-        chips: How many chips, in all slices.
-        seconds: How long one execution takes.
-        bound: What it waits for.
-        total_bytes: What it takes of a device's memory.
-        available_bytes: What it may take.
-        compile_seconds: How long the compiler took.
-        tokens_per_second: Over all devices, for a step of training.
-        utilisation: Model FLOP by what the chips could do in that time, likewise.
+        chips: Number of chips in all slices.
+        seconds: Time of one execution.
+        bound: Resource that bounds the time.
+        total_bytes: Memory use per device.
+        available_bytes: Available memory per device.
+        compile_seconds: Compile time.
+        tokens_per_second: Tokens per second of a training step, over all devices.
+        utilisation: Model FLOP utilisation (MFU) of a training step.
     """
 
     chips: int
@@ -54,7 +52,7 @@ class SweepFacts:
 
     @classmethod
     def of(cls, report: PreflightReport) -> "SweepFacts":
-        """Those of a report."""
+        """Return the figures of a report."""
         throughput = report.throughput
         return cls(
             chips=report.topology.chips,
@@ -70,17 +68,17 @@ class SweepFacts:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What became of one mesh.
+    """Result for one mesh.
 
     Attributes:
-        key: A digest of all that it depends on, by which it is found again.
-        topology: As libtpu writes it: `v5p:4x4x4`.
-        slices: How many slices of it.
-        mesh: Its axes with their sizes.
-        outcome: Whether it fits.
-        reason: Why it does not; empty if it does.
-        facts: What the program does on it; None where it was not compiled.
-        report: The file of its whole report, in the folder of the sweep; empty for none.
+        key: Cache key.
+        topology: Name in libtpu: `v5p:4x4x4`.
+        slices: Number of slices.
+        mesh: Mesh axis names and sizes.
+        outcome: Outcome.
+        reason: Reason of a failure; empty if the program fits.
+        facts: Figures; None if the program was not compiled.
+        report: File of the whole report in the sweep's folder; empty for none.
     """
 
     key: str
@@ -94,18 +92,18 @@ class SweepResult:
 
     @property
     def where(self) -> str:
-        """The topology as text: `2 × v5e:4x4`."""
+        """Topology as text: `2 × v5e:4x4`."""
         return _where(self.topology, self.slices)
 
     @property
     def axes(self) -> str:
-        """The mesh as text, without axes of one device: `data=8 model=2`."""
+        """Mesh as text, without axes of size 1: `data=8 model=2`."""
         shown = [f"{name}={size}" for name, size in self.mesh if size > 1]
         return " ".join(shown) or "one device"
 
     @property
     def rank(self) -> tuple[int, float]:
-        """What it is sorted by: those that fit by their time, then by how much is missing."""
+        """Sort key: outcome, then time, or memory use relative to the available memory."""
         facts = self.facts
         if facts is None:
             return _ORDER.index(self.outcome), math.inf
@@ -116,12 +114,12 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class SkippedTopology:
-    """A topology on which no mesh of the axes is possible, where others have some.
+    """A topology without a mesh of these axes, in a sweep where other topologies have one.
 
     Attributes:
-        topology: As libtpu writes it: `v5p:4x4x4`.
-        slices: How many slices of it.
-        reason: Why there is none.
+        topology: Name in libtpu: `v5p:4x4x4`.
+        slices: Number of slices.
+        reason: Reason.
     """
 
     topology: str
@@ -130,7 +128,7 @@ class SkippedTopology:
 
     @property
     def where(self) -> str:
-        """The topology as text: `2 × v5e:4x4`."""
+        """Topology as text: `2 × v5e:4x4`."""
         return _where(self.topology, self.slices)
 
 
@@ -139,18 +137,18 @@ def _where(topology: str, slices: int) -> str:
 
 
 def ranked(results: Iterable[SweepResult]) -> tuple[SweepResult, ...]:
-    """Results in their order, the best first."""
+    """Return results in order, best first."""
     return tuple(sorted(results, key=lambda r: (r.rank, r.topology, r.slices, r.mesh)))
 
 
 @dataclass(frozen=True)
 class ChipPrice:
-    """What a chip costs.
+    """Price of a chip-hour of a generation.
 
     Attributes:
-        generation: Of which generation, such as `v5e`; empty for any.
-        chip_hour: For an hour.
-        currency: As the caller wrote it; empty if they didn't.
+        generation: Generation, such as `v5e`; empty for any.
+        chip_hour: Cost of one chip for an hour.
+        currency: Currency as entered; may be empty.
     """
 
     generation: str
@@ -160,7 +158,7 @@ class ChipPrice:
 
 @dataclass(frozen=True, repr=False)
 class SweepFields:
-    """The facts of a sweep; `SweepReport`, which can print them, says what each is."""
+    """Fields of a sweep, documented by `SweepReport`."""
 
     title: str
     folder: str
@@ -171,18 +169,18 @@ class SweepFields:
 
     @property
     def best(self) -> SweepResult | None:
-        """The mesh with the fastest step; None if the program fits on none."""
+        """The fastest mesh that fits; None if none fits."""
         return next((r for r in self.results if r.outcome == "fits"), None)
 
     def price(self, result: SweepResult) -> Price | None:
-        """What a chip of a result's topology costs; None if nobody said so."""
+        """Return the price of a chip of a result's topology, or None if unspecified."""
         generation = result.topology.partition(":")[0]
         known = {price.generation: price for price in self.prices}
         found = known.get(generation) or known.get("")
         return None if found is None else Price(found.chip_hour, found.currency)
 
     def step_price(self, result: SweepResult) -> PriceReport | None:
-        """What one execution costs; None where nobody said a price, or how long it takes."""
+        """Return the cost of one execution, or None without a price or an estimate."""
         price, facts = self.price(result), result.facts
         if price is None or facts is None:
             return None
@@ -195,13 +193,13 @@ _REPORTS = "reports"
 
 
 class ResultStore:
-    """Results that outlive the process that found them.
+    """Results of a sweep in a folder.
 
     Args:
-        folder: Where they are; made if it isn't there.
+        folder: The folder, created if missing.
 
     Raises:
-        ArgumentError: If it can't be.
+        ArgumentError: If the folder can't be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -210,15 +208,14 @@ class ResultStore:
             (folder / _REPORTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArgumentError(
-                f"the folder of the sweep, {folder}, can't be made: {error.strerror}; name another "
-                "one"
+                f"the folder of the sweep, {folder}, can't be created: {error.strerror}; specify "
+                f"another one"
             ) from None
 
     def known(self) -> dict[str, SweepResult]:
-        """The results that are there by their keys, the last one of each.
+        """Return the stored results by key, the last one of each.
 
-        A line that is cut off, as when a machine stops, and a result whose report is gone are
-        passed over: they are found again.
+        Truncated lines, and results without their report file, are ignored.
         """
         try:
             text = (self.folder / _LINES).read_bytes().decode("utf-8", errors="replace")
@@ -227,7 +224,7 @@ class ResultStore:
         except OSError as error:
             raise ArgumentError(  # no-catalogue: needs a folder of its own
                 f"the folder of the sweep, {self.folder}, can't be read ({_LINES}: "
-                f"{error.strerror}); name another one"
+                f"{error.strerror}); specify another one"
             ) from None
         found = {}
         for line in text.splitlines():
@@ -240,7 +237,7 @@ class ResultStore:
         return not result.report or (self.folder / result.report).exists()
 
     def keep_report(self, name: str, report: PreflightReport) -> str:
-        """Writes a whole report, and gives its place in the folder."""
+        """Write a whole report and return its path in the folder."""
         place = f"{_REPORTS}/{name}.json"
         file = self.folder / place
         unfinished = file.with_suffix(f".{os.getpid()}")
@@ -249,11 +246,11 @@ class ResultStore:
         return place
 
     def keep(self, result: SweepResult) -> None:
-        """Writes a result."""
+        """Append a result."""
         line = json.dumps(_RECORD.to_dict(result), separators=(",", ":"))
         file = self.folder / _LINES
         with file.open("ab+") as lines:
-            # After a line that was cut off a new one begins.
+            # Start a new line after a truncated one.
             lines.seek(0, os.SEEK_END)
             if lines.tell():
                 lines.seek(-1, os.SEEK_END)

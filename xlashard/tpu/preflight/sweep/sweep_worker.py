@@ -1,4 +1,4 @@
-"""A process of a sweep: reads jobs from its standard input, one JSON line each, and answers.
+"""Worker process of a sweep: reads jobs from standard input, one JSON line each, and answers.
 
     python -P worker.py PARENT
 
@@ -19,10 +19,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int) -> None:
-    """Works until there is no more to do.
+    """Process jobs until standard input ends.
 
     Args:
-        parent: The process that started this one.
+        parent: Process id of the parent.
     """
     _end_with(parent)
     jobs, answers = _own_streams()
@@ -32,7 +32,7 @@ def main(parent: int) -> None:
         answers.write(f"{json.dumps(answer)}\n")
         answers.flush()
         if "jax" in sys.modules:
-            # A long sweep would keep every program that it has compiled.
+            # Release compiled programs.
             sys.modules["jax"].clear_caches()
 
 
@@ -41,12 +41,12 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit("the sweep is over")  # no-catalogue: the parent process has ended
-    # Only the sweep itself decides what a Ctrl-C ends.
+    # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _own_streams() -> tuple[IO[str], IO[str]]:
-    """Where jobs come from and answers go; what the jobs print goes to the standard error."""
+    """Return the streams of jobs and answers; the jobs' own output goes to standard error."""
     jobs = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     null = os.open(os.devnull, os.O_RDONLY)
@@ -64,7 +64,7 @@ def _found(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(name: str) -> Callable[..., Any]:
-    """What a `module:function` names."""
+    """Return the object that `module:function` names."""
     module, _, member = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in member.split("."):

@@ -1,8 +1,7 @@
-"""Processes that work off the jobs of a sweep side by side, and what becomes of those that don't.
+"""Pool of worker processes for the jobs of a sweep.
 
-Each job runs in a process that was started for the sweep and takes one after the other. A process
-that dies, grows too large or takes too long costs its own job only: another one is started. When
-the sweep ends in any way, so do they.
+Each worker runs one job after another. A worker that dies, exceeds its memory or times out fails
+its current job only, and is replaced. All workers end with the sweep.
 """
 
 import contextlib
@@ -23,21 +22,21 @@ from typing import IO, Any
 from xlashard.wording import in_bytes
 
 _WORKER = Path(__file__).with_name("sweep_worker.py")
-# How often the processes are looked at, in seconds.
+# Polling interval, in seconds.
 _TICK = 0.5
-# What a process takes before it compiles anything large, and what is left to it.
+# Memory of a worker with a program of usual size.
 _USUAL_BYTES = 3 * 2**30
 _SHOWN_LINES = 4
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """Something to find out in another process.
+    """Job for a worker process.
 
     Attributes:
-        key: Tells it from the others.
-        runner: The `module:function` that does it: takes the request, gives a dict.
-        request: What JSON can say.
+        key: Unique key.
+        runner: `module:function` that takes the request and returns a dict.
+        request: JSON value.
     """
 
     key: str
@@ -47,12 +46,12 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """How much the processes may take.
+    """Limits of the worker processes.
 
     Attributes:
-        workers: How many there are side by side.
-        bytes: Memory of this machine that each may take; 0 for no limit.
-        seconds: How long a job may take; 0 for no limit.
+        workers: Number of worker processes.
+        bytes: Host memory per worker; 0 for no limit.
+        seconds: Timeout per job; 0 for no limit.
     """
 
     workers: int
@@ -61,11 +60,11 @@ class WorkerLimits:
 
 
 def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLimits:
-    """As many processes as there are processors and memory for, each with its share of that.
+    """Return limits for as many workers as CPUs and memory allow.
 
     Args:
-        workers: How many there are to be; None to choose.
-        seconds: How long a job may take; 0 for no limit.
+        workers: Number of workers; None to choose.
+        seconds: Timeout per job; 0 for no limit.
     """
     processors = len(os.sched_getaffinity(0))
     free = _free_bytes()
@@ -75,7 +74,7 @@ def default_limits(workers: int | None = None, seconds: float = 0.0) -> WorkerLi
 
 
 def _free_bytes() -> int:
-    """The memory that is free, as Linux says it; 0 if it doesn't."""
+    """Return the available memory from /proc/meminfo, or 0 if unknown."""
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -86,9 +85,9 @@ def _free_bytes() -> int:
 def run_jobs(
     jobs: Sequence[SweepJob], limits: WorkerLimits
 ) -> Generator[tuple[SweepJob, dict[str, Any]]]:
-    """Runs jobs, and gives what each has found as soon as it is known.
+    """Run jobs and yield each result as soon as it is available.
 
-    What could not be found is `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
+    A failed job yields `{"outcome": "failed", "reason": ...}`. Closing the iterator ends the
     processes.
     """
     waiting = deque(jobs)
@@ -116,7 +115,7 @@ def run_jobs(
 
 
 class _Worker:
-    """A process that takes jobs."""
+    """Worker process."""
 
     def __init__(self) -> None:
         self.job: SweepJob | None = None
@@ -126,13 +125,13 @@ class _Worker:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         try:
             self._process = subprocess.Popen(
-                # By its path, without what stands beside it: it is there before JAX is.
+                # Started by path, without importing the package.
                 [sys.executable, "-P", str(_WORKER), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env=_environment(),
-                # A Ctrl-C in the terminal is meant for the sweep.
+                # The parent process handles Ctrl-C.
                 start_new_session=True,
             )
         except BaseException:
@@ -149,23 +148,23 @@ class _Worker:
         self.close()
 
     def give(self, job: SweepJob) -> None:
-        """Lets it do a job."""
+        """Send a job to the process."""
         self.job, self._started = job, time.monotonic()
         self._errors.truncate(0)
         self._errors.seek(0)
         line = {"key": job.key, "runner": job.runner, "request": job.request}
-        with contextlib.suppress(BrokenPipeError):  # told by its answers, which end
+        with contextlib.suppress(BrokenPipeError):  # `answer` handles the end of the process
             self._jobs.write(f"{json.dumps(line)}\n".encode())
             self._jobs.flush()
 
     def done(self) -> SweepJob:
-        """The job that it has done."""
+        """Return the finished job and become idle."""
         assert self.job is not None
         job, self.job = self.job, None
         return job
 
     def answer(self) -> dict[str, Any] | None:
-        """What it has found; None if that is not all there yet."""
+        """Return the result of the job, or None if it is incomplete."""
         part = self.answers.read()
         if part:
             self._unread += part
@@ -178,25 +177,25 @@ class _Worker:
             return None
         code = self._process.wait()
         self.is_alive = False
-        said = self._last_words()
-        return _failure(f"its process ended with {_code_text(code)}{said}")
+        stderr = self._last_words()
+        return _failure(f"the worker process ended with {_code_text(code)}{stderr}")
 
     def overdue(self, limits: WorkerLimits) -> dict[str, Any] | None:
-        """Ends it if it takes more than it may; gives the failure then."""
+        """Kill the process if it exceeds a limit, and return the failure."""
         if self.job is None:
             return None
         taken = self._resident_bytes()
         if limits.bytes and taken > limits.bytes:
             self._end()
             share = in_bytes(limits.bytes)
-            return _failure(f"compiling it takes more than {share} of this machine's memory")
+            return _failure(f"compiling it exceeded {share} of this machine's memory")
         if limits.seconds and time.monotonic() - self._started > limits.seconds:
             self._end()
-            return _failure(f"it was not found out in {limits.seconds:g} s")
+            return _failure(f"it timed out after {limits.seconds:g} s")
         return None
 
     def close(self) -> None:
-        """Ends it, and all that it has started."""
+        """Kill the process and everything that it started."""
         self._end()
         self._process.wait()
         self._errors.close()
@@ -212,8 +211,8 @@ class _Worker:
 
     def _resident_bytes(self) -> int:
         try:
-            with open(f"/proc/{self._process.pid}/statm") as said:
-                return int(said.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            with open(f"/proc/{self._process.pid}/statm") as statm:
+                return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError):
             return 0
 
@@ -225,7 +224,7 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """What its processes are started with: they compile for TPUs, and take none."""
+    """Return the environment of worker processes, which compile for TPUs without using one."""
     paths = [os.path.abspath(path) for path in sys.path]
     return {
         **os.environ,
@@ -243,5 +242,5 @@ def _code_text(code: int) -> str:
         return f"exit code {code}"
     name = signal.Signals(-code).name
     if -code == signal.SIGKILL:
-        return f"{name}, as where the machine has no memory left"
+        return f"{name}, as when the machine runs out of memory"
     return name

@@ -92,7 +92,7 @@ def test_the_collectives_filter_by_text_kind_axis_and_reason(browser: Browser) -
         assert seen() == []
         tab.click(".traffic button.shows")
         assert seen() == [("reduce-scatter", "fsdp")]
-        choose(tab, "reason", "not asked for")
+        choose(tab, "reason", "not required")
         assert tab.text(".traffic .count") == "0 of 6 · sent 0 B · takes 0 s"
 
 

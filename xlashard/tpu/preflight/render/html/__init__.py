@@ -1,14 +1,13 @@
-"""A preflight report as one HTML page, which needs nothing from elsewhere.
+"""Preflight reports as a self-contained HTML page.
 
-| module | what it makes |
-|---|---|
-| `markup`, `quantities`, `tables` | elements that escape what is in them; numbers; tables |
-| `verdict` | whether it fits and what it takes, in one look; a row of it for several reports |
-| `memory`, `timing`, `roofline` | bars of a device's memory and of the step's time; the roofline |
-| `placing`, `torus` | where on the torus each position of the mesh lies, and the drawing of it |
-| `collectives`, `values`, `environment` | the tables that sort and filter, and the small print |
-| `changes` | what changed from one report to another |
-| `document` | the page, its style and its script |
+| module | contents |
+| --- | --- |
+| `document` | the page, with its style, script and embedded JSON |
+| `markup` | escaped HTML elements, and tables that sort and filter |
+| `verdict` | outcome and key figures; one row per report for several reports |
+| `memory_bar`, `timing` | memory bar; time bars and roofline |
+| `device_positions`, `torus_drawing` | mesh positions on the torus, and their drawing |
+| `report_tables`, `change_tables` | tables of collectives and shardings; tables of a comparison |
 """
 
 from xlashard.tpu.preflight.render.html.document import fragment, page

@@ -1,4 +1,4 @@
-"""What changed from one report to another, as tables that sort."""
+"""HTML tables of a comparison of two reports."""
 
 from collections.abc import Iterator, Sequence
 
@@ -39,18 +39,18 @@ _USES = (
 
 
 def changes_section(changes: ComparisonFields) -> Html:
-    """What differs, the numbers first; what is alike is left out."""
+    """Return the section of all changes, numbers first."""
     title = tag("h2", "What changed from ", user_text(changes.old), " to ", user_text(changes.new))
     parts = [
         tag("div", tag("h3", name), made) for name, made in _tables(changes) if made is not None
     ]
-    nothing = tag("p", "Nothing that the reports tell of.", class_="lead")
+    nothing = tag("p", "No differences.", class_="lead")
     return tag("section", title, parts or nothing, class_="card changes", aria_label="Changes")
 
 
 def _tables(changes: ComparisonFields) -> Iterator[tuple[str, Html | None]]:
     yield "Numbers of one device", _amounts(changes.amounts)
-    yield "Said in words", _facts("words", changes.facts)
+    yield "Facts", _facts("words", changes.facts)
     yield "Memory of a device", _uses("memory", changes.memory)
     yield "Collectives, by what a device sends", _uses("collectives", changes.traffic)
     yield "Shardings", _facts("shardings", changes.shardings)

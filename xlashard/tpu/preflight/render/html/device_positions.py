@@ -1,4 +1,4 @@
-"""Where on the torus each position of the mesh lies, and which chips are worth drawing."""
+"""Positions of mesh devices on the torus, for drawing."""
 
 import math
 from collections.abc import Mapping
@@ -8,19 +8,19 @@ from xlashard.tpu.preflight.report.preflight_model import AxisReport, TopologyRe
 
 DIMENSIONS = ("x", "y", "z")
 MOST_CHIPS = 1024
-"""Chips that are drawn; of more, the first planes and the last one stand for all."""
+"""Maximum number of chips drawn; a larger torus shows its first planes and the last one."""
 
 _HOSTS = {1: ((1, 1),), 2: ((2, 1), (1, 2)), 4: ((2, 2), (4, 1), (1, 4)), 8: ((2, 4), (4, 2))}
-"""Chips of a host along x and y, by how many it has."""
+"""Chips per host along x and y, by number of chips."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Chips of one slice that have one `z`.
+    """Chips of one slice with the same `z`.
 
     Attributes:
-        slice: The slice's number.
-        z: Their place along the third dimension.
+        slice: Number of the slice.
+        z: Coordinate along the third dimension.
     """
 
     slice: int
@@ -29,11 +29,11 @@ class Plane:
 
 @dataclass(frozen=True)
 class DevicePositions:
-    """How the torus is drawn.
+    """Positions of the mesh devices on a torus.
 
     Attributes:
         topology: The devices.
-        axes: The mesh axes of which the place on the torus is known, of more than one position.
+        axes: Mesh axes of size 2 or more with a known position on the torus.
     """
 
     topology: TopologyReport
@@ -47,12 +47,12 @@ class DevicePositions:
 
     @property
     def cores(self) -> int:
-        """Devices of a chip."""
+        """Devices per chip."""
         return max(1, self.topology.devices // max(1, self.topology.chips))
 
     @property
     def host(self) -> tuple[int, int] | None:
-        """Chips of a host along x and y; None where hosts are no rectangles of the drawing."""
+        """Chips of a host along x and y; None if hosts are not rectangles."""
         topology = self.topology
         x, y, z = self.size
         each = topology.chips // max(1, topology.hosts)
@@ -62,7 +62,7 @@ class DevicePositions:
         return next(fitting, None)
 
     def planes(self) -> tuple[tuple[Plane | None, ...], ...]:
-        """By slice the planes to draw, None where some are left out."""
+        """Return the planes to draw per slice, with None for omitted ones."""
         x, y, z = self.size
         slices = self.topology.slices
         most = max(2, MOST_CHIPS // (x * y))
@@ -78,13 +78,13 @@ class DevicePositions:
         )
 
     def position(self, axis: AxisReport, at: tuple[int, int, int], core: int, slice_: int) -> int:
-        """The position along a mesh axis of the device at some place.
+        """Return the position of a device along a mesh axis.
 
         Args:
             axis: The mesh axis.
-            at: The chip's x, y and z.
-            core: Which of the chip's devices.
-            slice_: The number of its slice.
+            at: x, y and z of the chip.
+            core: Device of the chip.
+            slice_: Number of the slice.
         """
         places = {**dict(zip(DIMENSIONS, at, strict=True)), "core": core, "slice": slice_}
         position = 0
@@ -94,7 +94,7 @@ class DevicePositions:
 
 
 def device_positions(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> DevicePositions:
-    """How to draw a mesh on a torus."""
+    """Return the positions of mesh devices on a torus."""
     sizes = {
         **dict(zip(DIMENSIONS, topology.shape, strict=False)),
         "core": topology.devices // max(1, topology.chips),
@@ -105,7 +105,7 @@ def device_positions(topology: TopologyReport, mesh: tuple[AxisReport, ...]) -> 
 
 
 def _strides(axis: AxisReport, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """How far apart neighbours are along each dimension; empty where that is not known."""
+    """Return the distance of neighbours along each dimension; empty if unknown."""
     if math.prod(count for _, count in axis.along) != axis.size:
         return ()
     if any(name not in sizes for name, _ in axis.along):
@@ -117,7 +117,7 @@ def _strides(axis: AxisReport, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _ends(count: int, most: int) -> tuple[int | None, ...]:
-    """All numbers up to `count`, or the first and the last with None between."""
+    """Return all numbers below `count`, or the first ones and the last with None between."""
     if count <= most:
         return tuple(range(count))
     return (*range(max(1, most - 1)), None, count - 1) if most > 1 else (0, None)

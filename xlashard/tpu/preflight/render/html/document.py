@@ -1,9 +1,7 @@
-"""The page: its sections, its style and script, and the reports' JSON for whoever wants to keep it.
+"""The HTML page: sections, style, script, and the reports' JSON.
 
-Nothing on it comes from elsewhere, and nothing may: the page's own policy forbids the browser every
-request, and every script but the one that is written here.
-
-What the report depends on besides the program: chips, versions and flags.
+The page is self-contained. Its content security policy blocks every request, and every script but
+its own.
 """
 
 import base64
@@ -37,7 +35,7 @@ from xlashard.wording import in_bytes, in_seconds
 
 
 def environment_section(report: PreflightFields) -> Html:
-    """Three lists: the chips by their data sheet, the versions, the flags."""
+    """Return lists of chip figures, versions and flags."""
     lists = [
         _list("Each device", _device(report)),
         _list("Compiled with", _versions(report)),
@@ -96,27 +94,24 @@ def page(
     reports: PreflightFields | Sequence[PreflightFields],
     changes: ComparisonFields | None = None,
 ) -> str:
-    """A preflight report as one HTML page, or several as one with a tab for each.
+    """Return a preflight report as an HTML page, or several reports with a tab for each.
 
-    The page needs nothing from elsewhere and asks for nothing: it can be mailed, and kept beside
-    the run. Light or dark as the reader's system, or as they choose; without scripts it shows the
-    same and does not sort.
+    The page is self-contained, makes no requests, and follows the light or dark theme of the
+    system. Without scripts its tables neither sort nor filter.
 
     Args:
-        reports: A report, or several to stand side by side.
-        changes: What changed from one of them to another, to stand before them.
+        reports: One report, or several.
+        changes: Comparison of two of the reports, shown first.
 
     Raises:
-        ArgumentError: There is no report among them.
+        ArgumentError: If `reports` is empty.
 
     Returns:
-        The text of the page. Write it in UTF-8.
+        Text of the page, to be written in UTF-8.
     """
     given = (reports,) if isinstance(reports, PreflightFields) else tuple(reports)
     if not given:
-        raise ArgumentError(
-            "reports is empty, and a page needs at least one report: write page(report)"
-        )
+        raise ArgumentError("reports is empty: write page(report)")
     names = _names(given)
     titles = [f"{_full_title(r)}: {r.outcome}" for r in given]
     title = titles[0] if len(given) == 1 else f"{len(given)} preflight reports"
@@ -128,7 +123,7 @@ def page(
 
 
 def fragment(report: PreflightFields) -> str:
-    """The verdict alone, as an element that can stand in a notebook.
+    """Return the verdict as an element for notebooks.
 
     Args:
         report: The report.
@@ -198,8 +193,8 @@ _WITHOUT_SCRIPTS = (
     "JSON is at the end of this page's source."
 )
 _FOOTER = (
-    "An estimate made before the program has run: bytes are the compiler's, times are those of a "
-    "chip's data sheet, from below."
+    "Estimated before the program has run: bytes by the compiler, times as lower bounds from the "
+    "chip's data sheet."
 )
 
 
@@ -260,7 +255,7 @@ def _panel(report: PreflightFields, number: int) -> Html:
 
 
 def _data(report: PreflightFields, name: str, number: int) -> Html:
-    """The report's JSON. No text in it can end the element that it stands in."""
+    """Return the report's JSON, escaped so that no text ends its script element."""
     text = json.dumps(RECORD.to_dict(report)).replace("<", "\\u003c")
     return tag(
         "script",
@@ -272,7 +267,7 @@ def _data(report: PreflightFields, name: str, number: int) -> Html:
 
 
 def _names(reports: Sequence[PreflightFields]) -> list[str]:
-    """What each report goes by: its title, and what tells it from others of that title."""
+    """Return a distinct name for each report."""
     for name in (title_of, _full_title):
         names = [name(report) for report in reports]
         if len(set(names)) == len(names):

@@ -1,7 +1,4 @@
-"""Elements of HTML and SVG, of which every text is escaped unless it is an element already.
-
-Tables whose columns sort, whose rows filter, and that turn into cards on a narrow screen.
-"""
+"""Escaped HTML and SVG elements, and tables that sort and filter."""
 
 import re
 import unicodedata
@@ -15,24 +12,23 @@ type Attribute = str | int | float | bool | None
 _VOID = frozenset({"br", "hr", "input", "link", "meta", "wbr"})
 _KEPT = "\n\t"
 _BREAKS = re.compile(r"(?<=.)[/,](?=.)|\](?=\[)", re.DOTALL)
-"""After these a line may end."""
+"""Positions where a line may break."""
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """An element.
+    """Return an element.
 
     Args:
-        name: Of the element.
-        children: What is in it: elements, texts (which are escaped), lists of these; None for
-            nothing.
-        attributes: By name, with `_` for `-`, and one more `_` at the end of a word of Python;
-            True for one without a value, None or False for one that is left out.
+        name: Name of the element.
+        children: Elements, texts (which are escaped), and nested lists of them; None is ignored.
+        attributes: Attributes by name, with `_` for `-`, and a trailing `_` after Python keywords.
+            True writes no value; None and False omit the attribute.
 
     Example:
         >>> tag("p", "a < b ", tag("b", "so"), class_="note", data_value=1)
@@ -45,23 +41,23 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
 
 
 def join(*children: Child) -> Html:
-    """Elements and texts, one after the other."""
+    """Concatenate elements and texts."""
     return Html("".join(_written(child) for child in children))
 
 
 def user_text(
     text: str, /, name: str = "bdi", *, whole: bool = False, **attributes: Attribute
 ) -> Html:
-    """A name or a path that comes from the user's program.
+    """Return an element for text from the user's program, such as a path.
 
-    Whatever direction its letters run in, it changes nothing around it; and it may break where a
-    line has to.
+    The text is isolated from its surroundings for bidirectional text, and may break after
+    separators.
 
     Args:
         text: The text.
-        name: Of the element, whose `dir` is set unless it is a `bdi`.
-        whole: Whether it breaks nowhere.
-        attributes: Of the element.
+        name: Name of the element; elements other than `bdi` get `dir="auto"`.
+        whole: Whether line breaks are suppressed.
+        attributes: Attributes of the element.
     """
     if name != "bdi":
         attributes["dir"] = "auto"
@@ -74,7 +70,7 @@ def user_text(
 
 
 def printable(text: str) -> str:
-    """The text with what has no glyph, or would turn the text around, written as an escape."""
+    """Return the text with unprintable and bidirectional control characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if _is_printable(c) else c.encode("unicode_escape").decode() for c in text)
@@ -109,17 +105,17 @@ def _written(child: Child) -> str:
 
 
 MOST_ROWS = 1000
-"""Rows of a table; a browser that is shown more of them is slow for whoever wants the first ten."""
+"""Maximum number of table rows, which keeps browsers responsive."""
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column.
+    """Column of a table.
 
     Attributes:
-        name: What stands above it.
-        is_number: Whether its cells are numbers: set to the right, the largest first when sorted.
-        title: More words of what it holds.
+        name: Header.
+        is_number: Whether cells are right-aligned numbers, sorted in descending order first.
+        title: Tooltip of the header.
     """
 
     name: str
@@ -129,11 +125,11 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell.
+    """Cell of a table.
 
     Attributes:
-        shown: What is in it.
-        value: By which it is sorted.
+        shown: Content.
+        value: Sort key.
     """
 
     shown: Child
@@ -142,13 +138,13 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row.
+    """Row of a table.
 
     Attributes:
-        cells: One for each column.
-        search: What the text filter looks at.
-        keys: What the other filters look at, by their names; several values between `|`.
-        kind: A class for its style.
+        cells: One cell per column.
+        search: Text for the text filter.
+        keys: Values for the other filters, by name; several values separated by `|`.
+        kind: CSS class.
     """
 
     cells: Sequence[TableCell]
@@ -163,14 +159,13 @@ def table(
     rows: Sequence[TableRow],
     sums: Sequence[tuple[str, str, Sequence[float]]] = (),
 ) -> Html:
-    """A table that sorts by any column.
+    """Return a table that sorts by any column.
 
     Args:
-        label: What it is a table of.
-        columns: Its columns.
-        rows: Its rows, in the order to begin with; beyond `MOST_ROWS` they are counted.
-        sums: What to add up over the rows that a filter leaves: a word, the name of a way to write
-            numbers, and the number of each row.
+        label: Label of the table.
+        columns: Columns.
+        rows: Rows in initial order; rows beyond `MOST_ROWS` are counted.
+        sums: Sums over the filtered rows: label, number format, and one number per row.
     """
     shown = rows[:MOST_ROWS]
     head = tag("tr", [_head(column) for column in columns], role="row")
@@ -193,12 +188,12 @@ def table(
 
 
 def filters(label: str, choices: Mapping[str, Iterable[str]], placeholder: str) -> Html:
-    """The fields by which the table after it is filtered. Without scripts they are not seen.
+    """Return the filter fields of the following table, hidden without scripts.
 
     Args:
-        label: What is filtered.
-        choices: By name of a key of the rows its values.
-        placeholder: What the text field says before one writes in it.
+        label: Label of the filtered rows.
+        choices: Values by key of the rows.
+        placeholder: Placeholder of the text field.
     """
     search = tag(
         "input",

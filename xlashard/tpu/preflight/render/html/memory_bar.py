@@ -1,4 +1,4 @@
-"""The memory of a device: a bar of what takes it, and the leaves and temporaries it is made of."""
+"""Memory of a device as a bar, with tables of its buffers and temporaries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from xlashard.tpu.preflight.report.preflight_model import (
 from xlashard.wording import in_bytes, in_percent
 
 _FEW = 8
-"""Leaves that need no field to search them."""
+"""Maximum number of rows without a filter field."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the bar.
+    """Segment of the bar.
 
     Attributes:
-        name: What takes the memory; also the class of its style.
-        nbytes: How much of it.
-        words: What it is.
+        name: Name, and CSS class.
+        nbytes: Bytes.
+        words: Description.
     """
 
     name: str
@@ -45,23 +45,23 @@ class Segment:
 
 
 def segments(memory: MemoryBreakdown) -> tuple[Segment, ...]:
-    """What takes memory, in the order of the bar. The last makes up the compiler's total."""
+    """Return the segments of the bar, in order; the last makes up the compiler's total."""
     aliased = memory.alias_bytes
-    reused = f", {in_bytes(aliased)} of them taken over by results" if aliased else ""
+    reused = f", {in_bytes(aliased)} of them reused by results" if aliased else ""
     found = (
-        Segment("arguments", memory.argument_bytes, f"what the program is given{reused}"),
+        Segment("arguments", memory.argument_bytes, f"inputs of the program{reused}"),
         Segment("results", memory.result_bytes, "results that need memory of their own"),
         Segment("temporaries", memory.temporary_bytes, "the heap, at its peak"),
         Segment("constants", memory.constant_bytes, "numbers written in the program"),
         Segment("code", memory.code_bytes, "the program itself"),
     )
     rest = memory.total_bytes - sum(s.nbytes for s in found)
-    padding = Segment("other", rest, "what the compiler's total holds besides")
+    padding = Segment("other", rest, "other parts of the compiler's total")
     return (*found, padding) if rest > 0 else found
 
 
 def memory_bar(memory: MemoryBreakdown, label: str = "") -> Html:
-    """One bar: what is taken, what is free, and what is too much, beyond the line."""
+    """Return a bar of used, free and excess memory."""
     width = max(memory.available_bytes, memory.total_bytes) or 1
     limit = memory.available_bytes / width * 100
     parts: list[Child] = []
@@ -84,7 +84,7 @@ def memory_bar(memory: MemoryBreakdown, label: str = "") -> Html:
             tag("i", class_="beyond", style=f"left:{limit:.3f}%"),
             tag("i", class_="limit", style=f"left:{limit:.3f}%"),
         )
-    said = ", ".join(f"{s.name} {in_bytes(s.nbytes)}" for s in segments(memory) if s.nbytes)
+    parts_text = ", ".join(f"{s.name} {in_bytes(s.nbytes)}" for s in segments(memory) if s.nbytes)
     over = f"{in_bytes(abs(memory.spare_bytes))} {'free' if memory.fits else 'too much'}"
     return tag(
         "div",
@@ -92,20 +92,20 @@ def memory_bar(memory: MemoryBreakdown, label: str = "") -> Html:
         beyond,
         class_="bar memory" if memory.fits else "bar memory over",
         role="img",
-        aria_label=f"{label or 'Memory of one device'}: {said}; {over}",
+        aria_label=f"{label or 'Memory of one device'}: {parts_text}; {over}",
     )
 
 
 def memory_section(memory: MemoryBreakdown, topology: TopologyReport, *, is_fitting: bool) -> Html:
-    """The bar with its legend, and the leaves and temporaries unfolding under it.
+    """Return the bar with its legend, and expandable tables of buffers and temporaries.
 
     Args:
-        memory: Of one device.
+        memory: Memory of one device.
         topology: The devices.
-        is_fitting: Whether the compiler took the program.
+        is_fitting: Whether the compiler accepted the program.
     """
     reserved = topology.hbm_bytes - memory.available_bytes
-    keeps = f"; the chip's runtime keeps {in_bytes(reserved)}" if reserved > 0 else ""
+    keeps = f"; the runtime reserves {in_bytes(reserved)}" if reserved > 0 else ""
     host = f" The host's memory holds {in_bytes(memory.host_bytes)}." if memory.host_bytes else ""
     words = (
         f"{'All ' * (topology.devices > 1)}{many(topology.devices, 'device')} "
@@ -114,7 +114,7 @@ def memory_section(memory: MemoryBreakdown, topology: TopologyReport, *, is_fitt
         f"{host}"
     )
     if memory.fits and not is_fitting:
-        words += " The compiler found no room for it all the same."
+        words += " The compiler rejected the program nevertheless."
     over = None
     if not memory.fits:
         limit = memory.available_bytes / memory.total_bytes * 100
@@ -250,7 +250,7 @@ def _operation(temporary: TemporaryReport) -> Html | None:
 
 
 def source_line(temporary: TemporaryReport) -> Html | None:
-    """Its line, with the whole path where the mouse rests."""
+    """Return the line of a temporary, with the full path as tooltip."""
     source = temporary.source
     if source is None:
         return None

@@ -1,7 +1,4 @@
-"""How arguments and results are dealt out, what is donated, and what is held more than once.
-
-The collectives: what goes over the wire, why, and what would be rid of what nobody asked for.
-"""
+"""HTML tables of collectives, shardings, donations and replication."""
 
 from collections.abc import Iterable, Sequence
 
@@ -42,7 +39,7 @@ _VALUES = (
     TableColumn("copies", True, "How many devices hold each part"),
     TableColumn("on a device", True),
     TableColumn("whole", True),
-    TableColumn("by", title="Who decided how it lies"),
+    TableColumn("by", title="Component that chose the sharding"),
 )
 _DONATIONS = (
     TableColumn("argument"),
@@ -53,14 +50,14 @@ _DONATIONS = (
 _REPLICATIONS = (
     TableColumn("value"),
     TableColumn("sharding"),
-    TableColumn("wasted", True, "Bytes on a device more than if its axes cut it"),
+    TableColumn("wasted", True, "Extra bytes on a device, compared with sharding over its axes"),
     TableColumn("why"),
     TableColumn("line"),
 )
 
 
 def shardings_section(report: PreflightFields) -> Html:
-    """Arguments and results, each with its sharding."""
+    """Return the tables of arguments and results with their shardings."""
     return join(
         _values("argument", report.inputs, is_open=True),
         _values("result", report.outputs, is_open=False),
@@ -68,7 +65,7 @@ def shardings_section(report: PreflightFields) -> Html:
 
 
 def donations_and_replication(report: PreflightFields) -> Html:
-    """Donations, values that every device holds whole, and those held more often than said."""
+    """Return the tables of donations, fully replicated values, and unintended replication."""
     return join(
         _donations(report.donations),
         _replicated(report),
@@ -152,13 +149,11 @@ def _replicated(report: PreflightFields) -> Html:
     found = report.replicated
     if not found:
         words = f"nothing of {above} or more"
-        return tag(
-            "div", tag("b", "Held whole by every device"), " ", tag("span", words, class_="note")
-        )
+        return tag("div", tag("b", "Fully replicated"), " ", tag("span", words, class_="note"))
     total = in_bytes(sum(v.device_bytes for v in found))
     words = f"{len(found):,} of {above} or more, {total} on each device"
     made = table("replicated values", (TableColumn("value"), *_VALUES), [_value(v) for v in found])
-    title = tag("b", "Held whole by every device")
+    title = tag("b", "Fully replicated")
     return tag("details", tag("summary", title, " ", tag("span", words, class_="note")), made)
 
 
@@ -166,7 +161,7 @@ def _replications(replications: Sequence[ReplicationReport]) -> Html | None:
     if not replications:
         return None
     wasted = in_bytes(sum(r.wasted_bytes for r in replications))
-    words = f"{len(replications):,}, {wasted} on each device that nobody asked for"
+    words = f"{len(replications):,}, {wasted} on each device beyond the specification"
     rows = [_replication(r) for r in replications]
     title = tag("b", "Replicated silently")
     return tag(
@@ -182,8 +177,8 @@ def _replication(replication: ReplicationReport) -> TableRow:
     dims = " and ".join(map(str, replication.dims))
     plural = "s" if len(replication.dims) > 1 else ""
     why = {
-        "result": f"nothing was said of it, and it came out whole along {axes}",
-        "open dimension": f"the partitioner left dimension{plural} {dims} whole",
+        "result": f"unspecified, and replicated along {axes}",
+        "open dimension": f"the partitioner did not shard dimension{plural} {dims}",
         "constraint": f"the constraint closes dimension{plural} {dims}: gathered along {axes}",
     }[replication.kind]
     source = replication.source
@@ -211,14 +206,14 @@ _COLUMNS = (
     TableColumn("times", True, "How often it runs in one step"),
     TableColumn("sent", True, "Bytes that a device sends in one step"),
     TableColumn("takes", True, "At the speed of the links, all runs together"),
-    TableColumn("asked for by"),
+    TableColumn("cause"),
     TableColumn("line"),
 )
-ASKED, UNASKED = "asked for", "not asked for"
+ASKED, UNASKED = "required", "not required"
 
 
 def collectives_section(traffic: Sequence[TrafficReport]) -> Html:
-    """The table with its filters."""
+    """Return the table of collectives with its filters."""
     if not traffic:
         return tag("p", "Nothing is sent between devices.", class_="lead")
     kinds = _distinct(t.collective.kind for t in traffic)
@@ -249,13 +244,13 @@ def _lead(traffic: Sequence[TrafficReport]) -> Html:
     if unasked:
         seconds = in_seconds(sum(t.seconds for t in unasked))
         number = sum(t.collective.count for t in unasked)
-        words = f"{number:,} of them, {seconds}, nobody asked for"
+        words = f"{number:,} of them, {seconds}, are not required"
         show = tag(
             "button", "show only these", type="button", class_="shows needs-script", value=UNASKED
         )
-        parts += [tag("b", words, class_="warns"), "; each says what would be rid of it. ", show]
+        parts += [tag("b", words, class_="warns"), "; each row has a suggestion. ", show]
     else:
-        parts.append("All of them are asked for.")
+        parts.append("The program requires all of them.")
     return tag("p", parts, class_="lead")
 
 
@@ -313,7 +308,7 @@ def _times(collective: CollectiveReport) -> str:
 
 
 def _subject(collective: CollectiveReport) -> Html | None:
-    """What it is done to: an argument, or the operation."""
+    """Return the argument or operation of a collective."""
     name, _ = _cause(collective)
     parts: list[Child] = []
     if collective.argument:
@@ -324,7 +319,7 @@ def _subject(collective: CollectiveReport) -> Html | None:
 
 
 def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
-    """The operation behind it and its line: for a gather whoever wants it, if known."""
+    """Return the operation of a collective and its line; for an all-gather its consumer."""
     name, source = collective.op_name, collective.source
     gathers = collective.kind == "all-gather" and not name.endswith("sharding_constraint")
     if collective.needed_by and (gathers or source is None):
@@ -333,7 +328,7 @@ def _cause(collective: CollectiveReport) -> tuple[str, SourceLine | None]:
 
 
 def _why(traffic: TrafficReport) -> Html:
-    why = tag("span", ORIGINS[traffic.origin].removeprefix("nobody: "))
+    why = tag("span", ORIGINS[traffic.origin])
     if traffic.requested:
         return why
     suggestion = tag(

@@ -1,12 +1,9 @@
-"""The roofline: what a chip could compute for each byte that it moves, and where the program is.
+"""Time of a step: bars per resource, and the roofline plot.
 
-Memory and networks are lines of their own in one plot: each has the bandwidth that its slope shows,
-and the program has a point for each, at the FLOP that it does for a byte of that kind. All points
-are at one height, the FLOP per second that the estimate promises; the one that touches its line is
-what holds them down. The
-FLOP are those of matrix products, as the roof is that of the matrix units.
-
-How long a step takes: a bar for each thing that it could be waiting for.
+HBM and each network have a line of their own in the plot, whose slope is the bandwidth. The program
+has one point per line, at its FLOP per byte of that resource and at the estimated FLOP/s. The point
+that touches its line shows the bound. FLOP are those of matrix products, as the roof is that of the
+matrix units.
 """
 
 import math
@@ -26,10 +23,10 @@ BOUNDS = {
     "ici": "the links between chips (ICI)",
     "dcn": "the network between slices (DCN)",
 }
-"""What a program waits for, in words."""
+"""Descriptions of the resources that bound the time."""
 
 SHORT = {"compute": "compute", "hbm": "HBM", "ici": "ICI", "dcn": "DCN"}
-"""The same in a word."""
+"""Short names of the resources."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class _Bar:
 
 
 def time_section(time: TimeEstimate) -> Html:
-    """The bars, and what they don't count."""
+    """Return the bars, and notes on uncounted work."""
     bars = list(_bars(time))
     longest = max(bar.seconds for bar in bars) or 1.0
     rows = [_row(bar, longest, is_bound=bar.key == time.bound) for bar in bars]
@@ -96,14 +93,14 @@ def _work(time: TimeEstimate) -> str:
 
 
 def _uncounted(time: TimeEstimate) -> Iterator[str]:
-    """What the times leave out."""
+    """Yield notes on work that the times leave out."""
     if time.unknown_loops:
         loops = counted(time.unknown_loops, "loop")
         verb = "counts" if time.unknown_loops == 1 else "count"
-        yield f"{loops} of unknown length {verb} as one run: the true times are longer."
+        yield f"{loops} of unknown trip count {verb} as one iteration: the true times are longer."
     if time.unknown_calls:
         calls = ", ".join(f"{name} ×{times:,}" for name, times in time.unknown_calls)
-        yield f"Nobody knows what these custom calls calculate, they count as nothing: {calls}."
+        yield f"Custom calls without a cost estimate count as zero: {calls}."
 
 
 def _row(bar: _Bar, longest: float, *, is_bound: bool) -> Html:
@@ -133,11 +130,11 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Slope:
-    """A bandwidth and what the program does with it.
+    """Bandwidth of a resource and the program's use of it.
 
     Attributes:
         name: `hbm`, `ici` or `dcn`.
-        nbytes: Bytes that the program moves that way.
+        nbytes: Bytes that the program moves.
         bandwidth: Bytes per second.
     """
 
@@ -148,13 +145,13 @@ class Slope:
 
 @dataclass(frozen=True)
 class Roofline:
-    """What the plot shows, in FLOP, bytes and seconds.
+    """Data of the plot, in FLOP, bytes and seconds.
 
     Attributes:
-        roof: FLOP per second that the chip could do of the program's kinds.
-        reached: FLOP per second by the estimate.
-        flops: FLOP of the program's matrix products; all of its FLOP where it has none.
-        slopes: Its memory and networks.
+        roof: Peak FLOP per second for the program's dtypes.
+        reached: Estimated FLOP per second.
+        flops: FLOP of matrix products; all FLOP for a program without any.
+        slopes: Memory and networks.
     """
 
     roof: float
@@ -163,12 +160,12 @@ class Roofline:
     slopes: tuple[Slope, ...]
 
     def intensity(self, slope: Slope) -> float:
-        """FLOP for each byte that goes that way."""
+        """Return the FLOP per byte of a resource."""
         return self.flops / slope.nbytes
 
 
 def read_roofline(time: TimeEstimate, topology: TopologyReport) -> Roofline | None:
-    """What to plot; None for a program that does no arithmetic."""
+    """Return the data of the plot, or None for a program without arithmetic."""
     if time.flops <= 0 or time.seconds <= 0:
         return None
     flops = sum(flops for _, flops in time.flops_by_dtype)
@@ -188,7 +185,7 @@ def read_roofline(time: TimeEstimate, topology: TopologyReport) -> Roofline | No
 
 
 def roofline_section(time: TimeEstimate, topology: TopologyReport) -> Html:
-    """The plot and its legend."""
+    """Return the plot and its legend."""
     roofline = read_roofline(time, topology)
     if roofline is None:
         return tag("p", "The program does no arithmetic: there is nothing to plot.", class_="lead")
@@ -231,7 +228,7 @@ def _legend_row(roofline: Roofline, slope: Slope, *, is_bound: bool) -> Html:
 
 
 class _Plot:
-    """Where everything is, in pixels."""
+    """Coordinates of the plot, in pixels."""
 
     def __init__(self, roofline: Roofline, time: TimeEstimate) -> None:
         self.roofline = roofline
@@ -247,7 +244,7 @@ class _Plot:
         self.up = _decades(min(heights) / 8, max(heights) * 1.6, least=3)
 
     def svg(self, words: str) -> Html:
-        """The plot as an SVG element."""
+        """Return the plot as an SVG element."""
         title = "Roofline, both axes logarithmic"
         return tag(
             "svg",
@@ -298,7 +295,7 @@ class _Plot:
         bound = " bound" if self.bound == "compute" else ""
         yield tag("path", d=f"M{start:.1f} {y:.1f}H{right}", class_=f"line compute{bound}")
         label = f"compute {in_thousands(roofline.roof)}FLOP/s"
-        # Above the points, where they lie on the roof.
+        # Above the points that lie on the roof.
         lift = 15 if abs(self._y(roofline.reached) - y) < 12 else 7
         yield _text(right - 2, y - lift, label, text_anchor="end", class_="label")
         for slope, turn in zip(roofline.slopes, turns, strict=True):
@@ -337,7 +334,7 @@ class _Plot:
             before = x
             is_bound = slope.name == self.bound
             drawn.append((is_bound, self._point(x, y, slope, is_low=is_low)))
-        # What holds the program down lies on top.
+        # The point of the bound is drawn last, on top.
         for _, point in sorted(drawn, key=lambda one: one[0]):
             yield point
 
@@ -360,7 +357,7 @@ class _Plot:
 
 
 def _decades(low: float, high: float, least: int = 2) -> tuple[int, int]:
-    """The powers of ten around two numbers."""
+    """Return the powers of ten around two numbers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     return min(first, last - least), last
 

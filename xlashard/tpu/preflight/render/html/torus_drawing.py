@@ -1,4 +1,4 @@
-"""The mesh, drawn on the torus: a square for each chip, coloured by its place on a mesh axis."""
+"""Drawing of the mesh on the torus: one square per chip, coloured by mesh position."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,24 +15,24 @@ from xlashard.tpu.preflight.report.preflight_model import AxisReport, TimeEstima
 from xlashard.wording import in_bytes, in_seconds
 
 _LABELLED = 512
-"""Chips up to which each says its position."""
+"""Maximum number of chips that are labelled with their position."""
 
 _AROUND = 14
 _WIDE = 1140
 _ROUND = ("#99ddff", "#77aadd", "#cfb8e6", "#ffaabb", "#ee8866", "#eedd88", "#bbcc33", "#44bb99")
-"""The palette in the order of the hues: what lies between two of them is told from both."""
+"""The palette in hue order, so that interpolated colours stay distinguishable."""
 
 
 def mesh_section(
     topology: TopologyReport, mesh: tuple[AxisReport, ...], time: TimeEstimate, group: str
 ) -> Html:
-    """The drawing, the switch between the axes, and a table of where each of them lies.
+    """Return the drawing, the axis selector, and a table of axis positions.
 
     Args:
         topology: The devices.
-        mesh: The mesh axes.
-        time: For what goes along each axis.
-        group: A word that no other drawing of the page has.
+        mesh: Mesh axes.
+        time: Time estimate, for the traffic along each axis.
+        group: Name of the radio buttons, unique on the page.
     """
     layout = device_positions(topology, mesh)
     return join(
@@ -76,17 +76,17 @@ def _switch(layout: DevicePositions, group: str) -> Html | None:
 
 
 def _key(layout: DevicePositions) -> Html:
-    """What the lines mean, and where the chip that is pointed at says what it is."""
+    """Return the legend, and the status line of the chip under the pointer."""
     host = layout.host
     words: list[Child] = ["x goes to the right, y down"]
     if host is not None:
         words += [tag("i", class_="key host"), f"a host, {host[0]} × {host[1]} chips"]
     if any(layout.topology.wraps[:2]):
-        words += [tag("i", class_="key ring"), "goes round to the other side"]
+        words += [tag("i", class_="key ring"), "wraps around"]
     if len(layout.axes) > 0:
         words += [tag("i", class_="key along"), "links along the axis"]
-    told = tag("p", class_="told needs-script", role="status") if layout.axes else None
-    return join(tag("p", words, class_="keys note"), told)
+    status = tag("p", class_="chip-status needs-script", role="status") if layout.axes else None
+    return join(tag("p", words, class_="keys note"), status)
 
 
 def _slices(layout: DevicePositions) -> Iterator[Html]:
@@ -118,7 +118,7 @@ def _slices(layout: DevicePositions) -> Iterator[Html]:
 
 
 def _cell(layout: DevicePositions) -> int:
-    """Pixels of a chip, so that up to four planes stand side by side."""
+    """Return the pixels per chip, for up to four planes side by side."""
     x, y, z = layout.size
     slices = layout.topology.slices
     side_by_side = min(4, z * slices)
@@ -128,13 +128,13 @@ def _cell(layout: DevicePositions) -> int:
 
 
 def _along(layout: DevicePositions, dimension: str) -> str:
-    """The classes by which what shows a dimension stands out while an axis along it is chosen."""
+    """Return the classes that highlight a dimension while an axis along it is selected."""
     axes = enumerate(layout.axes)
     return " ".join(f"a{n}" for n, axis in axes if dimension in dict(axis.along))
 
 
 class _PlaneDrawing:
-    """One plane of one slice."""
+    """Drawing of one plane of one slice."""
 
     def __init__(self, layout: DevicePositions, plane: Plane, cell: int, is_labelled: bool) -> None:
         self.layout = layout
@@ -143,7 +143,7 @@ class _PlaneDrawing:
         self.is_labelled = is_labelled
 
     def svg(self) -> Html:
-        """The plane as an SVG element."""
+        """Return the plane as an SVG element."""
         x, y, z = self.layout.size
         width, height = (2 * _AROUND + n * self.cell for n in (x, y))
         where = f", z = {self.plane.z}" if z > 1 else ""
@@ -161,7 +161,7 @@ class _PlaneDrawing:
         )
 
     def _links(self) -> Iterator[Html]:
-        """Lines between neighbours; those that close a ring stick out at both ends."""
+        """Yield the lines between neighbours; wrap-around links extend past both ends."""
         x, y, _ = self.layout.size
         wraps = (*self.layout.topology.wraps, False, False)[:2]
         for dimension, (count, lines) in enumerate(((x, y), (y, x))):
@@ -199,7 +199,7 @@ class _PlaneDrawing:
             for n, (place, axis) in enumerate(zip(places, axes, strict=True))
         )
         square = tag("rect", x=left, y=top, width=width, height=height, rx=3)
-        # Below the middle by a third of a letter's height.
+        # Centre the text vertically.
         x, y = left + width / 2, top + height / 2 + 4
         labels = [tag("text", p, x=x, y=y, class_=f"a{n}") for n, p in enumerate(places)]
         return tag(
@@ -229,10 +229,10 @@ class _PlaneDrawing:
 
 
 def colour(place: int, size: int) -> str:
-    """The colour of a position along an axis.
+    """Return the colour of a position along an axis.
 
-    Up to eight positions have a colour of the palette each; of more, neighbours have colours that
-    lie side by side on a circle, which closes as a ring of chips does.
+    Up to eight positions have a palette colour each. With more, neighbours have adjacent colours on
+    a colour circle, which closes as a ring of chips does.
     """
     if size <= len(COLOURS):
         return COLOURS[place]
@@ -246,14 +246,14 @@ def colour(place: int, size: int) -> str:
 
 
 def _lies(axis: AxisReport, number: int) -> str:
-    """`y (4)`; `y (2, each 4 apart)` where another axis has the places between."""
+    """Return the text of an axis along a dimension: `y (4)`, `y (2, each 4 apart)`."""
     name, count = axis.along[number]
     stride = axis.strides[number] if axis.strides else 1
     return f"{name} ({count}{f', each {stride} apart' if stride > 1 else ''})"
 
 
 def _strip(size: int) -> Html | None:
-    """The colours along an axis, from the first position to the last."""
+    """Return the colours along an axis, from the first position to the last."""
     if size < 2:
         return None
     shown = [colour(n * size // min(size, 64), size) for n in range(min(size, 64))]
@@ -276,7 +276,7 @@ def _axes(mesh: tuple[AxisReport, ...], time: TimeEstimate) -> Html | None:
         found = [t for t in time.traffic if axis.name in t.along.split(", ")]
         sent, seconds = sum(t.sent_bytes for t in found), sum(t.seconds for t in found)
         places = " × ".join(_lies(axis, n) for n in range(len(axis.along)))
-        spread = places or ("" if axis.size == 1 else "no dimension: it is scattered")
+        spread = places or ("" if axis.size == 1 else "no dimension")
         cells = (spread, "closed" if is_visible_ring(axis) else "open" if axis.size > 1 else "")
         rows.append(
             tag(

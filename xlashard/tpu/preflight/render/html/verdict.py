@@ -1,4 +1,4 @@
-"""Whether it fits and what it takes, in one look."""
+"""Verdict of a report: whether the program fits, and its key figures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ from xlashard.wording import in_bytes, in_flop, in_percent, in_seconds
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that stands large.
+    """A key figure.
 
     Attributes:
-        name: What it is.
-        text: The number.
-        value: The same for a program to read.
-        words: What it is of.
+        name: Name.
+        text: Formatted number.
+        value: The number.
+        words: Explanation.
     """
 
     name: str
@@ -43,28 +43,29 @@ class Figure:
 
 
 def verdict_text(report: PreflightFields) -> str:
-    """The sentence that one came for."""
+    """Return the verdict as a sentence."""
     memory = report.memory
     each, spare = in_bytes(memory.available_bytes), in_bytes(abs(memory.spare_bytes))
     if is_fitting(report):
         return f"{spare} to spare of {each} on each device"
     if memory.fits:
-        return f"No room found for {in_bytes(memory.total_bytes)} in the {each} of each device"
+        total = in_bytes(memory.total_bytes)
+        return f"The compiler did not fit {total} into the {each} of each device"
     return f"{spare} more than the {each} of each device"
 
 
 def is_fitting(report: PreflightFields) -> bool:
-    """Whether the compiler took the program."""
+    """Return whether the compiler accepted the program."""
     return report.outcome == "fits"
 
 
 def title_of(report: PreflightFields) -> str:
-    """What was asked, or the function's name."""
+    """Return the title, or else the function's name."""
     return report.title or report.name
 
 
 def outcome(report: PreflightFields) -> Html:
-    """Whether it fits, as a badge."""
+    """Return the outcome as a badge."""
     kind, sign, words = (
         ("fits", "✓", "Fits") if is_fitting(report) else ("not", "✕", "Out of memory")
     )
@@ -72,11 +73,11 @@ def outcome(report: PreflightFields) -> Html:
 
 
 def verdict_section(report: PreflightFields, *, with_bar: bool = False) -> Html:
-    """The verdict, what it is of, and the numbers that decide.
+    """Return the verdict with the program and its key figures.
 
     Args:
         report: The report.
-        with_bar: Whether to draw the memory as well.
+        with_bar: Whether to include the memory bar.
     """
     tiles = [
         tag(
@@ -104,7 +105,7 @@ def verdict_section(report: PreflightFields, *, with_bar: bool = False) -> Html:
 
 
 def figures(report: PreflightFields) -> Iterator[Figure]:
-    """The numbers that decide, the most important first."""
+    """Yield the key figures, most important first."""
     time, memory = report.time, report.memory
     longer = "the compiler's estimate" if time.seconds > time.roofline_seconds else "the roofline"
     yield Figure("step time", in_seconds(time.seconds), time.seconds, f"by {longer}")
@@ -176,11 +177,11 @@ _OVERVIEW = (
 
 
 def overview_section(reports: Sequence[PreflightFields], names: Sequence[str]) -> Html:
-    """A row for each report.
+    """Return a table with a row per report.
 
     Args:
         reports: The reports.
-        names: What each goes by.
+        names: Name of each report.
     """
     rows = [_overview_row(report, names[n], n) for n, report in enumerate(reports)]
     return tag(
@@ -221,5 +222,5 @@ def _overview_row(report: PreflightFields, name: str, number: int) -> TableRow:
 
 
 def _maybe(number: float | None, write: Callable[[float], str]) -> TableCell:
-    """A number that not every report has."""
+    """Return a cell for an optional number."""
     return TableCell("–", "") if number is None else TableCell(write(number), number)

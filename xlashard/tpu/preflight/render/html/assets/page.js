@@ -132,8 +132,8 @@
   const placesOf = (chip) => chip.dataset.mesh.split(",");
   function choose(torus, chip) {
     for (const one of all(".chosen, .alike", torus)) one.classList.remove("chosen", "alike");
-    const told = torus.querySelector(".told");
-    told.textContent = "";
+    const status = torus.querySelector(".chip-status");
+    status.textContent = "";
     if (!chip) return;
     const axis = Number(torus.querySelector("input:checked").value);
     const names = all(".choices bdi", torus).map((name) => name.textContent);
@@ -147,7 +147,7 @@
     if (core !== undefined) where.push(`device ${core}`);
     if (torus.querySelector(".slice h4")) where.push(`slice ${slice}`);
     const mesh = names.map((name, n) => `${name} ${places[n]}`).join(", ");
-    told.textContent =
+    status.textContent =
       `${where.join(", ")}: ${mesh}. Its group along ${names[axis]}: ${group.length} of those drawn.`;
   }
 
