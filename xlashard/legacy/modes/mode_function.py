@@ -144,6 +144,9 @@ class ModeFunction(Function):
                         path=argument.path,
                     )
             elif is_gda(value) and said is not None:
+                if call.mesh is not None and said.devices != value.sharding.devices:
+                    # jit would move it between the devices.
+                    check_gda_mesh((value,), (argument.path,), call.mesh)
                 _check_partitioning(argument, said, self.options.in_resources.what)
             out.append(argument)
         return tuple(out)
