@@ -6,7 +6,7 @@ contents either way: the scheduled module, buffer assignment and live ranges.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,10 @@ from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.face import Face
 from xlashard.pjit.report.facts import ProgramText, facts_of, facts_of_text
 from xlashard.pjit.report.values import Program
+from xlashard.program.collectives import Collective
 from xlashard.program.hlo import HloText, read_hlo
+from xlashard.sharding import Mesh
+from xlashard.tpu.preflight.cost.network_model import multislice_collectives
 from xlashard.tpu.preflight.dump_folder import temporary_dump_folder
 
 
@@ -55,6 +58,7 @@ class Compilation:
     dump: Dump
     seconds: float
     options: tuple[tuple[str, Any], ...] = ()
+    _collectives: dict[Mesh, tuple[Collective, ...]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def module(self) -> HloText:
@@ -63,8 +67,18 @@ class Compilation:
         Prefers the text of the executable, which includes the compiler's cycle estimates; dumps are
         written earlier.
         """
-        text = self.dump.hlo if self.compiled is None else self.compiled.as_text()
-        return read_hlo(text)[0]
+        return self.dumped if self.compiled is None else read_hlo(self.compiled.as_text())[0]
+
+    @cached_property
+    def dumped(self) -> HloText:
+        """Parsed module of the dump, whose values the buffer assignment names."""
+        return read_hlo(self.dump.hlo)[0]
+
+    def collectives(self, mesh: Mesh) -> tuple[Collective, ...]:
+        """Return the collectives of the program, in all slices of a mesh and between them."""
+        if mesh not in self._collectives:
+            self._collectives[mesh] = tuple(multislice_collectives(self.module, mesh))
+        return self._collectives[mesh]
 
     @cached_property
     def program(self) -> Program:

@@ -33,7 +33,6 @@ from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.cost.network_model import (
     NetworkCost,
     NetworkModel,
-    multislice_collectives,
 )
 from xlashard.tpu.preflight.report.preflight_model import Origin, TrafficReport
 from xlashard.tpu.topologies import Topology
@@ -285,7 +284,7 @@ def describe_traffic(
     placed = lowered._order.placement.in_shardings
     shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
     specified = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
-    collectives = tuple(multislice_collectives(module, mesh))
+    collectives = compilation.collectives(mesh)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     network = NetworkModel(topology, mesh)
     alike: dict[tuple[CollectiveReport, Attribution], _Alike] = {}

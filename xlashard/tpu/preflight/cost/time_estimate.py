@@ -21,7 +21,6 @@ from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost, hbm_bytes
 from xlashard.tpu.preflight.cost.network_model import (
     NetworkCost,
     NetworkModel,
-    multislice_collectives,
     rendezvous_name,
 )
 from xlashard.tpu.preflight.report.preflight_model import AxisTraffic, Bound, TimeEstimate
@@ -296,7 +295,7 @@ def estimate_time(compilation: Compilation, topology: Topology, mesh: Mesh) -> T
     module = compilation.module
     work = analyze_cost(module)
     network = NetworkModel(topology, mesh)
-    collectives = [(c, network.of(c)) for c in multislice_collectives(module, mesh)]
+    collectives = [(c, network.of(c)) for c in compilation.collectives(mesh)]
     generation = topology.generation
     bandwidth = generation.device_hbm_bandwidth
     clock = core_clock(generation)

@@ -12,7 +12,7 @@ from itertools import count
 
 from xlashard.pjit.report.parts import ValueReport
 from xlashard.pjit.report.values import Program, describe_inputs, describe_outputs
-from xlashard.program.hlo import Computation, HloText, read_hlo
+from xlashard.program.hlo import Computation, HloText
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.memory.buffer_assignment import (
     HBM,
@@ -167,7 +167,7 @@ def describe_memory(compilation: Compilation, topology: Topology) -> MemoryBreak
         topology: Topology of the program.
     """
     program, dump = compilation.program, compilation.dump
-    module = next(iter(read_hlo(dump.hlo)))
+    module = compilation.dumped
     allocations = read_buffers(dump.buffers)
     ranges = read_live_ranges(dump.live_ranges)
     held = IoBuffers(program, module, allocations)

@@ -18,7 +18,7 @@ from xlashard.pjit.report.values import (
     describe_inputs,
     describe_outputs,
 )
-from xlashard.program import read_collectives
+from xlashard.program.collectives import collectives_of
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic
@@ -127,7 +127,7 @@ def describe_values(
         for value, report in zip(values, (*inputs, *outputs), strict=True)
         if report.used and report.device_bytes >= replicated_above and could_be_cut(program, value)
     ]
-    collectives = read_collectives(compilation.dump.hlo)
+    collectives = collectives_of(compilation.dumped)
     return ValueReports(
         inputs=inputs,
         outputs=outputs,
