@@ -97,10 +97,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             inside = item.path.is_relative_to(here)
             folders[item.path] = item.path.relative_to(here).parts[0] if inside else ""
         folder = folders[item.path]
-        if folder in PARTITIONER_FOLDERS:
+        if folder in PARTITIONER_FOLDERS and not _chooses_partitioner(item):
             item.add_marker("partitioner")
         if folder in JAX_VERSION_FOLDERS:
             item.add_marker("jax_version")
+
+
+def _chooses_partitioner(item: pytest.Item) -> bool:
+    """Return True for a test that runs alike whichever partitioner is in force."""
+    if item.get_closest_marker("own_partitioner") is not None:
+        return True
+    # The fixture of this name sets the partitioner, to each in turn.
+    return isinstance(item, pytest.Function) and isinstance(
+        getattr(item, "callspec", None) and item.callspec.params.get("partitioner"), str
+    )
 
 
 @pytest.hookimpl(wrapper=True)

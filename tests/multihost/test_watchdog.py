@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -52,7 +53,7 @@ def test_watchdog_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) 
         assert said.said.wait(20)
     held.set()
     report, again = said.lines[:2]
-    assert "process 0 of 1: no step for 0 s, since step 41" in report
+    assert re.search(r"process 0 of 1: no step for \d+ s, since step 41", report), report
     assert "thread 'MainThread'" in report and "assert said.said.wait(20)" in report
     assert "thread 'loader'" in report and "xlashard-watchdog" not in report
     assert report in (tmp_path / "watchdog-0-1.txt").read_text()

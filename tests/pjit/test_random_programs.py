@@ -40,6 +40,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.slow
+@pytest.mark.own_partitioner
 def test_the_same_as_on_one_device(seeds):
     for seed in seeds:
         text = program_text(draw_program(seed))
@@ -51,6 +52,7 @@ def test_the_same_as_on_one_device(seeds):
 
 
 @pytest.mark.slow
+@pytest.mark.own_partitioner
 def test_the_same_as_jax_on_the_same_mesh(seeds):
     for seed in seeds:
         text = program_text(draw_program(seed))

@@ -80,7 +80,7 @@ def test_address_is_released_after_the_barrier(opened: list[Connection]) -> None
 @pytest.mark.slow
 def test_missing_processes_are_reported_to_all() -> None:
     told: list[tuple[int, ...]] = []
-    everybody = calls(4, timeout=1.5, told=lambda missing, seconds: told.append(missing))
+    everybody = calls(4, timeout=1.9, told=lambda missing, seconds: told.append(missing))
     errors = outcomes([everybody[0], everybody[2]])
     assert all(
         type(error) is MissingProcessesError and error.processes == (1, 3) for error in errors
