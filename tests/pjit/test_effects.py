@@ -355,3 +355,24 @@ def test_results_of_callbacks_are_on_all_devices(mesh, partitioner, ordered):
     assert "P()" in str(visualize(y)) and "8 devices" in str(explain(pjit(call), x))
     with pytest.warns(DonationWarning, match=naming("result[0]")):
         pjit(call, donate_argnums=0)(x)
+
+
+@pytest.mark.slow
+def test_results_of_callbacks_of_jax_are_read_from_the_device_that_has_them(mesh):
+    def call(x):
+        return jax.pure_callback(
+            lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct((8,), np.float32), x
+        )
+
+    y, doubled = jax.jit(call)(device_put(f32(8), NamedSharding(mesh, P("x")))), f32(8) * 2
+    add = pjit(lambda y: y + 1)
+    for _ in range(2):
+        assert add(y).sharding.is_fully_replicated
+        for shard in add(y).addressable_shards:
+            np.testing.assert_array_equal(shard.data, doubled + 1)
+    np.testing.assert_array_equal(add.lower(y).compile()(y), doubled + 1)
+    for place in (NamedSharding(mesh, P()), NamedSharding(mesh, P("x")), jax.devices()[3]):
+        np.testing.assert_array_equal(device_put(y, place), doubled)
+    for shard in device_put(y, NamedSharding(mesh, P())).addressable_shards:
+        np.testing.assert_array_equal(shard.data, doubled)
+    assert "8 devices" in str(explain(add, y))

@@ -1,5 +1,6 @@
 """Between host memory, buffers and handles: what jaxlib offers to move and to dress them."""
 
+import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,6 +11,7 @@ from jax._src import core, dtypes
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client as xc
 from jax._src.sharding import IndivisibleError
+from jax._src.sharding_impls import GSPMDSharding
 
 from xlashard._jax.compile_only import check_is_there
 from xlashard._jax.shardings import Device
@@ -59,6 +61,31 @@ def default_device() -> Device:
 def split(handle: Handle) -> Sequence[Handle]:
     """One handle per addressable device, in the order of the device assignment; shares memory."""
     return handle._arrays
+
+
+_ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
+
+
+def callback_result(value: Any) -> Any:
+    """Replicate a result of a callback in `jax.jit`, whose data is on one of its devices only.
+
+    XLA places the result as maximal: buffers exist on all devices, and one of them is written.
+    Other values, and a result whose device belongs to another process, come back as they are.
+    """
+    if type(value) is not HandleType or type(value.sharding) is not GSPMDSharding:
+        return value
+    sharding = value.sharding
+    found = _ONE_DEVICE.search(str(sharding._hlo_sharding))
+    if found is None or sharding.num_devices == 1 or value.is_deleted():
+        return value
+    device = sharding._device_assignment[int(found[1])]
+    pieces = [shard.data for shard in value.addressable_shards if shard.device == device]
+    if not pieces:
+        return value
+    whole = GSPMDSharding.get_replicated(
+        sharding._device_assignment, memory_kind=sharding.memory_kind
+    )
+    return jax.device_put(pieces[0], whole)
 
 
 def base_handle(value: Any) -> Handle | None:

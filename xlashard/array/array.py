@@ -10,7 +10,14 @@ from jax.experimental.layout import Format, Layout
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import HandleType, collect_garbage, deleted_like, dressed, split
+from xlashard._jax.transfer import (
+    HandleType,
+    callback_result,
+    collect_garbage,
+    deleted_like,
+    dressed,
+    split,
+)
 from xlashard.array.holder import Handle, check_alive, type_text
 from xlashard.array.host import BRING_HERE, start_read
 from xlashard.array.indexing import Indexing
@@ -69,7 +76,7 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
                 "device_put(x) makes one of NumPy arrays and numbers; key arrays stay jax.Arrays"
             )
         out = cls()
-        out._handle = x
+        out._handle = callback_result(x)
         if isinstance(x.sharding, Sharding):
             # Programs of JAX don't know our classes on their arguments.
             out._handle = dressed(x, to_jax(x.sharding, x.shape))

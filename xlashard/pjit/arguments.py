@@ -10,6 +10,7 @@ from xlashard._jax.compiling import special_layout, special_struct_layout
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.refs import buffer_of, is_ref
 from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error, shaped
+from xlashard._jax.transfer import callback_result
 from xlashard.array import Array
 from xlashard.array.takers import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
@@ -50,7 +51,7 @@ def bare(value: Any) -> Any:
     """The handle of an Array, or of what a reference holds; anything else as it is."""
     if isinstance(value, Array):
         return value._handle
-    return buffer_of(value) if is_ref(value) else value
+    return buffer_of(value) if is_ref(value) else callback_result(value)
 
 
 def describe_arguments(

@@ -205,6 +205,8 @@ def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
     twins = prepared.program.in_twins[len(prepared.consts) :]
     for value, twin in zip(compress(values, prepared.kept), twins, strict=True):
         handle = bare(value)
+        if is_handle(value) and handle is not value:
+            return False  # a replicated copy of a callback's result
         if not is_handle(handle) or not handle.committed:
             if from_jax(twin).is_unreduced:
                 return False

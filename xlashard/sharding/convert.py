@@ -40,9 +40,13 @@ def _from_jax(sharding: JaxSharding) -> Sharding:
         return SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     if isinstance(sharding, JaxGSPMDSharding):
         devices = tuple(sharding._device_assignment)
-        return GSPMDSharding(
+        own = GSPMDSharding(
             devices, jax_hlo_sharding(sharding, 0), memory_kind=sharding.memory_kind
         )
+        if own.tile_assignment.kind == "maximal" and len(devices) > 1:
+            # To JAX both are equal, so that a cache cannot keep them apart.
+            return GSPMDSharding.get_replicated(devices, memory_kind=sharding.memory_kind)
+        return own
     # no-catalogue: JAX has no other public class
     raise ShardingError(f"{type(sharding).__name__} is not a sharding that XLA can be told of")
 
