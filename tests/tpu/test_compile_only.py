@@ -211,7 +211,7 @@ def test_programs_do_not_run(call: Callable[[], object]) -> None:
         call()
 
 
-def test_what_is_told_without_running() -> None:
+def test_reports_without_execution() -> None:
     fun = pjit(lambda x, w: (x @ w).sum(0))
     weights = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=NamedSharding(mesh(), P("model")))
     assert fun.eval_shape(shape(), weights).shape == (4,)
@@ -246,7 +246,7 @@ def test_every_generation_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_search_for_tpus_prints_nothing_where_there_is_none(tmp_path):
+def test_the_search_for_tpus_is_silent(tmp_path):
     script = tmp_path / "first.py"
     script.write_text(
         "import os, jax, xlashard\n"

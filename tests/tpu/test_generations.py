@@ -1,4 +1,4 @@
-"""The table of generations against what libtpu says of its own devices."""
+"""The table of generations, against the devices of libtpu."""
 
 import dataclasses
 import math
@@ -23,10 +23,10 @@ def hosts_of_four(generation: Generation) -> Topology:
 
 @by_name
 def test_every_figure_has_its_source(generation: Generation) -> None:
-    said = dict(generation.sources)
+    sources = dict(generation.sources)
     fields = {field.name for field in dataclasses.fields(generation)}
-    assert set(said) == fields - {"name", "title", "sources"}
-    assert all(len(source) > 10 for source in said.values())
+    assert set(sources) == fields - {"name", "title", "sources"}
+    assert all(len(source) > 10 for source in sources.values())
 
 
 @by_name
@@ -62,7 +62,7 @@ def test_the_compiler_lets_a_program_use_as_many_bytes(generation: Generation) -
         rows = jax.ShapeDtypeStruct((argument_bytes // 4096, 1024), jnp.float32, sharding=device)
         return pjit(lambda x: x[0, 0]).lower(rows).compile()
 
-    # What the program itself takes besides its argument is less than that.
+    # The program without its argument takes less than this.
     compiled(generation.available_bytes - 2**20)
     with pytest.raises(ProgramTooLargeError, match=f"{generation.available_bytes / GIB:.2f}"):
         compiled(generation.available_bytes)
@@ -71,8 +71,8 @@ def test_the_compiler_lets_a_program_use_as_many_bytes(generation: Generation) -
 
 
 @by_name
-def test_jax_knows_about_the_same_speeds(generation: Generation) -> None:
-    """JAX's own table is for Pallas and takes some figures of measured, not of published chips."""
+def test_speeds_are_close_to_those_of_jax(generation: Generation) -> None:
+    """JAX's table, made for Pallas, has some measured figures in place of published ones."""
     version = tpu_info.chip_version_from_device_kind(generation.device_kind)
     assert isinstance(version, tpu_info.ChipVersion)
     cores = generation.cores_per_chip // generation.devices_per_chip

@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 def between(text: str, name: str, inside: str) -> str:
-    """The text with something else between two marks."""
+    """Return the text with something else between two marks."""
     marks = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, _, rest = text.partition(marks[0])
     return f"{before}{marks[0]}{inside}{marks[1]}{rest.partition(marks[1])[2]}"
@@ -106,7 +106,7 @@ class TestOtherModules:
         assert how_alike(one, re.sub(r"%(?=\w)", "%other_", one)) == "other names"
 
     @pytest.mark.parametrize("name", ["cycles", "seconds", "accessed", "peak"])
-    def test_what_is_worse_fails(self, name, tmp_path, monkeypatch, capsys) -> None:
+    def test_a_regression_fails(self, name, tmp_path, monkeypatch, capsys) -> None:
         more = figures(**{name: 2 * getattr(figures(), name)})
         better = Outcome("matmul", "v4:4x4x4", 64, "differs", figures(), more, 1.0)
         worse = Outcome("ordering", "v4:4x4x4", 64, "differs", more, figures(), 1.0)
@@ -121,5 +121,5 @@ class TestOtherModules:
             )
         assert f"differs, worse: {name}" in as_markdown([worse])
         assert "ordering on v4:4x4x4: Figures(" in capsys.readouterr().out
-        said = json.loads((tmp_path / "out.json").read_text())
-        assert [row["worse"] for row in said["programs"]] == [[], [name]]
+        output = json.loads((tmp_path / "out.json").read_text())
+        assert [row["worse"] for row in output["programs"]] == [[], [name]]

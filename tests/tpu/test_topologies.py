@@ -50,7 +50,7 @@ def test_equal_if_named_alike() -> None:
     assert str(topology("v6e-16", 2)) == "2 slices of v6e:4x4"
 
 
-def test_a_device_for_each_core_and_none_for_two_that_work_as_one() -> None:
+def test_megacores_are_one_device() -> None:
     assert {d.core_on_chip for d in topology("v4-16").devices} == {0}
     assert {d.core_on_chip for d in topology("tpu7x-8").devices} == {0, 1}
     assert {d.core_on_chip for d in topology("v3-8").devices} == {0, 1}
@@ -91,8 +91,8 @@ def test_the_compiler_hears_of_rings_hosts_and_joined_cores(name: str, tmp_path)
     found = topology(name)
     one = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=SingleDeviceSharding(found.devices[0]))
     pjit(lambda x: x + 1).lower(one).compile({"xla_dump_to": str(tmp_path)})
-    (said,) = tmp_path.glob("*target_arguments.txt")
-    text = said.read_text()
+    (dump,) = tmp_path.glob("*target_arguments.txt")
+    text = dump.read_text()
     ring = re.search(r"wrap \{([^}]*)\}", text)
     closed = {} if ring is None else dict(re.findall(r"(\w): (\w+)", ring[1]))
     assert tuple(closed.get(d) == "true" for d in "xyz"[: len(found.shape)]) == found.wraps
@@ -118,10 +118,10 @@ def test_a_program_for_the_largest_pod_compiles() -> None:
 
 def test_the_compiler_makes_use_of_rings() -> None:
     found = topology("v5p:4x4x4")
-    told = {tuple(device.coords): device for device in found.devices}
+    default = {tuple(device.coords): device for device in found.devices}
     untold = {tuple(d.coords): d for d in topologies.compile_only_devices("v5p:4x4x4", {})}
     texts = []
-    for devices in (told, untold):
+    for devices in (default, untold):
         order = [devices[place] for place in sorted(devices)]
         mesh = Mesh(np.array(order), ("all",))
         rows = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=NamedSharding(mesh, P("all")))
@@ -145,7 +145,7 @@ def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
         topology("v5e:2x16")
 
 
-def test_what_a_report_says_of_them() -> None:
+def test_values_in_a_report() -> None:
     report = describe_topology(topology("tpu7x:4x4x4", slices=2))
     assert (report.name, report.generation, report.slices) == ("tpu7x:4x4x4", "tpu7x", 2)
     assert (report.chips, report.devices, report.hosts) == (128, 256, 32)

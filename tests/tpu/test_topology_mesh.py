@@ -1,4 +1,4 @@
-"""Meshes on a torus, where their axes lie, and what is said of those that can't be."""
+"""Meshes on a torus: positions of their axes, and errors."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_slices_go_to_the_axes_that_talk_least() -> None:
     assert axis_parts(found, mesh, "model")[0].dimension == "slice"
 
 
-def test_the_order_says_who_comes_first() -> None:
+def test_the_order_of_axes() -> None:
     found = topology("v5e:16x8".replace("16x8", "8x16"))
     axes = {"a": 16, "b": 8}
     first, last = found.mesh(axes, order=("a", "b")), found.mesh(axes)
@@ -121,7 +121,7 @@ def test_minus_one_takes_what_the_others_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("axes", "message"),
     [
         ({"data": 3}, ["data=3 has 3 devices", "v5e:4x4 has 16", "mesh({'data': 16})"]),
         ({"data": 8, "model": 4}, ["has 32 devices", "mesh({'data': 4, 'model': 4})"]),
@@ -135,10 +135,10 @@ def test_minus_one_takes_what_the_others_leave() -> None:
         ([("a", 16)], ["axes=[('a', 16)]"]),
     ],
 )
-def test_no_such_mesh(axes, said: list[str]) -> None:
+def test_no_such_mesh(axes, message: list[str]) -> None:
     with pytest.raises(TopologyError) as caught:
         topology("v5e-16").mesh(axes)
-    for part in said:
+    for part in message:
         assert part in str(caught.value)
 
 

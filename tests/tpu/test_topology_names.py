@@ -1,4 +1,4 @@
-"""What names of topologies stand for, and what is said of those that stand for nothing."""
+"""Parsing of topology names."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_every_count_is_a_name_that_comes_back(generation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("v5x:4x4", ["'v5x:4x4'", "'v5e:4x4'", "v2, v3, v4, v5e, v5p, v6e, tpu7x"]),
         ("v5litpod-16", ["'v5litpod-16'", "the nearest are 'v5e-16'"]),
@@ -109,15 +109,15 @@ def test_every_count_is_a_name_that_comes_back(generation) -> None:
         (128, ["name=128 is invalid"]),
     ],
 )
-def test_no_such_topology(name, said: list[str]) -> None:
+def test_no_such_topology(name, message: list[str]) -> None:
     with pytest.raises(TopologyError) as caught:
         parse_topology_name(name)
-    for part in said:
+    for part in message:
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_offered_instead_is_there() -> None:
+def test_suggested_names_are_valid() -> None:
     for name in ("v5x:4x4", "v5litpod-16", "v4p-4096", "v6p:8x8", "v5pp:4x4x4"):
         with pytest.raises(TopologyError) as caught:
             parse_topology_name(name)

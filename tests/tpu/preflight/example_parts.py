@@ -28,7 +28,7 @@ def line(number: int, function: str = "block", *, file: str = MODEL) -> SourceLi
 
 
 def value(path: str, dtype: str, shape: tuple[int, ...], spec: str, parts: int, **fields: Any):
-    """One argument or result, cut into `parts` on 32 devices unless `devices` says otherwise."""
+    """Return an argument or result, sharded into `parts` over 32 devices by default."""
     devices = fields.pop("devices", 32)
     nbytes = prod(shape) * WIDTHS[dtype]
     return ValueReport(
@@ -136,7 +136,7 @@ MEMORY = MemoryBreakdown(
 
 
 def collective(kind: Any, along: str, times: int, sent: int, **fields: Any) -> CollectiveReport:
-    """A collective; what it puts in and gets out follows from what it sends."""
+    """Return a collective; what it puts in and gets out follows from what it sends."""
     source = fields.pop("source", line(131, "mlp"))
     axes = tuple(along.split(", "))
     made: dict[str, Any] = {
@@ -267,7 +267,7 @@ TRAFFIC = (
 
 
 def along_axes(traffic: tuple[TrafficReport, ...]) -> tuple[AxisTraffic, ...]:
-    """What these send, by mesh axes."""
+    """Return the traffic of collectives, by mesh axes."""
     sums: dict[tuple[str, Any], list[TrafficReport]] = {}
     for t in traffic:
         sums.setdefault((t.collective.along, t.network), []).append(t)

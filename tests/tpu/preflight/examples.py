@@ -135,7 +135,7 @@ FITTING = PreflightReport(
         flags=(("LIBTPU_INIT_ARGS", "--xla_tpu_enable_latency_hiding_scheduler=true"),),
     ),
 )
-"""An 8B training step on 32 chips: fits, and two of its collectives were not asked for."""
+"""An 8B training step on 32 chips that fits, with two collectives that it does not require."""
 
 _LOGITS = replace(
     TEMPORARIES[0], type="f32[64,8192,64128]", device_bytes=64 * 8192 * 64128 * 4, count=1

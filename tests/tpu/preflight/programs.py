@@ -1,4 +1,4 @@
-"""Small programs on topologies, for the tests of what a preflight says of them.
+"""Small programs on topologies, for preflight tests.
 
 Those that are too large for the chips cost least: the compiler gives up before it makes code.
 """
@@ -18,14 +18,14 @@ MIB = 2**20
 
 
 def on(name: str, **axes: int) -> tuple[Topology, Any]:
-    """A topology and a mesh on it."""
+    """Return a topology and a mesh on it."""
     place = topology(name)
     return place, place.mesh(axes)
 
 
 @cache
 def training_step(width: int, depth: int, rows: int) -> tuple[Compilation, Topology]:
-    """A step of layers that are scanned over and computed again, with donated parameters."""
+    """Return a step of layers that are scanned over and computed again, with donated parameters."""
     place, mesh = on("v5e:2x2", data=2, model=2)
 
     def struct(shape: tuple[int, ...], dtype: Any, *spec: Any) -> Any:
@@ -56,7 +56,7 @@ def training_step(width: int, depth: int, rows: int) -> tuple[Compilation, Topol
 
 @cache
 def first_of(name: str, nbytes: int) -> tuple[Compilation, Topology]:
-    """A program that reads one number of an argument of so many bytes, which every device holds."""
+    """Return a program that reads one number of a fully replicated argument."""
     place, mesh = on(name, all=4)
     x = jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32, sharding=NamedSharding(mesh, P()))
     return compile_for_report(pjit(lambda x: x[0] + 1).lower(x)), place

@@ -1,7 +1,7 @@
 """Programs compiled as far as their schedule, for tests of what only reads that.
 
-To make code takes the compiler a hundred times as long as all before it, and it doesn't begin where
-a program needs more memory than there is. What it wrote by then is the whole scheduled module.
+Code generation takes a hundred times as long as the passes before it, and does not start for a
+program that exceeds the memory. The dump holds the whole scheduled module by then.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from xlashard.tpu.preflight.compilation import Compilation, compile_for_report
 
 
 def scheduled(function: Callable[..., Any], *arguments: Any, **how: Any) -> Compilation:
-    """The scheduled module of a function that also gives out 256 GiB of zeros.
+    """Return the scheduled module of a function that also gives out 256 GiB of zeros.
 
     Args:
         function: The function.

@@ -45,13 +45,13 @@ def report() -> PreflightReport:
 
 
 @pytest.mark.slow
-def test_what_was_asked(report: PreflightReport) -> None:
+def test_the_request(report: PreflightReport) -> None:
     assert (report.name, report.title, report.outcome) == ("layers", "layers", "fits")
     assert (report.topology.name, report.topology.chips) == ("v5e:4x4", 16)
     assert [(axis.name, axis.size) for axis in report.mesh] == list(AXES.items())
 
 
-def test_what_it_takes(report: PreflightReport) -> None:
+def test_memory_and_time(report: PreflightReport) -> None:
     memory = report.memory
     assert [(h.path, h.device_bytes) for h in memory.arguments] == [
         ("weights['w']", 1024 * 512 * 2),
@@ -63,7 +63,7 @@ def test_what_it_takes(report: PreflightReport) -> None:
     assert (donation.path, donation.result) == ("x", "result")
 
 
-def test_what_is_donated_for_nothing_stands_in_the_report_alone() -> None:
+def test_unused_donations_are_in_the_report_alone() -> None:
     summed = xlashard.pjit(lambda x: x.sum(), donate_argnums=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -72,7 +72,7 @@ def test_what_is_donated_for_nothing_stands_in_the_report_alone() -> None:
     assert donation.donated and not donation.is_reused
 
 
-def test_what_it_does(report: PreflightReport) -> None:
+def test_the_function_and_outcome(report: PreflightReport) -> None:
     # Three products of [256, 1024] by the gathered weights, [1024, 1024], on each device.
     assert report.time.flops == pytest.approx(3 * 2 * 256 * 1024 * 1024, rel=0.01)
     gathers = [t for t in report.traffic if t.collective.kind == "all-gather"]
@@ -84,7 +84,7 @@ def test_what_it_does(report: PreflightReport) -> None:
     assert report.time.seconds >= report.time.roofline_seconds > 0
 
 
-def test_what_it_costs(report: PreflightReport) -> None:
+def test_the_price(report: PreflightReport) -> None:
     seconds = report.time.seconds
     assert report.price is not None and report.throughput is not None
     assert (report.price.currency, report.price.hour) == ("USD", pytest.approx(3.6 * 16))
@@ -93,7 +93,7 @@ def test_what_it_costs(report: PreflightReport) -> None:
     assert report.throughput.utilisation == pytest.approx(1e12 / (seconds * 16 * 197e12))
 
 
-def test_what_it_depends_on(report: PreflightReport) -> None:
+def test_versions_and_flags(report: PreflightReport) -> None:
     assert report.versions.jax == jax.__version__
     assert report.versions.libtpu
     assert report.versions.runtime
@@ -154,7 +154,7 @@ def test_a_program_that_is_too_large_gives_the_same_report() -> None:
     assert "too large" in str(found)
 
 
-def test_options_of_the_compiler_are_used_and_told() -> None:
+def test_compiler_options_are_used_and_reported() -> None:
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     options = {"xla_tpu_scoped_vmem_limit_kib": 16384}
     found = preflight(
@@ -171,7 +171,7 @@ def test_options_of_the_compiler_are_used_and_told() -> None:
         )
 
 
-def test_what_is_wrong_is_told_before_anything_is_compiled() -> None:
+def test_invalid_arguments_fail_before_compilation() -> None:
     with pytest.raises(ArgumentError, match="price='cheap' is invalid"):
         preflight(layers, X, W, topology="v5e-99", price="cheap")
     with pytest.raises(TopologyError, match="v5e-99"):
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_told_before_anything_is_compiled() -> None:
         preflight(layers, X, W, topology=POD, mesh={"data": 3})
 
 
-def test_what_goes_wrong_in_the_function_is_its_own_exception() -> None:
+def test_exceptions_of_the_function_propagate() -> None:
     def fails(x: Any) -> Any:
         raise LookupError("no such layer")
 

@@ -1,4 +1,4 @@
-"""Temporary folders go, also those of processes that had no time for it."""
+"""Temporary dump folders are removed, also those of killed processes."""
 
 import signal
 import subprocess
@@ -34,7 +34,7 @@ with runpy.run_path(sys.argv[1])["temporary_dump_folder"]() as folder:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go, here and in the processes that are started."""
+    """Return the temporary directory of this process and its children."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
@@ -42,7 +42,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that works in a folder, and the folder."""
+    """Return a process that works in a folder, and the folder."""
     words = [sys.executable, "-c", _HOLD, str(dump_folder.__file__)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -62,7 +62,7 @@ def test_it_is_there_for_as_long_as_it_is_needed(temporary: Path) -> None:
     assert not [*temporary.iterdir()]
 
 
-def test_that_of_a_process_that_is_gone_goes_and_no_other(temporary: Path) -> None:
+def test_only_folders_of_ended_processes_are_removed(temporary: Path) -> None:
     foreign = temporary / "xlashard-sweep-of-mine"
     foreign.mkdir()
     with another() as (_, living), another() as (killed, left):
@@ -96,7 +96,7 @@ def test_threads_do_not_take_each_others() -> None:
         assert len([*pool.map(work, range(4))]) == 4
 
 
-def test_a_compilation_removes_them_and_leaves_none(temporary: Path) -> None:
+def test_a_compilation_removes_its_dump_folder(temporary: Path) -> None:
     left = temporary / f"{dump_folder._PREFIX}of-a-process-that-is-gone"
     left.mkdir()
     _, mesh = on("v5e:2x2", a=4)

@@ -12,7 +12,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "preflight.md"
 
 
 def stable(text: str, partitioner: str) -> list[str]:
-    """What does not differ from one libtpu to the next: the head, the headings, the values."""
+    """Return the parts that don't differ between libtpu versions: head, headings, values."""
     first, *lines = text.replace(partitioner, "PARTITIONER").splitlines()
     headings = [line.partition("  ")[0] for line in lines if line[:1].isupper() and "  " in line]
     values = lines[[line[:9] for line in lines].index("Arguments") :]
@@ -20,7 +20,7 @@ def stable(text: str, partitioner: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_report_in_the_guide_is_what_its_program_prints(
+def test_the_guide_shows_the_printed_report(
     monkeypatch: pytest.MonkeyPatch, update_goldens: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -1,4 +1,4 @@
-"""Why collectives are there, who asked for them, and remedies that really remove them."""
+"""Causes of collectives, and suggestions that remove them."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def traffic(function, *arguments, **how):
     return describe_traffic(scheduled(function, *arguments, **how), PLACE, MESH)
 
 
-def told(reports):
+def causes(reports):
     return sorted((r.collective.kind, r.collective.along, r.origin) for r in reports)
 
 
@@ -52,7 +52,10 @@ def test_a_gradient_is_summed_over_the_devices_that_share_a_batch():
     }
     x = struct((4096, 1024), "data", None)
     found = traffic(step, params, x, out_shardings=layout_of(params))
-    assert told(found) == [("all-reduce", "data", "gradient"), ("all-reduce", "model", "reduction")]
+    assert causes(found) == [
+        ("all-reduce", "data", "gradient"),
+        ("all-reduce", "model", "reduction"),
+    ]
     assert all(r.requested and not r.suggestion for r in found)
 
 
@@ -63,7 +66,7 @@ def test_cut_parameters_are_gathered_and_their_gradients_scattered():
     }
     x = struct((4096, 1024), "data", None)
     found = traffic(step, params, x, out_shardings=layout_of(params))
-    assert set(told(found)) == {
+    assert set(causes(found)) == {
         ("all-gather", "data", "argument"),
         ("all-reduce", "model", "reduction"),
         ("reduce-scatter", "data", "gradient"),
@@ -71,7 +74,7 @@ def test_cut_parameters_are_gathered_and_their_gradients_scattered():
     assert {r.collective.argument for r in found} == {"", "params['up']", "params['down']"}
 
 
-def test_gathers_and_scatters_that_go_round_in_steps_beside_a_product_are_what_they_were():
+def test_windowed_products_keep_their_collectives():
     mesh = PLACE.mesh({"data": 4, "model": 2})
     params = {"up": struct((1024, 4096), "data", "model", mesh=mesh)}
     x = struct((8192, 1024), "data", None, mesh=mesh)
@@ -95,16 +98,16 @@ def test_a_constraint_that_closes_a_dimension_asks_for_its_gather():
         return jnp.exp(constrained(x @ w, "data", None))
 
     found = traffic(closed, struct((1024, 1024), "data", None), struct((1024, 1024), None, "model"))
-    assert told(found) == [("all-gather", "model", "constraint")]
+    assert causes(found) == [("all-gather", "model", "constraint")]
 
 
-def test_a_result_that_the_caller_wants_whole_is_asked_for():
+def test_a_gathered_result_is_required():
     whole = NamedSharding(MESH, P())
     found = traffic(jnp.sin, struct((1024, 1024), "data", None), out_shardings=whole)
-    assert told(found) == [("all-gather", "data", "result")]
+    assert causes(found) == [("all-gather", "data", "result")]
 
 
-def test_what_a_shard_map_calls_is_asked_for():
+def test_collectives_of_a_shard_map_are_required():
     def summed(x):
         return jax.shard_map(
             lambda x: jax.lax.psum(x, "model"),
@@ -114,7 +117,7 @@ def test_what_a_shard_map_calls_is_asked_for():
         )(x)
 
     found = traffic(summed, struct((1024, 1024), "data", "model"))
-    assert told(found) == [("all-reduce", "model", "explicit")]
+    assert causes(found) == [("all-reduce", "model", "explicit")]
 
 
 def add(x, y):
@@ -154,7 +157,7 @@ BY_ROWS = {"out_shardings": NamedSharding(MESH, P("data", None))}
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_remedy_removes_what_nobody_asked_for(function, before, suggestion, after, how):
+def test_a_suggestion_removes_the_collective(function, before, suggestion, after, how):
     def found(specs):
         arguments = [struct((1024, 1024), *spec) for spec in specs]
         return traffic(function, *arguments, **how)
@@ -181,7 +184,7 @@ def test_the_operand_of_a_product_is_cut_as_the_other_one_where_they_are_summed_
     assert unasked(None, "data") == []
 
 
-def test_constraints_that_disagree_are_told_by_their_lines():
+def test_conflicting_constraints_are_named_by_line():
     one = NamedSharding(MESH, P("data", "model"))
     other = NamedSharding(MESH, P("model", "data"))
 
@@ -203,7 +206,7 @@ def test_constraints_that_disagree_are_told_by_their_lines():
     assert traffic(agree, *arguments) == ()
 
 
-def test_over_slices_what_the_compiler_cuts_in_two_is_told_as_one_program():
+def test_collectives_over_slices_are_reported_whole():
     place = topology("v5e:2x2", slices=2)
     mesh = place.mesh({"data": 4, "model": 2})
     params = {
@@ -229,8 +232,8 @@ def test_over_slices_what_the_compiler_cuts_in_two_is_told_as_one_program():
     }
     estimate = estimate_time(compilation, place, mesh)
     shard = 1024 * 2048 * 2 // 8
-    # Each device gathers a half of its shard's group from the other slice, for two parameters, and
-    # adds up two gradients of which it has a half of a half.
+    # Each device gathers half of its shard's group from the other slice, for two parameters, and
+    # reduces two gradients of which it holds a quarter.
     assert (
         sum(t.sent_bytes for t in estimate.traffic if t.network == "dcn") == 2 * shard + 4 * shard
     )
@@ -238,7 +241,7 @@ def test_over_slices_what_the_compiler_cuts_in_two_is_told_as_one_program():
 
 
 @pytest.mark.slow
-def test_the_estimate_adds_up_what_the_traffic_is_told_to_take():
+def test_the_estimate_sums_the_traffic():
     params = {
         "up": struct((1024, 2048), "data", "model"),
         "down": struct((2048, 1024), "model", "data"),
@@ -266,7 +269,7 @@ def test_the_estimate_adds_up_what_the_traffic_is_told_to_take():
     assert estimate.seconds == estimate.compiler_seconds
 
 
-def test_what_does_not_fit_has_no_estimate_of_the_compilers():
+def test_a_rejected_program_has_no_compiler_estimate():
     compilation = scheduled(jnp.sin, struct((1024, 1024), "data", None))
     estimate = estimate_time(compilation, PLACE, MESH)
     assert estimate.compiler_seconds is None

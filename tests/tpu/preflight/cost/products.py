@@ -14,8 +14,8 @@ class Product:
     """A bilinear function of two arrays.
 
     Attributes:
-        name: Of the case.
-        function: What it calculates.
+        name: Name of the case.
+        function: The product.
         left: The shape of its first operand.
         right: The shape of its second operand.
     """
@@ -26,7 +26,7 @@ class Product:
     right: tuple[int, ...]
 
     def multiplications(self) -> float:
-        """Of ones every product is one, and their sum is how many there are."""
+        """Return the number of multiplications: the sum of the product of ones."""
         ones = np.ones(self.left, np.float32), np.ones(self.right, np.float32)
         with jax.default_device(jax.devices("cpu")[0]):
             return float(np.sum(np.asarray(self.function(*ones), np.float64)))

@@ -33,13 +33,13 @@ def structs(mesh, *shapes, dtype=jnp.bfloat16):
 
 
 def work_of(mesh, function, *shapes, dtype=jnp.bfloat16):
-    """What a function does on one device."""
+    """Return the cost analysis of a function on one device."""
     return analyze_cost(scheduled(function, *structs(mesh, *shapes, dtype=dtype)).module)
 
 
 @pytest.fixture(scope="module")
 def products(mesh):
-    """FLOP by the name of the product."""
+    """Return the FLOP by name of the product."""
 
     def every(*arguments):
         pairs = zip(arguments[::2], arguments[1::2], strict=True)
@@ -62,7 +62,7 @@ def products(mesh):
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_products_take_what_their_formula_says(products, product):
+def test_products_match_their_formula(products, product):
     assert products[product.name] == pytest.approx(2 * product.multiplications(), rel=0.001)
 
 
@@ -108,13 +108,13 @@ def test_loops_count_by_their_trips(mesh):
     assert work.matmul_flops == {"bfloat16": 2 * 512 * 1024 * 1024 * (5 * 3 + 7)}
     assert work.transcendental == 512 * 1024 * 5 * 3
     assert (work.unknown_loops, work.unknown_calls) == (0, {})
-    # The compiler's own count knows nothing of trips.
+    # The compiler's count ignores trip counts.
     assert compilation.compiled.cost_analysis()["flops"] < work.flops / 5
-    # What the compiler wrote before it made code says the same, in a shorter writing.
+    # The dump before code generation has the same costs, in a shorter form.
     assert analyze_cost(read_hlo(compilation.dump.hlo)[0]).matmul_flops == work.matmul_flops
 
 
-def test_a_loop_of_unknown_trips_counts_once_and_is_told(mesh):
+def test_a_loop_of_unknown_trip_count_counts_once(mesh):
     def until(x, w):
         return jax.lax.while_loop(lambda x: jnp.sum(x) < 1e6, lambda x: x @ w, x)
 
@@ -131,7 +131,7 @@ def test_of_branches_the_one_counts_that_calculates_most(mesh):
     assert work.matmul_flops == {"bfloat16": 2 * 2 * 512**3}
 
 
-def test_precision_and_integers_tell_what_is_multiplied(mesh):
+def test_precision_and_integers_determine_the_dtype(mesh):
     def three(x, w):
         high = jax.lax.dot(x, w, precision="highest")
         integers = x.astype(jnp.int8), w.astype(jnp.int8)
@@ -153,9 +153,9 @@ def test_a_kernel_counts_by_its_own_estimate_and_is_named_without_one(mesh):
 
         return work_of(mesh, function, (512, 512), (512, 512))
 
-    told = call(pallas.CostEstimate(flops=100, transcendentals=7, bytes_accessed=4096))
-    assert (told.matmul_flops, told.transcendental) == ({"bfloat16": 100}, 7)
-    assert told.unknown_calls == {}
+    with_estimate = call(pallas.CostEstimate(flops=100, transcendentals=7, bytes_accessed=4096))
+    assert (with_estimate.matmul_flops, with_estimate.transcendental) == ({"bfloat16": 100}, 7)
+    assert with_estimate.unknown_calls == {}
     untold = call(None)
     assert untold.matmul_flops == {}
     assert [name.rpartition("/")[2] for name in untold.unknown_calls] == ["pallas_call"]
@@ -207,7 +207,7 @@ def test_slices_and_updates_count_by_what_they_touch(mesh):
         ("f32[4,4]{1,0}", 64, 0),
     ],
 )
-def test_layouts_tell_padding_and_memory(text, nbytes, space):
+def test_layouts_have_padding_and_memory_space(text, nbytes, space):
     (array,) = tiled_arrays(text)
     assert (array.nbytes, array.space) == (nbytes, space)
 

@@ -1,4 +1,4 @@
-"""How long collectives take on the links of a torus, by the closed formulas of rings and lines."""
+"""Times of collectives on a torus, against the closed formulas of rings and lines."""
 
 import math
 
@@ -18,13 +18,13 @@ MB = 10**6
 
 
 def collective(kind, groups, nbytes):
-    """One that gets `nbytes` out, and puts as many in."""
+    """Return a collective with `nbytes` of operands and of results."""
     array = ArrayType("u8", (nbytes,), nbytes)
     return Collective(kind, "c", "main", (array,), (array,), groups)
 
 
 def groups_along(mesh, axes):
-    """The groups of devices that differ in these axes alone."""
+    """Return the groups of devices that differ in these axes alone."""
     places = np.arange(mesh.size).reshape(mesh.devices.shape)
     last = [mesh.axis_names.index(axis) for axis in axes]
     first = [i for i in range(places.ndim) if i not in last]
@@ -71,7 +71,7 @@ def test_axes_over_more_dimensions_have_more_links():
 
 
 @pytest.mark.parametrize(("name", "directions"), [("v5p:4x4x4", 2), ("v5p:2x2x8", 1)])
-def test_an_all_to_all_takes_what_crosses_the_middle(name, directions):
+def test_an_all_to_all_takes_its_bisection(name, directions):
     pod = topology(name)
     size = max(pod.shape)
     mesh = pod.mesh({"rest": pod.num_devices // size, "across": size})
@@ -105,7 +105,7 @@ def test_devices_of_a_chip_share_its_links():
     assert core.dimensions == ("core",)
     assert core.seconds == pytest.approx(4 * MB / generation.core_bandwidth)
     data = network.of(collective("all-gather", groups_along(mesh, ["data"]), 8 * MB))
-    # Three links of a chip, of which each of its devices has a half.
+    # Three links per chip, shared by its two devices.
     assert data.seconds == pytest.approx(8 * MB * 7 / 8 / (3 * generation.ici_bandwidth / 2))
 
 

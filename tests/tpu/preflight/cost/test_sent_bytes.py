@@ -1,4 +1,4 @@
-"""What the layers of a transformer's feed-forward part send, by the closed formulas of sharding."""
+"""Bytes sent by feed-forward layers, against the closed formulas of sharding."""
 
 from collections import Counter
 

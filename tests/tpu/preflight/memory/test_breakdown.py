@@ -1,4 +1,4 @@
-"""What programs take of a device's memory: against the compiler's own figures and verdicts."""
+"""Memory breakdowns, against the compiler's own figures and verdicts."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,14 @@ LARGE = 32768, 12, 65536
 
 @pytest.fixture(scope="module")
 def large() -> MemoryBreakdown:
-    """A training step that takes 158 GiB of chips with 16 GiB."""
+    """Return a training step that takes 158 GiB of chips with 16 GiB."""
     return describe_memory(*training_step(*LARGE))
 
 
 def matmul(name: str) -> tuple[Compilation, MemoryBreakdown]:
-    """A product that its argument `w` is replaced by, and a sum, with shapes that need padding."""
+    """Return a product that its argument `w` is replaced by, and a sum, with shapes that need
+    padding.
+    """
     place, mesh = on(name, data=2, model=2)
 
     def scaled(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -52,7 +54,7 @@ def test_sums_are_those_of_the_compiler(name: str) -> None:
     assert memory.total_bytes == parts + memory.constant_bytes + memory.code_bytes
     in_dump = sum(a.size for a in read_buffers(compilation.dump.buffers) if a.memory == 0)
     assert memory.total_bytes - memory.code_bytes == in_dump
-    # What older versions of jaxlib do not tell apart from the rest.
+    # Older versions of jaxlib don't report these separately.
     whole = getattr(stats, "total_allocation_bytes", in_dump)
     assert in_dump == whole
     assert memory.fits and memory.spare_bytes == memory.available_bytes - memory.total_bytes
@@ -151,7 +153,7 @@ def test_other_memories_that_are_too_small_are_no_report() -> None:
     assert "\n" not in text
 
 
-def test_what_lies_in_the_hosts_memory_takes_none_of_the_chips() -> None:
+def test_host_memory_takes_no_hbm() -> None:
     place, mesh = on("v5e:2x2", data=2, model=2)
     rows = NamedSharding(mesh, P("data"))
     in_host = NamedSharding(mesh, P("data"), memory_kind="pinned_host")

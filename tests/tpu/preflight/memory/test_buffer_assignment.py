@@ -20,7 +20,7 @@ allocation 6: size 512, page 0, thread-local:
 """
 
 
-def test_what_allocations_are_for() -> None:
+def test_kinds_of_allocations() -> None:
     constant, argument, offloaded, table, heap, scalar, local = read_buffers(TEXT)
     assert constant.constant and not constant.is_temporary
     assert (argument.parameter, argument.holds_result, argument.memory) == (3, True, HBM)
@@ -57,7 +57,7 @@ allocation 2: size 4096, page 0, parameter 0, shape |f32[8]| at ShapeIndex {7,1}
     assert nested.index == (7, 1)
 
 
-def test_what_is_not_understood_is_left_out() -> None:
+def test_unknown_lines_are_left_out() -> None:
     text = """Some heading of tomorrow
 allocation 0: size 1024, page 7, something-new, flavour |x| of y, color 0:
  value: <1 a @0> (size=512,offset=0): f32[8]

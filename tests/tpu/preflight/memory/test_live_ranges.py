@@ -1,4 +1,4 @@
-"""Which values are alive when a heap is fullest: made-up heaps, against a slow count."""
+"""Live values at the peak of a heap: generated heaps, against a slow count."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ NOWHERE = Sources("", "")
 
 
 def heap(*values: tuple[str, int, int]) -> Allocation:
-    """A heap of values, each with its offset and its size."""
+    """Return a heap of values, each with its offset and its size."""
     made = tuple(BufferValue(name, (), size, offset, "f32[8]{0}") for name, offset, size in values)
     return Allocation(0, max((v.offset + v.size for v in made), default=0), values=made)
 
@@ -39,7 +39,7 @@ def test_the_fullest_moment_counts() -> None:
     assert names(allocation, ranges) == [(100, ["a"]), (80, ["c"])]
 
 
-def test_what_is_written_over_its_operand_counts_once() -> None:
+def test_in_place_updates_count_once() -> None:
     allocation = heap(("x", 0, 100), ("tanh", 0, 100), ("y", 100, 10))
     assert names(allocation, lives(x=(0, 3), tanh=(3, 5), y=(3, 4))) == [
         (100, ["tanh", "x"]),
@@ -59,7 +59,7 @@ def test_a_part_of_a_larger_value_adds_nothing() -> None:
     assert names(allocation, ranges) == [(100, ["gathered"]), (30, ["beyond"])]
 
 
-def test_values_whose_life_is_not_told_are_left_out() -> None:
+def test_values_without_a_live_range_are_left_out() -> None:
     assert names(heap(("a", 0, 10), ("b", 10, 90)), lives(a=(0, 1))) == [(10, ["a"])]
     assert names(heap(("a", 0, 10)), {}) == []
 
@@ -131,7 +131,7 @@ ENTRY %main (x: f32[64]) -> f32[64] {
 
 
 def temporaries(*values: str) -> list[tuple[str, int, int, int | None]]:
-    """What is said of values that are all alive at once."""
+    """Return the reports of values that are live at the same time."""
     lines = [
         f" value: <{i} {value} @0> (size=512,offset={512 * i}): f32[64]{{0:T(128)}}"
         for i, value in enumerate(values)
@@ -144,18 +144,18 @@ def temporaries(*values: str) -> list[tuple[str, int, int, int | None]]:
     return [(t.op_name, t.device_bytes, t.count, t.source and t.source.line) for t in found]
 
 
-def test_values_are_told_by_the_operation_that_makes_them() -> None:
+def test_values_belong_to_their_producer() -> None:
     assert temporaries("grown") == [("f/while/body/grow", 512, 1, 7)]
 
 
-def test_values_of_fusions_are_told_by_what_these_do_and_alike_ones_are_counted() -> None:
+def test_equal_values_of_fusions_are_counted() -> None:
     assert temporaries("fusion", "grown", "other") == [
         ("f/mul", 1024, 2, 7),
         ("f/while/body/grow", 512, 1, 7),
     ]
 
 
-def test_the_state_of_a_loop_is_told_by_what_its_body_puts_there() -> None:
+def test_loop_state_belongs_to_the_loop_body() -> None:
     for value in ("p{1} (phi)", "loop{1} (phi)", "moved"):
         assert temporaries(value) == [("f/while/body/grow", 512, 1, 7)]
 
@@ -164,13 +164,13 @@ def test_room_that_nothing_names_goes_by_its_own_name() -> None:
     assert temporaries("room") == [("f/zeros", 512, 1, None)]
 
 
-def test_copies_are_told_by_what_they_copy_or_by_who_uses_them() -> None:
+def test_copies_belong_to_their_source_or_user() -> None:
     assert temporaries("copied") == [("x", 512, 1, None)]
     assert temporaries("unnamed") == [("f/neg", 512, 1, None)]
     assert temporaries("unheard-of") == [("", 512, 1, None)]
 
 
-def test_live_ranges_are_read_past_what_else_the_text_says() -> None:
+def test_live_ranges_are_read_past_other_text() -> None:
     text = """HloLiveRange (max 42):
   InstructionSequence:
     0:constant.6.clone

@@ -1,4 +1,4 @@
-"""What a preflight report says in a terminal."""
+"""Preflight reports in a terminal."""
 
 import io
 import re
@@ -27,7 +27,7 @@ def shown(report: PreflightReport, width: int, *, all: bool = False, color: bool
 
 
 def sections(text: str) -> list[str]:
-    """The headings."""
+    """Return the headings."""
     return [line.partition("  ")[0] for line in text.split("\n\n") if line[:1].isupper()]
 
 
@@ -89,7 +89,7 @@ def test_an_axis_goes_around_where_there_are_two_ways_to_go(
     assert all((">closed<" in row) != (">open<" in row) for row in rows)
 
 
-def test_a_step_that_does_not_fit_says_by_how_much() -> None:
+def test_a_step_that_does_not_fit_reports_the_excess() -> None:
     text = shown(OUT_OF_MEMORY, 160)
     lacking = "needs 136.7 GiB of HBM on each device, 41.0 GiB more than the 95.7 GiB available"
     assert f"too large  {lacking}" in text
@@ -106,7 +106,7 @@ def test_one_that_the_compiler_could_not_lay_out_though_its_parts_would_fit() ->
     assert "needs 95.7 GiB of HBM on each device, which the compiler could not fit into" in text
 
 
-def test_traffic_between_slices_is_told_from_that_within() -> None:
+def test_traffic_between_slices_is_separate() -> None:
     text = shown(TWO_SLICES, 160)
     assert (
         "2 × v5p:4x4x2 (64 chips)" in text and "slice along the slices, fsdp along x and z" in text
@@ -114,7 +114,7 @@ def test_traffic_between_slices_is_told_from_that_within() -> None:
     assert "network between slices" in text and "slice (DCN)" in text
 
 
-def test_what_there_is_nothing_of_is_left_out() -> None:
+def test_empty_sections_are_left_out() -> None:
     text = shown(SMALL, 160)
     assert sections(text) == ["Memory", "Time", "Arguments", "Results"]
     assert "trains" not in text and "costs" not in text

@@ -35,7 +35,7 @@ def test_a_limit_is_read(word: str, quantity: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "expected"),
     [
         ("hbm", "budget 'hbm' has no value: write KEY=VALUE, such as hbm=90%"),
         ("hmb=90%", "budget 'hmb=90%' has an unknown key; did you mean hbm?"),
@@ -51,8 +51,8 @@ def test_a_limit_is_read(word: str, quantity: str, value: float) -> None:
         ("all_gather_bytes=", "has the invalid value ''"),
     ],
 )
-def test_what_is_no_limit_is_told(word: str, said: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(said)):
+def test_invalid_limits(word: str, expected: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(expected)):
         read_budget(["hbm=90%", word])
 
 
@@ -91,12 +91,12 @@ def test_a_program_that_does_not_fit_breaks_every_limit_of_its_memory() -> None:
     assert "is 136.7 GiB, more than 95.0 GiB" in str(size)
 
 
-def test_what_nobody_knows_is_no_limit_kept() -> None:
+def test_a_missing_figure_breaks_its_limit() -> None:
     (breach,) = broken_limits(SMALL, read_budget(["mfu=40%"]))
     assert str(breach) == "mfu=40% can't be checked: the report has no model FLOP utilisation"
 
 
-def test_every_key_measures_a_report_that_says_all() -> None:
+def test_every_key_measures_a_full_report() -> None:
     for name, key in KEYS.items():
         value = key.measure(TWO_SLICES)
         assert value is not None and value >= 0, name

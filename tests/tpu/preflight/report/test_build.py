@@ -1,4 +1,4 @@
-"""How arguments and results lie: as an executable says, or, where there is none, the dump."""
+"""Shardings of arguments and results, from an executable or from the dump."""
 
 from typing import Any
 
@@ -18,7 +18,9 @@ OPEN = P.UNCONSTRAINED
 
 
 def product(width: int) -> Any:
-    """A lowered program that leaves much to the partitioner, with one leaf that it doesn't use."""
+    """Return a lowered program that leaves much to the partitioner, with one leaf that it doesn't
+    use.
+    """
     _, mesh = on("v5e:2x2", a=2, b=2)
 
     def f(state: Any, x: Any, key: Any, unused: Any) -> Any:
@@ -43,7 +45,7 @@ def product(width: int) -> Any:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Compilation, Compilation]:
-    """The same program for a shape that fits and for one that doesn't."""
+    """Return the same program for a shape that fits and for one that doesn't."""
     fits, too_large = (compile_for_report(product(width)) for width in (1024, 1024 * 128))
     assert fits.compiled is not None
     assert too_large.compiled is None
@@ -51,7 +53,7 @@ def both() -> tuple[Compilation, Compilation]:
 
 
 def facts(values: ValueReports) -> list[Any]:
-    """What doesn't depend on sizes."""
+    """Return the facts that don't depend on sizes."""
     described = [
         (v.path, v.dtype, v.spec, v.decided_by, v.copies, v.memory_kind, v.used)
         for v in (*values.inputs, *values.outputs)
@@ -60,14 +62,14 @@ def facts(values: ValueReports) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_the_text_of_a_refused_program_says_what_its_executable_would(both: Any) -> None:
+def test_a_rejected_program_has_the_facts_of_an_executable(both: Any) -> None:
     fits, too_large = map(describe_values, both)
     assert facts(fits) == facts(too_large)
     assert [r.path for r in fits.replications] == [r.path for r in too_large.replications]
 
 
 @pytest.mark.slow
-def test_it_says_what_explain_says(both: Any) -> None:
+def test_it_agrees_with_explain(both: Any) -> None:
     fits = both[0]
     values, report = describe_values(fits), explain(fits.lowered)
     assert values.inputs == report.inputs
@@ -76,7 +78,7 @@ def test_it_says_what_explain_says(both: Any) -> None:
     assert values.replications == report.replications
 
 
-def test_what_was_left_open_is_told(both: Any) -> None:
+def test_unspecified_shardings_are_reported(both: Any) -> None:
     values = describe_values(both[1])
     found = {v.path: v for v in (*values.inputs, *values.outputs)}
     assert found["state['w']"].spec == "P('a', 'b')"
@@ -103,7 +105,7 @@ def test_a_training_step_that_is_too_large() -> None:
     assert values.replicated == ()
 
 
-def test_what_every_device_holds_whole_is_named() -> None:
+def test_fully_replicated_values_are_listed() -> None:
     _, mesh = on("v5e:2x2", data=2, model=2)
     whole, rows = (NamedSharding(mesh, spec) for spec in (P(), P("data")))
 

@@ -1,4 +1,4 @@
-"""What changed from one preflight report to another."""
+"""Comparisons of two preflight reports."""
 
 import io
 import json

@@ -43,7 +43,7 @@ def test_json_of_another_version_is_read_where_it_can_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"format": 3}, "format 3, this version of xlashard reads format 2"),
         ({"topology": []}, "topology is [], not an object"),
@@ -56,7 +56,7 @@ def test_json_of_another_version_is_read_where_it_can_be() -> None:
         ({"partitioner": None}, "partitioner is null, not a text"),
     ],
 )
-def test_what_is_no_report_is_told_by_its_place(change: dict[str, object], said: str) -> None:
+def test_invalid_reports_are_located(change: dict[str, object], expected: str) -> None:
     text = json.dumps({**FITTING.to_dict(), **change})
-    with pytest.raises(ArgumentError, match=re.escape(said)):
+    with pytest.raises(ArgumentError, match=re.escape(expected)):
         PreflightReport.from_json(text)

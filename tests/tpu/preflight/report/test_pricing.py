@@ -1,4 +1,4 @@
-"""Prices as people write them."""
+"""Parsing of prices."""
 
 import re
 
@@ -10,7 +10,7 @@ from xlashard.tpu.preflight.report.pricing import Price, describe_price, parse_p
 
 
 @pytest.mark.parametrize(
-    ("said", "read"),
+    ("expected", "read"),
     [
         (4.2, Price(4.2)),
         (4, Price(4.0)),
@@ -25,12 +25,12 @@ from xlashard.tpu.preflight.report.pricing import Price, describe_price, parse_p
         ("4e-1", Price(0.4)),
     ],
 )
-def test_a_price_is_read(said: float | str, read: Price) -> None:
-    assert parse_price(said) == read
+def test_a_price_is_read(expected: float | str, read: Price) -> None:
+    assert parse_price(expected) == read
 
 
 @pytest.mark.parametrize(
-    ("said", "fact"),
+    ("expected", "fact"),
     [
         ("cheap", "price='cheap' is invalid"),
         ("", "price='' is invalid"),
@@ -47,12 +47,12 @@ def test_a_price_is_read(said: float | str, read: Price) -> None:
         ([4.2], "price is a list"),
     ],
 )
-def test_a_price_that_is_none_is_told(said: object, fact: str) -> None:
+def test_invalid_prices(expected: object, fact: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(fact)):
-        parse_price(said)  # pyright: ignore[reportArgumentType]
+        parse_price(expected)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_a_step_costs() -> None:
+def test_the_cost_of_a_step() -> None:
     step = Workload(tokens=1_000_000, model_flops=1e15, parameters=10**9, active_parameters=10**9)
     found = describe_price(Price(3.6, "USD"), seconds=2.0, chips=100, workload=step)
     assert (found.chip_hour, found.currency) == (3.6, "USD")

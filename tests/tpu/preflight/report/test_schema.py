@@ -37,9 +37,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_reports_are_what_the_schema_says(
-    name: str, validator: jsonschema.Draft202012Validator
-) -> None:
+def test_reports_match_the_schema(name: str, validator: jsonschema.Draft202012Validator) -> None:
     validator.validate(ALL[name].to_dict())
 
 
@@ -54,7 +52,7 @@ def test_reports_are_what_the_schema_says(
         {"versions": None},
     ],
 )
-def test_what_is_no_report_is_none_by_the_schema(
+def test_the_schema_rejects_other_documents(
     change: dict[str, Any], validator: jsonschema.Draft202012Validator
 ) -> None:
     assert not validator.is_valid({**FITTING.to_dict(), **change})

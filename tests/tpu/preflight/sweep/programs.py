@@ -1,4 +1,4 @@
-"""Programs of the tests' sweeps, as a person writes them: what a mesh gets."""
+"""Targets of the sweep tests."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def gram(mesh):
 
 
 def huge(mesh):
-    """256 GiB, cut along `model` only."""
+    """Return a program of 256 GiB, sharded over `model` only."""
     rows = NamedSharding(mesh, P("model"))
     x = jax.ShapeDtypeStruct((2**18, 2**19), jnp.bfloat16, sharding=rows)
     return pjit(lambda x: x + 1, donate_argnums=0), (x,)

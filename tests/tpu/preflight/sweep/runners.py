@@ -1,4 +1,4 @@
-"""What the processes of the tests' sweeps do: well, badly, or never."""
+"""Runners of the sweep tests: working, failing and hanging ones."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def square(request):
 
 
 def behave(request):
-    """As the request says."""
+    """Act as the request specifies."""
     return _WAYS[request["how"]](request)
 
 

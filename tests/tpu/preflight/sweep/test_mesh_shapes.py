@@ -1,4 +1,4 @@
-"""All meshes of a number of devices, within what was said of their axes."""
+"""All meshes of a number of devices within given axis sizes."""
 
 import math
 
@@ -16,7 +16,7 @@ from xlashard.tpu.preflight.sweep.mesh_shapes import (
 
 
 def brute_force(count, ranges):
-    """By trying every size of every axis."""
+    """Return all meshes, by trying every size of every axis."""
     if not ranges:
         return {()} if count == 1 else set()
     return {
@@ -46,7 +46,7 @@ def test_they_are_all_and_each_once(count, ranges):
     assert len(found) == len(set(found)) and set(found) == expected
 
 
-def test_of_large_numbers_there_are_as_many_as_the_formula_says():
+def test_large_windows_match_the_formula():
     # 4096 = 2^12 over three axes: 14 choose 2.
     found = factorisations(4096, read_axes({"data": "auto", "fsdp": "auto", "tensor": "auto"}))
     assert len(found) == math.comb(14, 2)
@@ -78,20 +78,20 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
-def test_what_is_no_axis_is_told(text, said):
-    with pytest.raises(ArgumentError, match=said):
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_axis_sizes(text, message):
+    with pytest.raises(ArgumentError, match=message):
         parse_axes(text)
 
 
 @pytest.mark.parametrize("axes", [{}, None, "auto", {"data": 0}, {"data": True}, {"data": 1.5}])
-def test_what_are_no_axes_is_told(axes):
+def test_invalid_axes(axes):
     with pytest.raises(
         ArgumentError, match="mesh=.* is invalid|mesh axis 'data' has the invalid size"
     ):
         read_axes(axes)
 
 
-def test_sizes_that_never_multiply_out_are_told():
+def test_impossible_sizes():
     with pytest.raises(ArgumentError, match=r"no mesh of data=auto, tensor=3 has 16 devices"):
         factorisations(16, parse_axes("data=auto,tensor=3"))

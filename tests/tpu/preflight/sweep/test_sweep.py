@@ -1,4 +1,4 @@
-"""Sweeps as people run them: every mesh, in other processes, once."""
+"""Sweeps over meshes, in worker processes."""
 
 import io
 import json
@@ -92,7 +92,7 @@ def test_a_second_sweep_goes_on_where_the_first_was(swept, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_was_lost_is_tried_again(folder, monkeypatch):
+def test_failed_results_are_retried(folder, monkeypatch):
     answers = iter(
         [{"outcome": "failed", "reason": "lost"}, {"outcome": "impossible", "reason": ""}]
     )
@@ -122,7 +122,7 @@ def test_arguments_that_do_not_fit_are_not_compiled(folder):
     assert "its arguments alone take 64.0 GiB of the 15.7" in result.reason
 
 
-def test_a_result_is_known_by_all_that_it_depends_on(tmp_path, monkeypatch):
+def test_the_cache_key_depends_on_all_inputs(tmp_path, monkeypatch):
     (tmp_path / "swept_helper.py").write_text("SIZE = 1\n")
     (tmp_path / "swept_target.py").write_text("import jax\nfrom swept_helper import SIZE\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -151,7 +151,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "error", "text"), WRONG.values(), ids=WRONG)
-def test_what_can_not_be_swept_is_told_before_anything_is_compiled(words, error, text, tmp_path):
+def test_invalid_sweeps_fail_before_compilation(words, error, text, tmp_path):
     right = {"target": GRAM, "topologies": "v5e-4", "mesh": {"data": "auto"}, "folder": tmp_path}
     words = right | words
     with pytest.raises(error, match=text):
@@ -159,8 +159,8 @@ def test_what_can_not_be_swept_is_told_before_anything_is_compiled(words, error,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_topology_on_which_no_mesh_is_possible_is_told(tmp_path, monkeypatch):
-    answer = {"outcome": "impossible", "reason": "as nobody asks"}
+def test_a_topology_without_a_mesh_is_skipped(tmp_path, monkeypatch):
+    answer = {"outcome": "impossible", "reason": "not divisible"}
     monkeypatch.setattr(api, "run_jobs", lambda jobs, _: ((job, answer) for job in jobs))
     words = {"topologies": ["v5e-4", "v5e-8"], "mesh": {"data": "..4"}, "folder": tmp_path}
     report = preflight_sweep(GRAM, **words)
@@ -185,7 +185,7 @@ def test_progress_is_shown(swept, terminal):
         assert "3/3 v5e:2x4 model=8: impossible: dimension 1" in text
 
 
-def test_nothing_is_shown_where_nobody_wants_it(swept):
+def test_no_progress_if_disabled(swept):
     console = Console(file=io.StringIO(), force_terminal=True)
     with SweepProgress(shown=False, console=console) as bar:
         bar.start(1, ())

@@ -1,4 +1,4 @@
-"""What a sweep has found: ranked, kept, printed, and read again."""
+"""Results of a sweep: ranked, stored, printed, and read again."""
 
 import json
 import re
@@ -121,7 +121,7 @@ def test_whole_reports_are_kept_and_get_the_price(tmp_path):
         report.report(FOUND[2])
 
 
-def test_the_store_forgets_nothing_but_what_is_broken(tmp_path):
+def test_the_store_drops_only_invalid_results(tmp_path):
     store = ResultStore(tmp_path / "deep" / "sweep")
     assert store.known() == {}
     place = store.keep_report("whole", FITTING)

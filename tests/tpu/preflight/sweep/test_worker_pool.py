@@ -42,7 +42,7 @@ def test_processes_take_job_after_job():
     assert not any(map(is_alive, pids))
 
 
-def test_what_goes_wrong_costs_its_own_job_only():
+def test_a_failure_costs_its_own_job_only():
     found = ran(behaving("raise", "die", "well", "leave", "well"), workers=1)
     reasons = {key.split()[1]: answer["reason"] for key, answer in found.items()}
     assert [answer["outcome"] for answer in found.values()] == [
@@ -65,12 +65,12 @@ def test_a_process_that_takes_too_much_is_ended():
     assert found["1 well"]["outcome"] == "fits"
 
 
-def test_a_runner_that_is_not_there_is_told():
+def test_a_missing_runner_fails():
     (found,) = ran([SweepJob("a", f"{RUNNERS}:nothing", {})], workers=1).values()
     assert found["outcome"] == "failed" and "nothing" in found["reason"]
 
 
-def test_processes_go_when_nobody_asks_for_more(tmp_path):
+def test_workers_end_with_the_iterator(tmp_path):
     answers = run_jobs(
         behaving("well", "wait", "wait", mark=str(tmp_path)), WorkerLimits(workers=2)
     )

@@ -1,4 +1,4 @@
-"""What stands in the tables and lists of a page."""
+"""Readers of the tables and lists of a page."""
 
 import json
 
@@ -6,7 +6,7 @@ from tests.browser import Tab
 
 
 def column(tab: Tab, place: str, number: int, *, what: str = "value") -> list[str]:
-    """The values of a column of the rows that are seen."""
+    """Return the values of a column of the rows that are seen."""
     return tab.run(
         f"[...document.querySelectorAll({json.dumps(f'{place} tbody tr')})]"
         f".filter(r => r.checkVisibility()).map(r => r.cells[{number}].dataset.{what})"
@@ -14,7 +14,7 @@ def column(tab: Tab, place: str, number: int, *, what: str = "value") -> list[st
 
 
 def numbers(tab: Tab, selector: str, key: str, inside: str = "[data-value]") -> dict[str, float]:
-    """Numbers of a list by their names."""
+    """Return the numbers of a list by name."""
     return tab.run(
         f"Object.fromEntries([...document.querySelectorAll({json.dumps(selector)})].map(e =>"
         f" [e.dataset.{key}, Number(e.querySelector({json.dumps(inside)}).dataset.value)]))"

@@ -1,4 +1,4 @@
-"""Elements hold the texts that they are given, whatever is in those."""
+"""Elements escape their texts."""
 
 from html.parser import HTMLParser
 
@@ -10,7 +10,7 @@ from xlashard.tpu.preflight.render.html.markup import Html, join, printable, tag
 
 
 class Reader(HTMLParser):
-    """Collects what a page says."""
+    """Parser that collects the text of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_every_text_can_be_written_in_utf_8(text: str) -> None:
         ("no\u00a0break", "no\u00a0break"),
     ],
 )
-def test_what_has_no_glyph_or_turns_the_line_around_is_an_escape(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

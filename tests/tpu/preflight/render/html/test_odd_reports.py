@@ -1,4 +1,4 @@
-"""Reports that lack what others have, or have more than one wants to see, make a page as well."""
+"""Pages of incomplete and of very large reports."""
 
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ def test_the_roof_is_that_of_the_matrix_units() -> None:
     assert read_roofline(IDLE, SMALL.topology) is None
 
 
-def test_the_point_of_what_holds_the_program_down_lies_on_its_line() -> None:
+def test_the_point_of_the_bound_lies_on_its_line() -> None:
     for report in (FITTING, SMALL):
         roofline = read_roofline(report.time, report.topology)
         assert roofline is not None
@@ -121,12 +121,12 @@ def test_of_very_many_values_the_first_are_shown_and_the_others_counted() -> Non
     assert f"state[{MOST_ROWS}]" not in html.split("application/json")[0]
 
 
-def test_a_page_of_no_reports_is_refused() -> None:
+def test_a_page_needs_a_report() -> None:
     with pytest.raises(ArgumentError, match=r"reports is empty.*page\(report\)"):
         page([])
 
 
-def test_reports_of_one_title_are_told_apart() -> None:
+def test_reports_of_one_title_have_distinct_names() -> None:
     other = replace(FITTING, topology=replace(FITTING.topology, name="v5p:2x2x8"))
     html = page([FITTING, other])
     assert "on v5p:2x2x8" in html

@@ -93,7 +93,7 @@ def test_the_bar_of_memory_is_drawn_to_scale(browser: Browser) -> None:
     assert line == pytest.approx(memory.available_bytes / memory.total_bytes, abs=0.003)
 
 
-def test_a_program_that_is_refused_though_its_bytes_would_fit_is_not_said_to_fit(
+def test_a_rejected_program_does_not_fit(
     browser: Browser,
 ) -> None:
     with browser.page(replace(FITTING, outcome="out of memory").to_html()) as tab:
@@ -103,7 +103,7 @@ def test_a_program_that_is_refused_though_its_bytes_would_fit_is_not_said_to_fit
         assert "The compiler rejected the program" in tab.text(".card.memory .lead")
 
 
-def test_colours_follow_the_system_until_somebody_chooses(browser: Browser) -> None:
+def test_colours_follow_the_system_until_a_choice(browser: Browser) -> None:
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     with browser.page(SMALL.to_html(), dark=True) as tab:
         dark = tab.run(paper)
@@ -186,7 +186,7 @@ def test_the_drawing_is_coloured_by_the_axis_that_is_chosen(browser: Browser) ->
             assert labels == [str(mesh[number]) for mesh in meshes]
 
 
-def test_a_chip_that_is_pointed_at_says_where_it_is(browser: Browser) -> None:
+def test_pointing_at_a_chip_shows_its_position(browser: Browser) -> None:
     with browser.page(TWO_SLICES.to_html()) as tab:
         tab.click(".choices label:nth-of-type(2)")
         tab.point_at(".chips g[data-at='1,2,0'][data-slice='1'] rect")

@@ -54,7 +54,7 @@ def test_several_reports_stand_side_by_side(browser: Browser) -> None:
         assert tab.text("h2") == "5 reports side by side"
 
 
-def test_what_changed_stands_before_the_reports(browser: Browser) -> None:
+def test_changes_precede_the_reports(browser: Browser) -> None:
     changes = compare(FITTING, OUT_OF_MEMORY)
     with browser.page(page([FITTING, OUT_OF_MEMORY], changes)) as tab:
         assert tab.complaints() == []

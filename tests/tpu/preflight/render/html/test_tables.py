@@ -46,7 +46,7 @@ def test_every_table_sorts_by_every_column(browser: Browser) -> None:
 
 
 def choose(tab: Tab, key: str, value: str) -> None:
-    """Chooses an entry of a list as the browser does for whoever clicks on it."""
+    """Select an entry of a list, as a click does."""
     tab.run(
         f"(s => {{ s.value = {json.dumps(value)};"
         " s.dispatchEvent(new Event('input', {bubbles: true})) })"
