@@ -112,7 +112,7 @@ def test_a_finished_run_says_so_and_takes_more_steps(tmp_path: Path) -> None:
     assert kept[2]["changed"] == {"training.steps": [2, 3]}
 
     text.write_text("one two three five " * 60)
-    with pytest.raises(DataError, match="not the one that the run has learned from"):
+    with pytest.raises(DataError, match=naming("text", "--data PATH")):
         go_on(outcome.folder, "training.steps=4")
     other = tmp_path / "other.txt"
     other.write_text("one two three five " * 60)
