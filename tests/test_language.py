@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FINISHED: tuple[str, ...] = (
     "tests/test_language.py",
     "tests/processes",
+    "tests/multihost",
+    "xlashard/multihost",
     "xlashard/processes",
 )
 """Folders and files without an exception. Folders of tests are checked for names of tests."""

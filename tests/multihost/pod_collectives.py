@@ -105,13 +105,13 @@ def check_global_arrays() -> None:
     assert same(out["rows"], v) and same(out["copied"], v) and len(out["own"]) == N
     expect(
         PlacementError,
-        r"in_tree\['rows'\] is a global array float32\[8,4\].*nothing to stack.*tiled=True",
+        r"in_tree\['rows'\] is a global array float32\[8,4\].*cannot be stacked.*tiled=True",
         lambda: process_allgather({"rows": rows}),
     )
     assert same(broadcast_one_to_all(copied), v)
     expect(
         PlacementError,
-        r"in_tree\[0\] is a global array .*none has all.*process_allgather\(x, tiled=True\)",
+        r"in_tree\[0\] is a global array .*no process holds.*process_allgather\(x, tiled=True\)",
         lambda: broadcast_one_to_all([rows]),
     )
 
@@ -169,7 +169,7 @@ def check_other_trees() -> None:
     else:
         expect(
             ProcessesError,
-            rf"failed in process {LAST}: process {LAST} says: {text}",
+            rf"failed in process {LAST}; error of process {LAST}: {text}",
             lambda: process_allgather({"w": f4}),
         )
     expect(
@@ -246,7 +246,7 @@ def check_copies_that_differ() -> None:
     v = of(0, np.float32, (8, 4)) + on_the_last(1, 0)
     for spec in ((), ("device",)):
         x = make_array_from_callback(v.shape, NamedSharding(MESH, P(*spec)), lambda i: v[i])
-        text = r"at \[0, 0\]" if not spec else r"its piece \[0:\d.*is not the same in processes 0"
+        text = r"at \[0, 0\]" if not spec else r"its piece \[0:\d.*differs between processes 0"
         error = expect(UnequalError, text, lambda x=x: assert_equal({"x": x}))
         assert error.processes == (LAST,) and error.paths == ("in_tree['x']",)
 
@@ -262,7 +262,7 @@ def check_without_a_store() -> None:
         expect(UnequalError, "dtypes and shapes", lambda: assert_equal(on_the_last([1], [1, 2])))
         expect(
             ProcessesError,
-            r"no store to meet in: call xlashard.multihost.initialize\(\) first",
+            r"coordination service: call xlashard.multihost.initialize\(\) first",
             lambda: host_local_array_to_global_array(np.ones(2), MESH, P(), check="always"),
         )
 

@@ -37,7 +37,7 @@ if how == "failed":
 if how == "over":
     if pod.process == victim:
         sys.exit("no data left")
-    shutdown._SAID = 2.0
+    shutdown._REPORT_AFTER = 2.0
     threading.Timer(10, os._exit, (9,)).start()
     float(step(x))
 if how == "raised":

@@ -40,7 +40,7 @@ def check_place() -> None:
     assert multihost.initialize() is POD
     assert multihost.initialize(processes=3, process_id=ME) is POD
     error = expect(ProcessesError, "", lambda: multihost.initialize(processes=4))
-    assert f"number {ME} of 3 already" in str(error) and "processes=4" in str(error)
+    assert f"joined as number {ME} of 3" in str(error) and "processes=4" in str(error)
 
 
 def listeners(pid: int) -> set[str]:

@@ -151,7 +151,7 @@ def test_mismatched_process_count_shows_the_launch_command(
 
 def test_mismatched_process_id(setting: Any) -> None:
     setting(SLURM)
-    with pytest.raises(ProcessesError, match=r"process_id=1\): Slurm says process_id=3"):
+    with pytest.raises(ProcessesError, match=r"process_id=1\): Slurm .*process_id=3"):
         find_cluster(asked(process_id=1))
 
 
@@ -168,7 +168,7 @@ def test_slurm_batch_script(setting: Any) -> None:
 
 def test_incomplete_cluster_environment(setting: Any) -> None:
     setting({"TPU_WORKER_HOSTNAMES": "a,b"}, tpu_vm=True)
-    with pytest.raises(ProcessesError, match="JAX can't tell which of them this is"):
+    with pytest.raises(ProcessesError, match=r"initialize\(processes=1\)"):
         find_cluster(asked())
 
 

@@ -52,7 +52,7 @@ def test_timeout_shows_the_process_ids_to_pass() -> None:
 def test_missing_processes_are_logged_while_waiting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xlashard.multihost.lifecycle.join._FIRST_WORD", 0.9)
+    monkeypatch.setattr("xlashard.multihost.lifecycle.join._FIRST_LOG", 0.9)
     with caplog.at_level(logging.WARNING, "xlashard.multihost"):
         # One message is due after a second, and the next one after two.
         come(0, free_port(), timeout=1.9)
@@ -74,7 +74,7 @@ def test_port_in_use_and_foreign_bind_address() -> None:
     port = free_port()
     with listen((LOOPBACK, port)):
         text = come(0, port, timeout=1)
-    assert f"can't listen at {LOOPBACK}:{port}, which another program" in text
+    assert f"cannot listen at {LOOPBACK}:{port}, which another program" in text
     assert "export JAX_COORDINATOR_PORT=8477" in text
     place = ClusterInfo(SLURM, 2, 0, "192.0.2.1:8476", None)
     request = InitializeRequest(None, None, None, 1, 100, None, None)

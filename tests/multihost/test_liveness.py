@@ -102,18 +102,18 @@ def test_collective_with_a_failed_process_exits(victim: int) -> None:
 def test_collective_with_a_finished_process_is_reported() -> None:
     done = ran("pod_ending.py", 2, "over", "1")
     assert (
-        "xlashard: the program of process 1 of 2 is over, and process 0 is in pod_ending.py:"
+        "xlashard: the program of process 1 of 2 has completed, and process 0 is in pod_ending.py:"
     ) in done.outputs[0], done.report()
-    assert done.outputs[0].count("let all processes make the same calls") == 1
+    assert done.outputs[0].count("make the same calls in all processes") == 1
 
 
 @pytest.mark.slow
 def test_finished_process_exits_cleanly_when_process_0_fails() -> None:
     done = ran("pod_ending.py", 2, "left", "1")
     assert done.verdict.codes == (1, 75), done.report()
-    assert "has ended (its program is over)" in done.outputs[0]
+    assert "has ended (its program has completed)" in done.outputs[0]
     assert "xlashard: process 0 of 2 has failed (DeadlockError: " in done.outputs[1]
-    assert "after the program of process 1 was over" in done.outputs[1]
+    assert "after the program of process 1 completed" in done.outputs[1]
     assert "Fatal Python error" not in done.outputs[1], done.report()
 
 

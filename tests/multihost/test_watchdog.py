@@ -57,7 +57,7 @@ def test_watchdog_writes_the_stacks_of_all_threads(said: _Said, tmp_path: Path) 
     assert "thread 'MainThread'" in report and "assert said.said.wait(20)" in report
     assert "thread 'loader'" in report and "xlashard-watchdog" not in report
     assert report in (tmp_path / "watchdog-0-1.txt").read_text()
-    assert "steps come again" in again
+    assert "steps resumed" in again
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ BUSY = answer(42, ("save.py", "user"), paused="a checkpoint")
             "stuck at step 41, behind the others at step 42",
         ),
         ({0: WAITING, 1: BUSY, 2: WAITING}, (1,), "process 1 is busy with a checkpoint: save.py:7"),
-        ({0: WAITING, 1: WAITING, 2: WAITING}, (), "none of them is behind the others"),
+        ({0: WAITING, 1: WAITING, 2: WAITING}, (), "no process is behind"),
         ({0: LOADING, 1: LOADING, 2: LOADING}, (), "processes 1, 2 wait in data.py:7 in f"),
     ],
 )

@@ -1,17 +1,14 @@
-"""Programs of several processes: coming together, what each has, and what all do together.
+"""Programs of several processes: startup, host-level collectives, host-local arrays, shutdown.
 
-| modules | what is in them |
+| modules | contents |
 |---|---|
-| `initialize` | making this process one of several |
-| `environments`, `place`, `coming`, `security` | where it runs, who it is, and meeting the others |
-| `ending`, `gone` | how a program of several processes ends |
-| `barriers`, `watchdog`, `stuck` | waiting for the others, and saying who does not get on |
-| `programs` | whether programs are compared |
-| `gather`, `broadcast`, `equal` | values between processes |
-| `calls`, `leaves`, `packing` | what those have in common: meeting, reading trees, sending bytes |
-| `host_local` | host-local arrays and global ones |
-| `host_mesh`, `views`, `linear` | a process's box of a mesh, and arrays seen through it |
-| `parts`, `pieces` | whether what processes give or hold fits together |
+| `lifecycle/` | `initialize`, cluster detection, watchdog, failed peers, shutdown |
+| `barriers` | `barrier` and `sync_global_devices` |
+| `host_collectives`, `assert_equal` | values of pytrees exchanged or compared between processes |
+| `collective_call`, `leaves`, `packing` | agreement on calls, reading of trees, transport |
+| `host_local/` | conversion between host-local and global arrays |
+| `consistency` | equality of data that several processes provide for one array |
+| `program_checks` | setting of the comparison of programs before their first run |
 """
 
 from xlashard.multihost.assert_equal import assert_equal

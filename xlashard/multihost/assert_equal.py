@@ -1,4 +1,4 @@
-"""`assert_equal`: whether all processes have the same values."""
+"""`assert_equal`: comparison of values between all processes."""
 
 import hashlib
 import json
@@ -22,22 +22,22 @@ from xlashard.processes import NamedValue, ValueDifference, digest, format_diffe
 
 
 def assert_equal(in_tree: Any, fail_message: str = "", *, timeout: float = 600.0) -> None:
-    """Checks that all processes have the same values: dtypes, shapes and bits.
+    """Check that all processes have equal values: dtypes, shapes and bits.
 
-    All processes must call it. Where all is well a few bytes of each are exchanged, and no program
-    runs. NaN equals NaN of the same bits; 0.0 and -0.0 differ.
+    All processes must call it. If the values are equal, a few bytes per process are exchanged and
+    no program runs. NaN equals NaN of the same bits; 0.0 and -0.0 differ.
 
     Args:
-        in_tree: NumPy arrays, numbers, Arrays, arrays and keys of JAX, or a pytree of them. Of an
-            array that spans processes, the sharding must be the same, and each piece that several
+        in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys, or a pytree of them. For
+            an array that spans processes the sharding must be equal, and each shard that several
             processes hold.
-        fail_message: Stands in front of what differs.
+        fail_message: Prefix of the error message.
         timeout: How long to wait for the other processes, in seconds.
 
     Raises:
-        UnequalError: An `AssertionError` with the path of each leaf that differs, the processes,
-            and the first element.
-        ProcessesError: Processes that did not come, or came for another call.
+        UnequalError: An `AssertionError` with the path of each differing leaf, the processes, and
+            the first differing element.
+        ProcessesError: Some processes did not arrive, or made another call.
         ArgumentError: A value that no device can hold, with its path.
 
     Example:
@@ -68,9 +68,9 @@ def _differences(
     copies: PieceDigests,
     leaves: Sequence[HostLeaf],
 ) -> Sequence[ValueDifference]:
-    said = json.dumps([named.listed() for named in mine])
+    entries = json.dumps([named.entry() for named in mine])
     came = call.exchange(
-        Contribution(hashlib.sha256(said.encode()).hexdigest(), json.dumps(copies))
+        Contribution(hashlib.sha256(entries.encode()).hexdigest(), json.dumps(copies))
     )
     if len({they.digest for they in came.values()}) > 1:
         return call.differences(mine)
@@ -80,8 +80,8 @@ def _differences(
 
 
 def _by_devices(mine: Sequence[NamedValue]) -> Sequence[ValueDifference]:
-    """Where there is no store, digests go by the devices: first of the types, then of values."""
-    types = json.dumps([named.listed()[:3] for named in mine])
+    """Compare digests by a device collective, without a store: types first, then values."""
+    types = json.dumps([named.entry()[:3] for named in mine])
     rows = gathered_by_devices(np.frombuffer(hashlib.sha256(types.encode()).digest(), np.uint8))
     odd = minority({process: bytes(row) for process, row in enumerate(rows)})
     if odd:
@@ -103,7 +103,7 @@ def _named(leaf: HostLeaf) -> NamedValue:
 
 
 def _copies(leaves: Sequence[HostLeaf]) -> PieceDigests:
-    """The pieces of arrays that were not read, where other processes may have them as well."""
+    """Return digests of the pieces of arrays that were not read and may be replicated elsewhere."""
     return {
         leaf.path: _tile_digests(leaf.array)
         for leaf in leaves
@@ -128,7 +128,7 @@ def _tile_digests(array: Array) -> dict[str, str]:
 def _unlike_copies(
     by_process: Mapping[int, PieceDigests], leaves: Sequence[HostLeaf]
 ) -> list[ValueDifference]:
-    """Pieces of arrays that processes hold together, and not alike: the first of each array."""
+    """Return the first differing piece of each array whose copies differ between processes."""
     found = []
     for leaf in leaves:
         unlike = mismatched_pieces(by_process, leaf.path)
@@ -146,5 +146,5 @@ def _index_of(array: Array, tile: int) -> str:
 
 
 def _text(message: str, found: Sequence[ValueDifference]) -> str:
-    told = format_differences(found)
-    return f"{message}: {told}" if message else told
+    text = format_differences(found)
+    return f"{message}: {text}" if message else text

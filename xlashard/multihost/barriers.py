@@ -1,4 +1,4 @@
-"""Points that processes leave together."""
+"""Named barriers for all processes of a program."""
 
 import jax
 
@@ -8,27 +8,27 @@ from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_by_process
 from xlashard.processes.process_groups import quote_key
 
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 _ADVICE = "; all processes must call it, in the same order"
 
 
 def barrier(
-    name: str, *, timeout: float = _PATIENCE, processes: tuple[int, ...] | None = None
+    name: str, *, timeout: float = _TIMEOUT, processes: tuple[int, ...] | None = None
 ) -> None:
-    """Returns when all processes have called it with this name. Devices take no part in it.
+    """Wait until all processes have called this function with the same name.
 
-    While it waits, it logs whom it waits for, and where those are who wait elsewhere. Barriers of
-    different names don't know of each other, so several threads can use them; those of the same
-    name are counted.
+    Devices are not involved. While waiting, it logs the missing processes and the barriers at which
+    they wait. Barriers of different names are independent, so several threads can use them;
+    barriers of the same name are counted.
 
     Args:
-        name: What the barrier is called, in messages too.
+        name: Name of the barrier, also used in messages.
         timeout: How long to wait, in seconds.
-        processes: Those that take part, this one among them; all by default.
+        processes: Participating processes, including this one; all by default.
 
     Raises:
-        ProcessesError: Some did not come in time.
-        DeadlockError: Some can't come any more.
+        ProcessesError: Some processes did not arrive in time.
+        DeadlockError: Some processes can no longer arrive.
 
     Example:
         >>> from xlashard import multihost
@@ -56,17 +56,16 @@ def barrier(
             ) from None
 
 
-def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
-    """Returns when all processes are here and all their devices have done what they were given.
+def sync_global_devices(name: str, *, timeout: float = _TIMEOUT) -> None:
+    """Wait until all processes have arrived and all their devices have finished their work.
 
     Args:
-        name: Must be the same in all processes, which finds out when they call it in different
-            places.
-        timeout: How long to wait for the others, in seconds.
+        name: Must be equal in all processes, which detects calls from different places.
+        timeout: How long to wait for the other processes, in seconds.
 
     Raises:
-        ProcessesError: Some did not come in time, or came with another name.
-        DeadlockError: Some can't come any more.
+        ProcessesError: Some processes did not arrive in time, or passed another name.
+        DeadlockError: Some processes can no longer arrive.
 
     Example:
         >>> from xlashard import multihost
@@ -87,10 +86,10 @@ def sync_global_devices(name: str, *, timeout: float = _PATIENCE) -> None:
                 processes=error.processes,
             ) from None
         if len(set(came.values())) > 1:
-            names = format_by_process({process: repr(theirs) for process, theirs in came.items()})
+            names = format_by_process({process: repr(name) for process, name in came.items()})
             raise ProcessesError(  # no-catalogue: needs several processes
                 f"sync_global_devices was called with different names at the same time: {names}; "
-                "let all processes come to the same points in the same order",
+                "call it with the same names in the same order in all processes",
                 processes=tuple(came),
             )
 

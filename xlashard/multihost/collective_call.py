@@ -1,7 +1,7 @@
-"""Calls that all processes make together: each says what it came with before anything is sent.
+"""Agreement on a call that all processes make together, before any data is sent.
 
-A call that one process leaves out, or makes with another tree, would let the others wait for ever.
-So they meet first, and all of them are told what is wrong.
+If one process skips a call or passes a different tree, the others would wait forever. Processes
+therefore exchange a description of the call first, and all of them raise the same error.
 """
 
 import base64
@@ -32,25 +32,25 @@ from xlashard.processes import (
 )
 
 SERIES = "multihost"
-"""The meetings of all these functions: one of them called in the place of another is noticed."""
+"""Barrier series shared by all these functions, so that mismatched calls are detected."""
 
-# For how long others are waited for, to be told that this process can't go on.
+# Seconds to wait for the peers when this process aborts the call.
 _REFUSAL_SECONDS = 30.0
 
 
 def can_meet() -> bool:
-    """Whether there is a store to meet in: TPU hosts may work together without one."""
+    """Return whether there is a key-value store; TPU hosts can run collectives without one."""
     return coordination.client() is not None
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a process came with.
+    """Data that one process contributes to a call.
 
     Attributes:
-        digest: Of what must be the same in all.
-        note: What need not be.
-        data: The values themselves, where they are small.
+        digest: Digest of everything that must be equal in all processes.
+        note: Text that may differ.
+        data: The values themselves, if they are small.
     """
 
     digest: str
@@ -63,10 +63,10 @@ class CollectiveCall:
     """A function that all processes call together.
 
     Attributes:
-        name: The function, and what of its arguments must be the same, as a person writes it.
+        name: The function and those of its arguments that must be equal, as source text.
         timeout: How long to wait for the other processes, in seconds.
-        processes: Who calls it; all, if not given.
-        series: The series of meetings. Calls of one are made in one order.
+        processes: Participating processes; all if None.
+        series: Barrier series. Calls of one series must be made in the same order.
     """
 
     name: str
@@ -79,25 +79,24 @@ class CollectiveCall:
 
     @property
     def barrier(self) -> Barrier:
-        """Who comes."""
+        """Barrier of this call."""
         all_processes = tuple(range(jax.process_count()))
         group = self.processes or all_processes
         return Barrier(group, self.series, self.timeout, what=self.name)
 
     def exchange(self, mine: Contribution) -> dict[int, Contribution]:
-        """Meets the others; gives by process what it came with.
+        """Exchange contributions; return them by process.
 
         Raises:
-            ProcessesError: Some did not come, or came for another call, or with something that
-                can't be exchanged.
+            ProcessesError: Some processes did not arrive, made another call, or aborted it.
         """
-        said = {
+        message = {
             "call": self.name,
             "digest": mine.digest,
             "note": mine.note,
             "data": base64.b64encode(mine.data).decode(),
         }
-        everyone = self._meet(said)
+        everyone = self._meet(message)
         return {
             process: Contribution(they["digest"], they["note"], base64.b64decode(they["data"]))
             for process, they in everyone.items()
@@ -105,7 +104,7 @@ class CollectiveCall:
 
     @contextmanager
     def abort_together(self) -> Iterator[None]:
-        """A block whose error the others are told as well, before it is raised here."""
+        """Send an error raised in this block to the other processes before it propagates."""
         try:
             yield
         except XlashardError as error:
@@ -120,26 +119,26 @@ class CollectiveCall:
         brief = replace(self, timeout=min(self.timeout, _REFUSAL_SECONDS))
         brief._meet({"call": self.name, "refused": reason})
 
-    def _meet(self, said: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    def _meet(self, message: dict[str, Any]) -> dict[int, dict[str, Any]]:
         with self._timeout_as_error():
-            came = RENDEZVOUS.exchange(self.barrier, json.dumps(said))
+            came = RENDEZVOUS.exchange(self.barrier, json.dumps(message))
         everyone = {process: json.loads(text) for process, text in came.items()}
-        if "refused" not in said:
+        if "refused" not in message:
             self._check_calls(everyone)
         return everyone
 
     def differences(self, values: Sequence[NamedValue]) -> tuple[ValueDifference, ...]:
-        """What of some values is not the same in all processes, and where.
+        """Return the values that differ between processes.
 
         Raises:
-            ProcessesError: Some processes did not come.
+            ProcessesError: Some processes did not arrive.
         """
         with self._timeout_as_error():
             return differences(self.barrier, values)
 
     @contextmanager
     def _timeout_as_error(self) -> Iterator[None]:
-        """A block in which processes meet, and that says who did not come."""
+        """Convert a barrier timeout in this block into an error that names missing processes."""
         try:
             yield
         except BarrierTimeoutError as error:
@@ -153,59 +152,58 @@ class CollectiveCall:
         calls = {process: they["call"] for process, they in everyone.items()}
         if len(set(calls.values())) > 1:
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"processes called different functions at the same time: "
-                f"{format_by_process(calls)}; "
-                "let all make the same calls in the same order, none under a condition on the "
-                "process",
+                "processes called different functions at the same time: "
+                f"{format_by_process(calls)}; make the same calls in the same order in all "
+                "processes, without a condition on the process",
                 processes=tuple(calls),
             )
         refused = {p: they["refused"] for p, they in everyone.items() if "refused" in they}
         if refused:
             first, reason = next(iter(refused.items()))
             raise ProcessesError(  # no-catalogue: needs several processes
-                f"{self.name} failed in {format_processes(tuple(refused))}: process {first} says: "
-                f"{reason}",
+                f"{self.name} failed in {format_processes(tuple(refused))}; error of process "
+                f"{first}: {reason}",
                 processes=tuple(refused),
             )
 
     def check_same_types(
         self, came: dict[int, Contribution], types: Sequence[tuple[str, str]]
     ) -> None:
-        """Checks that all came with the same leaves.
+        """Check that all processes passed the same leaves.
 
         Args:
-            came: What each came with; the digests are of paths and types.
-            types: By path what must be the same, in words.
+            came: Contribution of each process; the digests cover paths and types.
+            types: Path and description of each leaf.
 
         Raises:
-            ProcessesError: They differ, by path and process.
+            ProcessesError: The leaves differ, with path and process.
         """
         if len({they.digest for they in came.values()}) < 2:
             return
         blank = np.empty(0, np.uint8)
-        mine = [_Typed(path, blank, said) for path, said in types]
+        mine = [_Typed(path, blank, text) for path, text in types]
         found = self.differences(mine)
         listed = "; ".join(f"{d.path}: {d.text}" for d in found)
         raise ProcessesError(  # no-catalogue: needs several processes
-            f"{self.name} was called with different trees: {listed}; all processes must give the "
-            "same leaves with the same dtypes and shapes: pad them to one shape first",
+            f"{self.name} was called with different trees: {listed}; pass the same leaves with "
+            "the same dtypes and shapes in all processes, padded to one shape if needed",
             processes=tuple(sorted({p for d in found for p in d.processes})),
         )
 
 
 class _Typed(NamedValue):
-    """A leaf of which only the type must be the same."""
+    """A leaf of which only the type must be equal."""
 
-    def listed(self) -> tuple[str, str, str, str]:
-        """What is told to the others."""
+    def entry(self) -> tuple[str, str, str, str]:
+        """Return the entry that is compared between processes."""
         return self.path, self.also, "", ""
 
 
 def digest_of(types: Sequence[tuple[str, str]]) -> str:
-    """A sum of paths and types of leaves."""
+    """Return a digest of the paths and types of leaves."""
     return hashlib.sha256(json.dumps(types).encode()).hexdigest()[:32]
 
 
 def leaf_types(leaves: Sequence[HostLeaf]) -> list[tuple[str, str]]:
-    """The paths of leaves, and what must be the same of each."""
+    """Return path and type of each leaf."""
     return [(leaf.path, leaf.type) for leaf in leaves]

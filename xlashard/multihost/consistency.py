@@ -1,4 +1,4 @@
-"""Whether the parts that processes give for global arrays fit together."""
+"""Equality of data that several processes provide for the same part of an array."""
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
@@ -27,17 +27,17 @@ from xlashard.sharding import PartitionSpec, spec_of
 from xlashard.wording import typed
 
 type PieceDigests = dict[str, dict[str, str]]
-"""By path of a value, the digests of the pieces of it that a process holds, by any name."""
+"""Digests of the pieces that a process holds, by path of the value and name of the piece."""
 
 
 @dataclass(frozen=True)
 class MismatchedPiece:
-    """A piece that the processes which hold it do not hold alike.
+    """A piece that differs between the processes that hold it.
 
     Attributes:
-        name: The piece's.
-        holders: The processes that hold it.
-        odd: Those of them that hold something else than most.
+        name: Name of the piece.
+        holders: Processes that hold it.
+        odd: Those of them that differ from the majority.
     """
 
     name: str
@@ -46,16 +46,16 @@ class MismatchedPiece:
 
     @property
     def text(self) -> str:
-        """Whom it concerns, in words."""
-        return f"is not the same in {format_processes(self.holders)}"
+        """Description of the mismatch."""
+        return f"differs between {format_processes(self.holders)}"
 
 
 def mismatched_pieces(by_process: Mapping[int, PieceDigests], path: str) -> list[MismatchedPiece]:
-    """The pieces of one value that are not the same everywhere.
+    """Return the pieces of one value that differ between processes.
 
     Args:
-        by_process: What each process holds.
-        path: The path of the value.
+        by_process: Pieces of each process.
+        path: Path of the value.
     """
     holders: dict[str, dict[int, str]] = {}
     for process, held in by_process.items():
@@ -72,10 +72,10 @@ _compared = Compared()
 
 
 def read_check(check: Any) -> CheckName:
-    """Reads how often to check.
+    """Validate the `check` argument.
 
     Raises:
-        ArgumentError: It is another one.
+        ArgumentError: The value is not 'never', 'once' or 'always'.
     """
     if check not in get_args(CheckName.__value__):
         raise ArgumentError(
@@ -92,23 +92,22 @@ def compare_parts(
     *,
     once: bool,
 ) -> None:
-    """Checks that what the processes give fits together: types, and values that several give.
+    """Check that the host-local inputs of all processes have equal types and replicated values.
 
     Args:
-        call: For what.
+        call: The user's call.
         host: The mesh.
-        named: The leaves, each with its path and its spec. Those that are global already, or of
-            which nothing is known yet, are left out.
-        once: Whether to do so only at the first call from a line of the caller with these types.
+        named: Leaves with path and spec. Global arrays and traced values are skipped.
+        once: Whether to check only the first call from a source line with these types.
 
     Raises:
-        ProcessesError: Other types, or processes that did not come.
-        UnequalError: Processes give different values for the same part of an array.
+        ProcessesError: Types differ, or some processes did not arrive.
+        UnequalError: Processes provide different values for the same part of an array.
     """
     if not can_meet():
         raise ProcessesError(  # no-catalogue: needs several processes
-            f"{call.name}(..., check=...) compares values between processes, which have no store "
-            "to meet in: call xlashard.multihost.initialize() first, or leave check out",
+            f"{call.name}(..., check=...) compares values between processes, which requires JAX's "
+            "coordination service: call xlashard.multihost.initialize() first, or omit check",
             processes=host.processes,
         )
     local = [((path, x), spec) for (path, x), spec in named if _is_local(x)]
@@ -160,7 +159,7 @@ def _check_values(
     held: Mapping[int, PieceDigests],
     pairs: Sequence[tuple[HostLeaf, PartitionSpec]],
 ) -> None:
-    """Says of the first leaf that several processes give, and not alike, where it differs."""
+    """Raise an error for the first leaf whose replicated values differ between processes."""
     for leaf, pspec in pairs:
         unlike, spec = mismatched_pieces(held, leaf.path), spec_of(pspec)
         if not unlike:
@@ -170,9 +169,9 @@ def _check_values(
             found = call.differences([NamedValue(leaf.path, _value(leaf))])
             where = found[0].text if found else where
         raise UnequalError(  # no-catalogue: needs several processes
-            f"{leaf.path} under {spec.describe()}, by which these processes give the same part of "
-            f"the array: {where}; give the same in all of them, such as broadcast_one_to_all(x), "
-            "or name an axis that cuts it",
+            f"{leaf.path} under {spec.describe()}, by which several processes provide the same "
+            f"part of the array: {where}; pass equal values, such as broadcast_one_to_all(x), or "
+            "name an axis that shards it",
             processes=unlike[0].odd,
             paths=(leaf.path,),
         )

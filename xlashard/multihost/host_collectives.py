@@ -1,4 +1,4 @@
-"""`process_allgather`: what every process has, in every process."""
+"""`process_allgather` and `broadcast_one_to_all`: values of pytrees between processes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,30 +25,30 @@ from xlashard.multihost.packing import (
 )
 from xlashard.processes import format_processes
 
-# Up to so many bytes of all processes together come by the meeting itself. It takes one round trip
-# in any case, and the devices would take another, and a program of their own.
+# Up to this total size the values are exchanged with the barrier itself, which takes one round trip
+# in any case. The devices would take another one, and a program.
 STORED_BYTES = 64 << 10
 
 
 def process_allgather(in_tree: Any, tiled: bool = False, *, timeout: float = 600.0) -> Any:
-    """Brings the values of all processes to every process.
+    """Gather the values of all processes in every process.
 
-    All processes must call it, with trees of the same leaves, dtypes and shapes. Values arrive as
-    they are: nothing is rounded to what devices can hold.
+    All processes must call it, with pytrees of the same leaves, dtypes and shapes. Values arrive
+    unchanged: nothing is rounded to dtypes that devices support.
 
     Args:
-        in_tree: NumPy arrays, numbers, Arrays, arrays and keys of JAX, or a pytree of them.
-        tiled: False stacks the values of the processes: `[processes, ...]`. True puts them one
-            after the other along their first dimension; numbers are stacked all the same.
-            An array that spans processes is one value, and `tiled=True` gives the whole of it.
+        in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys, or a pytree of them.
+        tiled: False stacks the values of the processes: `[processes, ...]`. True concatenates them
+            along their first dimension; scalars are stacked in both cases. An array that spans
+            processes is one value, and `tiled=True` returns the whole of it.
         timeout: How long to wait for the other processes, in seconds.
 
     Returns:
-        `in_tree` with a NumPy array for every value (for keys: a key array of JAX).
+        `in_tree` with a NumPy array for every value (for PRNG keys: a key array of JAX).
 
     Raises:
-        ProcessesError: Processes that did not come, came for another call, or with another tree;
-            by process and path.
+        ProcessesError: Some processes did not arrive, made another call, or passed another pytree;
+            with process and path.
         PlacementError: An array that spans processes, without `tiled=True`.
         ArgumentError: A value that no device can hold, with its path.
 
@@ -79,15 +79,15 @@ def _check_tiled(leaves: Sequence[HostLeaf], tiled: bool) -> None:
     for leaf in leaves:
         if leaf.value is None and not tiled:
             raise PlacementError(  # no-catalogue: needs several processes
-                f"{leaf.path} is {leaf.type}, one value and not one for each process, so there is "
-                "nothing to stack: write process_allgather(x, tiled=True) for the whole of it"
+                f"{leaf.path} is {leaf.type}, which is one value and not one value per process, "
+                "so it cannot be stacked: write process_allgather(x, tiled=True) to gather it"
             )
 
 
 def _gathered(
     call: CollectiveCall, leaves: Sequence[HostLeaf], own: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The values of all processes, `[processes, ...]` each."""
+    """Return the values of all processes, each `[processes, ...]`."""
     count = jax.process_count()
     if count == 1:
         return [np.array(value)[None] for value in own]
@@ -109,7 +109,7 @@ def _arranged(rows: np.ndarray, tiled: bool) -> np.ndarray:
 
 
 def _whole(leaf: HostLeaf, timeout: float) -> np.ndarray:
-    """The value of an array that spans processes."""
+    """Return the value of an array that spans processes."""
     assert leaf.array is not None
     return leaf.array.to_host("gather", timeout=timeout)
 
@@ -120,26 +120,26 @@ _SOURCE = "source"
 def broadcast_one_to_all(
     in_tree: Any, is_source: bool | None = None, *, timeout: float = 600.0
 ) -> Any:
-    """Brings the values of one process to every process.
+    """Broadcast the values of one process to every process.
 
-    All processes must call it, with trees of the same leaves, dtypes and shapes. Values arrive as
-    they are: nothing is rounded to what devices can hold.
+    All processes must call it, with pytrees of the same leaves, dtypes and shapes. Values arrive
+    unchanged: nothing is rounded to dtypes that devices support.
 
     Args:
-        in_tree: NumPy arrays, numbers, Arrays, arrays and keys of JAX, or a pytree of them. Only
-            those of the source count; the others say what shape they expect.
-        is_source: Whether this process is the source, which exactly one must be. Process 0 is, if
-            nobody says anything.
+        in_tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys, or a pytree of them. Only
+            the values of the source matter; the other processes provide dtypes and shapes.
+        is_source: Whether this process is the source, which exactly one process must be. By default
+            process 0.
         timeout: How long to wait for the other processes, in seconds.
 
     Returns:
-        `in_tree` with the source's value as a NumPy array for every value (for keys: a key array
-        of JAX).
+        `in_tree` with the source's value as a NumPy array for every value (for PRNG keys: a key
+        array of JAX).
 
     Raises:
-        ProcessesError: Processes that did not come, came for another call, or with another tree;
-            none or several that are the source.
-        PlacementError: An array that spans processes, of which no process has all.
+        ProcessesError: Some processes did not arrive, made another call, or passed another pytree;
+            or the number of sources is not one.
+        PlacementError: An array that spans processes, of which no process holds the whole.
         ArgumentError: A value that no device can hold, with its path.
 
     Example:
@@ -162,8 +162,8 @@ def broadcast_one_to_all(
 def _own(leaf: HostLeaf) -> np.ndarray:
     if leaf.value is None:
         raise PlacementError(  # no-catalogue: needs several processes
-            f"{leaf.path} is {leaf.type}, the same for all processes already, and none has all of "
-            "it: write process_allgather(x, tiled=True) to have its value everywhere"
+            f"{leaf.path} is {leaf.type}, which spans processes, so no process holds all of it: "
+            "write process_allgather(x, tiled=True) to gather its value"
         )
     return leaf.value
 
@@ -193,7 +193,7 @@ def _check_one_source(sources: Sequence[int]) -> int:
         return sources[0]
     who = f"{format_processes(sources)} are" if sources else "no process is"
     raise ProcessesError(
-        f"broadcast_one_to_all takes the values of one process, but {who} the source: write "
+        f"broadcast_one_to_all requires exactly one source, but {who} the source: write "
         "broadcast_one_to_all(x, is_source=jax.process_index() == 0)",
         processes=sources,
     )

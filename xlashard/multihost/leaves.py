@@ -1,4 +1,4 @@
-"""The leaves of a tree that processes exchange: values on the host, or arrays that all hold."""
+"""Leaves of a pytree that processes exchange: host values, or arrays that span processes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ from xlashard.wording import typed
 
 @dataclass(eq=False)
 class HostLeaf:
-    """One value of a tree.
+    """One leaf of a pytree.
 
     Attributes:
-        path: How a person would write the way to it.
-        value: What this process has of it, in its own dtype; of keys their numbers. None for an
-            array that was not read, for it is one array in several processes.
-        array: The array that it was; of keys that of their numbers.
-        keys: The keys, where it was some.
+        path: Path of the leaf, as source text.
+        value: Host value in its own dtype; for PRNG keys their key data. None for an array that
+            spans processes and was not read.
+        array: The device array, if the leaf was one; for PRNG keys the array of their key data.
+        keys: The PRNG keys, if the leaf was an array of keys.
     """
 
     path: str
@@ -38,7 +38,7 @@ class HostLeaf:
 
     @property
     def type(self) -> str:
-        """What must be the same in all processes, in words."""
+        """Description that must be equal in all processes."""
         x: Any = self.array if self.value is None else self.value
         text = typed(x.dtype.name, x.shape)
         text = text if self.keys is None else f"keys of {jax.random.key_impl(self.keys)}, {text}"
@@ -46,36 +46,36 @@ class HostLeaf:
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions, those of one key not counted."""
+        """Number of dimensions, without the dimension of the key data."""
         if self.keys is not None:
             return self.keys.ndim
         x: Any = self.array if self.value is None else self.value
         return x.ndim
 
     def like(self, value: np.ndarray) -> Any:
-        """A value of this leaf's kind: keys again where it was keys."""
+        """Return a value of this leaf's kind: PRNG keys if the leaf was an array of keys."""
         return value if self.keys is None else keys_over(value, self.keys)
 
 
 def read_leaves(tree: Any, name: str, use: str, *, whole: bool = False) -> list[HostLeaf]:
-    """Reads the leaves of a tree; all transfers to the host start before the first is awaited.
+    """Read the leaves of a pytree; all transfers start before the first one is awaited.
 
     Args:
-        tree: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
-        name: What to call the tree in an error.
-        use: The function they are read for.
-        whole: Whether to read also an array that spans processes and of which each device has all.
+        tree: NumPy arrays, numbers, Arrays, JAX arrays and PRNG keys.
+        name: Name of the argument, for error messages.
+        use: Name of the calling function.
+        whole: Whether to read fully replicated arrays that span processes as well.
 
     Raises:
         ArgumentError: A value that no device can hold, or a traced one, with its path.
         DeletedError: A deleted array, with its path.
-        TransferGuardError: JAX's transfer guards forbid it.
+        TransferGuardError: JAX's transfer guards forbid the transfer.
     """
     return read_named(named_leaves(tree, name), use, whole=whole)
 
 
 def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with the way to it as a person would write it."""
+    """Return the leaves of a pytree with their paths as source text."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(name + jax.tree_util.keystr(path), x) for path, x in flat]
 
@@ -83,7 +83,7 @@ def named_leaves(tree: Any, name: str) -> list[tuple[str, Any]]:
 def read_named(
     named: Sequence[tuple[str, Any]], use: str, *, whole: bool = False
 ) -> list[HostLeaf]:
-    """As `read_leaves`, of leaves with their paths."""
+    """Read leaves that are given with their paths; see `read_leaves`."""
     leaves = []
     for path, x in named:
         with _at(path):
@@ -100,7 +100,7 @@ def read_named(
 
 @contextmanager
 def _at(path: str) -> Iterator[None]:
-    """A block whose errors get the path of a leaf in front."""
+    """Prefix errors raised in this block with the path of a leaf."""
     try:
         yield
     except XlashardError as error:
@@ -110,7 +110,8 @@ def _at(path: str) -> Iterator[None]:
 def _opened(path: str, x: Any, use: str) -> HostLeaf:
     if isinstance(x, Tracer):
         raise ArgumentError(
-            f"it is traced, and {use} exchanges known values: call it outside of jit, grad and vmap"
+            f"it is a traced value, but {use} exchanges concrete values: call it outside of jit, "
+            "grad and vmap"
         )
     keys = x if is_key_array(x) else None
     if keys is not None:

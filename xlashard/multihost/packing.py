@@ -1,7 +1,7 @@
-"""Trees of host values as one block of bytes, and such blocks between processes by the devices.
+"""Pytrees of host values packed into one block of bytes, and transport of blocks between devices.
 
-One collective for a whole tree, and none for each leaf; and as bytes every dtype arrives as it is,
-also those that devices would round, such as 64-bit numbers.
+One collective moves a whole pytree, and as bytes every dtype arrives unchanged, including 64-bit
+numbers that devices would round.
 """
 
 import math
@@ -23,19 +23,19 @@ from xlashard.pjit import pjit
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec
 
 _WORD = np.dtype(np.uint32)
-# Words of the smallest block of a device.
+# Smallest block per device, in words.
 _LEAST = 256
-# Into how many lengths those between a power of two and the next are sorted.
+# Number of distinct block lengths between consecutive powers of two.
 _STEPS = 8
 
 
 def size_of(values: Sequence[np.ndarray]) -> int:
-    """How many bytes values take."""
+    """Return the total number of bytes of values."""
     return sum(value.nbytes for value in values)
 
 
 def packed(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The bytes of values, one after the other."""
+    """Concatenate the bytes of values."""
     if not values:
         return np.empty(0, np.uint8)
     flat = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
@@ -43,11 +43,11 @@ def packed(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def unpacked(block: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Values of a block, or of several at once.
+    """Split a block, or several blocks at once, into values.
 
     Args:
         block: `[..., bytes]`.
-        like: Gives dtypes and shapes.
+        like: Arrays with the dtypes and shapes of the values.
 
     Returns:
         For each value an array `[..., *shape]`.
@@ -61,26 +61,26 @@ def unpacked(block: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def gathered_by_devices(block: np.ndarray) -> np.ndarray:
-    """The blocks of all processes, each `[bytes]` of the same size, as `[processes, bytes]`.
+    """Gather equally sized blocks `[bytes]` of all processes into `[processes, bytes]`.
 
-    Each of a process's devices gathers a part, so that all of them send at once.
+    Each device of a process gathers a part, so that all devices transfer at once.
     """
     with free_transfers():
         everywhere = device_put(
-            _dealt(block), NamedSharding(_mesh(), PartitionSpec(None, "device"))
+            _sharded_rows(block), NamedSharding(_mesh(), PartitionSpec(None, "device"))
         )
         return _bytes_of(everywhere, block.nbytes)
 
 
 def broadcast_by_devices(block: np.ndarray, *, is_source: bool) -> np.ndarray:
-    """The block of the one process that is the source; the others give one of the same size."""
+    """Return the block of the source process; others pass a block of the same size."""
     with free_transfers():
         mine = block if is_source else np.zeros_like(block)
-        return _bytes_of(_summed(_mesh())(_dealt(mine)), block.nbytes)
+        return _bytes_of(_summed(_mesh())(_sharded_rows(mine)), block.nbytes)
 
 
-def _dealt(block: np.ndarray) -> Array:
-    """A block of each process as a row, in words, dealt out over the devices of the process."""
+def _sharded_rows(block: np.ndarray) -> Array:
+    """Return the block of each process as a row, sharded over the process's devices."""
     mesh = _mesh()
     devices = mesh.shape["device"]
     words = np.zeros((1, devices * _rounded(block.nbytes, devices)), _WORD)
@@ -90,19 +90,19 @@ def _dealt(block: np.ndarray) -> Array:
 
 
 def _bytes_of(words: Array, size: int) -> np.ndarray:
-    """The first bytes of each row."""
+    """Return the first bytes of each row."""
     return read_value(words, explicit=True).view(np.uint8)[..., :size]
 
 
 def _rounded(size: int, devices: int) -> int:
-    """The words per device for a block; lengths are rounded up, so that there are few programs."""
+    """Return the words per device for a block, rounded up to limit the number of programs."""
     words = max(-(-size // (_WORD.itemsize * devices)), _LEAST)
     step = (1 << math.floor(math.log2(words))) // _STEPS
     return -(-words // step) * step
 
 
 def _mesh() -> Mesh:
-    """As many devices of every process as the one with the fewest has."""
+    """Return a mesh with as many devices per process as the smallest process has."""
     return _mesh_of(tuple(jax.devices()))
 
 
@@ -118,7 +118,7 @@ def _mesh_of(devices: tuple[Device, ...]) -> Mesh:
 
 @lru_cache(maxsize=4)
 def _summed(mesh: Mesh) -> Any:
-    """Sums the rows: all but one are zero."""
+    """Return a function that sums the rows, all but one of which are zero."""
 
     def broadcast_one_to_all(words: jax.Array) -> jax.Array:
         return jnp.sum(words, axis=0, dtype=words.dtype)

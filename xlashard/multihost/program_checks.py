@@ -1,4 +1,4 @@
-"""Whether the processes of a program compare it before they run it for the first time."""
+"""Setting of the comparison of programs between processes before their first run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from xlashard.program.agreement import AGREEMENTS, Policy
 
 
 def check_programs(enabled: bool, *, timeout: float | None = None) -> None:
-    """Sets whether processes compare their programs, and how long they wait for each other.
+    """Set whether processes compare their programs, and how long they wait for each other.
 
-    It must be set alike in all processes. The environment sets it first:
+    All processes must use the same setting. Its default comes from the environment:
     `XLASHARD_CHECK_PROGRAMS=0`, `XLASHARD_PROGRAMS_TIMEOUT=600`.
 
     Args:
         enabled: Whether programs over several processes are compared before their first run.
-        timeout: How long a process waits for the others to come, in seconds; as before if not
-            given. They may be compiling, so a short one ends programs that are all right.
+        timeout: How long a process waits for its peers, in seconds; unchanged if None. Peers may
+            still be compiling, so a short timeout ends valid programs.
 
     Raises:
-        ArgumentError: The timeout is no positive number.
+        ArgumentError: The timeout is not a positive number.
 
     Example:
         >>> from xlashard import multihost
@@ -33,15 +33,14 @@ def check_programs(enabled: bool, *, timeout: float | None = None) -> None:
 
 @contextmanager
 def checked_programs(enabled: bool, *, timeout: float | None = None) -> Iterator[None]:
-    """The same within a block, for all threads.
+    """Context manager that applies `check_programs` within a block, for all threads.
 
     Args:
         enabled: Whether programs over several processes are compared before their first run.
-        timeout: How long a process waits for the others to come, in seconds; as before if not
-            given.
+        timeout: How long a process waits for its peers, in seconds; unchanged if None.
 
     Raises:
-        ArgumentError: The timeout is no positive number.
+        ArgumentError: The timeout is not a positive number.
 
     Example:
         >>> from xlashard import multihost

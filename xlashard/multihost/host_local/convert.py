@@ -1,8 +1,8 @@
-"""Host-local arrays and global ones: two views of the same shards.
+"""Public conversion between host-local arrays and global arrays, two views of the same shards.
 
-A host-local array is what one process has: an array of its own over its own devices. The global
-one is the array that the host-local ones of all processes make up, each a block of the mesh. From
-one to the other no byte moves if the shards lie as the spec says; only shape and sharding change.
+A host-local array belongs to one process and lies on its devices only. The global array is composed
+of the host-local arrays of all processes, each a block of the mesh. If the shards already match the
+spec, a conversion moves no byte; only shape and sharding change.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,44 +45,44 @@ def host_local_array_to_global_array(
     check: CheckName = "never",
     timeout: float = 60.0,
 ) -> Any:
-    """Makes global arrays of which each process gives the part that its devices hold.
+    """Assemble global arrays from the part that each process holds on its devices.
 
-    Along an axis of the mesh that crosses processes the parts are put side by side, so the global
-    dimension is larger than the local one. Along all others, and where a spec names no axis, all
-    processes give the same. Nothing is exchanged between processes unless you want it checked, and
-    an array whose shards lie on this process's devices as the spec says keeps its buffers.
+    Parts are concatenated along mesh axes that cross processes, so the global dimension is larger
+    than the local one. Along all other axes, and where a spec names no axis, all processes must
+    pass the same values. Nothing is exchanged between processes unless `check` requests it, and an
+    array whose shards already match the spec keeps its buffers.
 
-    Inside `vmap` and under derivatives it is the linear function that it is outside; its transpose
-    is `global_array_to_host_local_array`. Inside a program, where every value is global, it is a
-    sharding constraint; a spec along which the array would grow is refused there.
+    Under `vmap` and differentiation it is the same linear function; its transpose is
+    `global_array_to_host_local_array`. Inside a compiled program, where every value is global, it
+    is a sharding constraint; a spec that would change the shape raises an error.
 
     Args:
-        local_inputs: What this process has: NumPy arrays, numbers, Arrays, arrays and keys of JAX,
-            or a pytree of them. An array that spans processes is global already, and stays as it
-            is.
+        local_inputs: Values of this process: NumPy arrays, numbers, Arrays, JAX arrays and PRNG
+            keys, or a pytree of them. An array that spans processes is global already and is
+            returned unchanged.
         global_mesh: The mesh. The devices of each process must be a contiguous box of it.
         pspecs: A PartitionSpec, or None for replicated, for all of `local_inputs` or as a pytree
             prefix of it.
-        check: Whether the processes compare what they give: the types of the global arrays, and
-            the values of parts that several of them have. `"once"` does so at the first call from
-            a line of yours with these paths, shapes and specs. All processes of the mesh must
-            call it then, and values on devices are read.
+        check: Whether the processes compare their inputs: the types of the global arrays, and
+            replicated values. `"once"` compares at the first call from a source line with these
+            paths, shapes and specs. All processes of the mesh must then call it, and values on
+            devices are read.
         timeout: How long a check waits for the other processes, in seconds.
 
     Returns:
-        `local_inputs` with an `Array` over all devices of the mesh for every value (for keys: a
-        key array of JAX). A traced value stays one.
+        `local_inputs` with an `Array` over all devices of the mesh for every value (for PRNG keys:
+        a key array of JAX). A traced value stays traced.
 
     Raises:
-        BoxError: A mesh in which the devices of a process leave a gap, or this process has none;
-            all processes say the same.
-        PlacementError: A shape that can't be dealt out, with its path.
-        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
-        UnequalError: By a check, different values for the same part of an array, by path and
+        BoxError: The devices of a process are not a contiguous box of the mesh, or this process has
+            no device in it; raised alike in all processes.
+        PlacementError: A shape that is not divisible by its spec, with its path.
+        ArgumentError: A value that no device can hold, or an invalid spec, with its path.
+        UnequalError: With `check`, different values for the same part of an array, with path and
             process.
-        ProcessesError: By a check, different types, or processes that did not come.
-        CompileError: Inside a program, a spec by which the shape changes.
-        TransferGuardError: JAX's transfer guards forbid it.
+        ProcessesError: With `check`, different types, or processes that did not arrive.
+        CompileError: Inside a program, a spec that changes the shape.
+        TransferGuardError: JAX's transfer guards forbid the transfer.
 
     Example:
         >>> import jax, numpy as np
@@ -105,33 +105,34 @@ def host_local_array_to_global_array(
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Makes of global arrays what this process holds of them: arrays over its own devices.
+    """Return this process's part of global arrays, as arrays over its own devices.
 
-    An array that lies as its spec says keeps its buffers. One that lies otherwise is resharded
-    first, which all processes of the mesh must do together.
+    An array whose sharding matches its spec keeps its buffers. Any other array is resharded first,
+    which all processes of the mesh must do together.
 
-    Inside `vmap` and under derivatives it is the linear function that it is outside; its transpose
-    is `host_local_array_to_global_array`. Inside a program, where every value is global, it is a
-    sharding constraint; a spec along which the array would shrink is refused there.
+    Under `vmap` and differentiation it is the same linear function; its transpose is
+    `host_local_array_to_global_array`. Inside a compiled program, where every value is global, it
+    is a sharding constraint; a spec that would change the shape raises an error.
 
     Args:
-        global_inputs: Arrays over the devices of the mesh, key arrays of JAX, NumPy arrays with
-            the whole value, or a pytree of them. Where the mesh spans processes, an array on this
-            process's devices alone is host-local already, and stays as it is.
+        global_inputs: Arrays over the devices of the mesh, PRNG key arrays, NumPy arrays with the
+            whole value, or a pytree of them. If the mesh spans processes, an array on this
+            process's devices alone is host-local already and is returned unchanged.
         global_mesh: The mesh. The devices of each process must be a contiguous box of it.
         pspecs: A PartitionSpec, or None for replicated, for all of `global_inputs` or as a pytree
             prefix of it.
 
     Returns:
         `global_inputs` with an `Array` over this process's part of the mesh for every value (for
-        keys: a key array of JAX). A traced value stays one.
+        PRNG keys: a key array of JAX). A traced value stays traced.
 
     Raises:
-        BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
-        PlacementError: A shape that can't be dealt out, with its path.
-        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
-        CompileError: Inside a program, a spec by which the shape changes.
-        TransferGuardError: JAX's transfer guards forbid it.
+        BoxError: The devices of a process are not a contiguous box of the mesh, or this process has
+            no device in it.
+        PlacementError: A shape that is not divisible by its spec, with its path.
+        ArgumentError: A value that no device can hold, or an invalid spec, with its path.
+        CompileError: Inside a program, a spec that changes the shape.
+        TransferGuardError: JAX's transfer guards forbid the transfer.
 
     Example:
         >>> import jax, numpy as np
@@ -156,21 +157,21 @@ def _mapped(
     specs: Sequence[PartitionSpec],
     name: str,
 ) -> Any:
-    """Converts each leaf by its spec."""
+    """Convert each leaf by its spec."""
     leaves, treedef = jax.tree.flatten(inputs)
     out = []
     for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
         try:
             out.append(convert(leaf, host, spec))
         except XlashardError as error:
-            raise _told(error, leaf_path(inputs, number, name), host, spec) from None
+            raise _with_context(error, leaf_path(inputs, number, name), host, spec) from None
     return treedef.unflatten(out)
 
 
 def _specs_of(pspecs: Any, inputs: Any, name: str) -> list[PartitionSpec]:
-    """For each leaf its spec."""
+    """Return the spec of each leaf."""
     if type(inputs) in (tuple, list) and type(pspecs) in (tuple, list):
-        pspecs = type(inputs)(pspecs)  # at the top people write one for the other
+        pspecs = type(inputs)(pspecs)  # A tuple and a list are interchangeable at the top level.
     specs = broadcast_prefix(pspecs, inputs, _is_spec, "pspecs", name)
     out = []
     for number, spec in enumerate(specs):
@@ -181,8 +182,10 @@ def _specs_of(pspecs: Any, inputs: Any, name: str) -> list[PartitionSpec]:
     return out
 
 
-def _told(error: XlashardError, path: str, host: HostMesh, spec: PartitionSpec) -> XlashardError:
-    """The error with the leaf's path, and for a shape that does not fit with what it must fit."""
+def _with_context(
+    error: XlashardError, path: str, host: HostMesh, spec: PartitionSpec
+) -> XlashardError:
+    """Add the leaf's path to an error, and spec and mesh to a shape error."""
     if isinstance(error, GeometryError):
         return PlacementError(
             f"{path} under {spec_of(spec).describe()} on {host.describe()}: {error}"
@@ -207,12 +210,13 @@ def _read_spec(spec: Any) -> PartitionSpec:
 
 @lru_cache(maxsize=1024)
 def _in_one_writing(spec: PartitionSpec) -> PartitionSpec:
-    """The spec as all that say the same are written, so that they lead to the same shardings."""
+    """Canonicalize a spec, so that equivalent specs give equal shardings."""
     normal = spec_of(spec)
     if not normal.is_constrained:
         raise ShardingError(
-            f"its entry of pspecs is {spec}, which leaves a dimension open, but no program runs "
-            "that could choose: write None there for whole, or the names of axes"
+            f"its entry of pspecs is {spec}, which leaves a dimension unconstrained, but no "
+            "compiled program can choose its sharding: write None for a replicated dimension, or "
+            "axis names"
         )
     return partition_spec(normal)
 

@@ -1,4 +1,4 @@
-"""Which part of a mesh belongs to this process, and what that makes of shapes."""
+"""Block of a mesh that belongs to this process, and the resulting local and global shapes."""
 
 import math
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from xlashard.sharding import (
     spec_of,
 )
 
-# Meshes of more devices than this are not drawn in an error.
+# Largest mesh that an error message draws, in devices.
 _DRAWN = 64
 
 
 @dataclass(frozen=True, eq=False)
 class HostMesh:
-    """A mesh, and the part of it that this process has.
+    """A mesh and the block of it that belongs to this process.
 
     Attributes:
         whole: The mesh.
-        local: The mesh of this process's devices, with the same axes, which may be shorter.
-        offsets: Where along each axis it begins.
-        processes: The processes that have a part.
+        local: Mesh of this process's devices, with the same axis names and possibly smaller axes.
+        offsets: Start of the block along each axis.
+        processes: Processes that own a block.
     """
 
     whole: Mesh
@@ -42,45 +42,45 @@ class HostMesh:
 
     @property
     def is_all_here(self) -> bool:
-        """Whether every device of the mesh belongs to this process."""
+        """True if every device of the mesh belongs to this process."""
         return self.whole.size == self.local.size
 
     def global_sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """How an array lies on all devices."""
+        """Return the sharding of a global array."""
         return _named(self.whole, spec)
 
     def local_sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """How this process's part of it lies on this process's devices, as an array of its own."""
+        """Return the sharding of a host-local array over this process's devices."""
         return _named(self.local, spec)
 
     def global_shape(self, spec: PartitionSpec, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the array of which every process has a part of some shape.
+        """Return the shape of the global array composed of local parts of the given shape.
 
         Raises:
-            GeometryError: The part can't be dealt out over this process's devices.
+            GeometryError: The local shape is not divisible over this process's devices.
         """
         return _rescaled(spec_of(spec), shape, grid_of(self.local), grid_of(self.whole))
 
     def local_shape(self, spec: PartitionSpec, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of this process's part of an array of some shape.
+        """Return the shape of this process's part of a global array.
 
         Raises:
-            GeometryError: The array can't be dealt out over all devices.
+            GeometryError: The global shape is not divisible over all devices.
         """
         return _rescaled(spec_of(spec), shape, grid_of(self.whole), grid_of(self.local))
 
     def block(self, spec: Spec) -> str:
-        """A name for the block of arrays that this process has; equal where that is the same."""
+        """Return a name of this process's block of arrays; equal names mean equal blocks."""
         at = zip(self.whole.axis_names, self.offsets, strict=True)
         return ",".join(f"{axis}={offset}" for axis, offset in at if axis in spec.axes)
 
     def is_shared(self, spec: Spec) -> bool:
-        """Whether other processes have the same block of arrays."""
+        """Return whether other processes hold the same block of arrays."""
         local, whole = self.local.shape, self.whole.shape
         return any(local[axis] < whole[axis] for axis in whole if axis not in spec.axes)
 
     def describe(self) -> str:
-        """The mesh and this process's part of it, for messages."""
+        """Describe the mesh and this process's part of it."""
         whole, local = grid_of(self.whole).describe(), grid_of(self.local).describe()
         if self.is_all_here:
             return f"the mesh {whole}"
@@ -95,7 +95,7 @@ def _named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 def _rescaled(
     spec: Spec, shape: Sequence[int], source: MeshGrid, target: MeshGrid
 ) -> tuple[int, ...]:
-    """The shape of tiles that fill one grid, when they fill another."""
+    """Return the shape of the array with the same tiles on another grid."""
     shape = tuple(shape)
     validate_spec(spec, source, shape)
     return tuple(
@@ -121,9 +121,9 @@ def _host_mesh(mesh: Mesh) -> HostMesh:
     mine = boxes.get(me)
     if mine is None:
         raise BoxError(  # no-catalogue: needs several processes
-            f"none of the {counted(mesh.size, 'device')} of global_mesh belongs to this process, "
-            f"{me}; they belong to {_listed(list(boxes))}: only those have a part of its arrays, "
-            f"so call it there alone, under `if jax.process_index() in {list(boxes)}:`"
+            f"global_mesh has no device of this process, {me}; its {counted(mesh.size, 'device')} "
+            f"belong to {_listed(list(boxes))}: call the function only in processes that own a "
+            f"device of the mesh, under `if jax.process_index() in {list(boxes)}:`"
         )
     window = tuple(slice(at, at + n) for at, n in zip(mine.offsets, mine.sizes, strict=True))
     local = Mesh(mesh.devices[window], mesh.axis_names, axis_types=mesh.axis_types)
@@ -132,11 +132,12 @@ def _host_mesh(mesh: Mesh) -> HostMesh:
 
 
 def host_mesh(mesh: Any) -> HostMesh:
-    """This process's part of a mesh, which all processes must have as contiguous boxes.
+    """Return this process's block of a mesh, in which every process must own a contiguous box.
 
     Raises:
-        ArgumentError: It is no mesh of devices.
-        BoxError: The devices of some process leave a gap; every process says the same then.
+        ArgumentError: The value is not a mesh of devices.
+        BoxError: The devices of some process are not a contiguous box; raised alike in all
+            processes.
     """
     if isinstance(mesh, AbstractMesh) or not isinstance(mesh, Mesh) or mesh.empty:
         raise ArgumentError(
@@ -157,7 +158,7 @@ def _listed(processes: Sequence[int]) -> str:
 
 
 def _gap_text(grid: MeshGrid, owners: Sequence[int], process: int) -> str:
-    """Why the devices of a process are no part of a mesh, and what to do about it."""
+    """Explain which devices break the box, and how to fix the mesh."""
     positions = [i for i, owner in enumerate(owners) if owner == process]
     try:
         reason = f"{grid.local_box(positions)}"
@@ -165,16 +166,16 @@ def _gap_text(grid: MeshGrid, owners: Sequence[int], process: int) -> str:
         reason = str(error)
     drawn = f", by process:\n{_picture(grid, owners)}\n" if len(owners) <= _DRAWN else ". "
     return (
-        f"the devices of process {process} are no contiguous part of global_mesh "
-        f"({grid.describe()}): {reason}. A host-local array is one block of the mesh{drawn}"
-        f"{_reordered(grid, owners)}, or keep this mesh and write "
+        f"the devices of process {process} are not a contiguous box of global_mesh "
+        f"({grid.describe()}): {reason}. A host-local array is one block of the "
+        f"mesh{drawn}{_reordered(grid, owners)}, or keep this mesh and write "
         "make_array_from_process_local_data(NamedSharding(global_mesh, P(...)), local, "
-        "global_shape=(...)), which takes any"
+        "global_shape=(...)), which accepts any mesh"
     )
 
 
 def _reordered(grid: MeshGrid, owners: Sequence[int]) -> str:
-    """What to write for a mesh of the same shape in which each process has a box, if that is so."""
+    """Suggest a mesh of the same shape in which each process owns a box."""
     if None in grid.boxes_of(sorted(owners)).values():
         return "Choose axes that the devices of a process divide"
     names = ", ".join(map(repr, grid.axis_names))
@@ -187,7 +188,7 @@ def _reordered(grid: MeshGrid, owners: Sequence[int]) -> str:
 
 
 def _picture(grid: MeshGrid, owners: Sequence[int]) -> str:
-    """The process of each device: the last axis across, the one before it down."""
+    """Draw the process of each device: last axis across, second to last axis down."""
     table = np.array(owners).reshape(grid.axis_sizes)
     width = max(len(str(owner)) for owner in owners)
     lines = []

@@ -1,4 +1,4 @@
-"""From host-local to global and back as primitives: linear, each the transpose of the other."""
+"""Conversions between host-local and global arrays as linear primitives, each other's transpose."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,14 +23,14 @@ TO_LOCAL = "global_array_to_host_local_array"
 
 
 def bind_traced(primitive: Any, x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
-    """Binds one of the two to a traced value, and says where the result lies if a program can."""
+    """Bind a primitive to a traced value, and constrain the result's sharding inside a program."""
     out = primitive.bind(x, global_mesh=host.whole, pspec=spec)
     if out.shape != x.shape or not tracing.is_staging():
         return out
     there = host.global_sharding(spec)
     explicit = set(host.whole.explicit_axes)
     if explicit:
-        # Those are part of the type, which a constraint does not change.
+        # Explicit axes are part of the type, which a constraint cannot change.
         whole = spec_of(spec)
         dims = (axes and tuple(a for a in axes if a in explicit) for axes in whole.dims)
         typed = partition_spec(replace(whole, dims=tuple(dims)))
@@ -61,13 +61,13 @@ def _lowered_shape(
 def _with_batch(
     axis_data: Any, dim: int, *, global_mesh: Mesh, pspec: PartitionSpec
 ) -> dict[str, Any]:
-    """The parameters for a batch, whole or dealt out along `spmd_axis_name`."""
+    """Return the parameters for a batch dimension, sharded over `spmd_axis_name` if given."""
     axes, spec = spmd_axis_names(axis_data), spec_of(pspec)
     clash = [axis for axis in axes if axis in spec.axes]
     if clash:
         raise ResourceError(
-            f"vmap deals its batch out along {clash[0]!r} (spmd_axis_name), but the spec "
-            f"{spec.describe()} inside uses that axis already: leave it out of one of them"
+            f"vmap shards its batch over {clash[0]!r} (spmd_axis_name), but the inner spec "
+            f"{spec.describe()} already uses that axis: remove it from one of them"
         )
     return {"global_mesh": global_mesh, "pspec": partition_spec(spec.insert(dim, axes))}
 
@@ -80,7 +80,7 @@ def _in_program(
     global_mesh: Mesh,
     pspec: PartitionSpec,
 ) -> Any:
-    """In a program all values are global, so only what changes no shape can be one of its steps."""
+    """Return the value unchanged; inside a program the conversion must keep the shape."""
     if shapes[0] == shapes[1]:
         return x
     _refuse_in_program(name, shapes, pspec)
@@ -90,10 +90,10 @@ def _refuse_in_program(
     name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], pspec: PartitionSpec
 ) -> NoReturn:
     raise CompileError(  # no-catalogue: needs several processes
-        f"{name} makes {shapes[0]} to {shapes[1]} inside of a compiled program, which runs on the "
-        "devices of all processes as one, so that every value in it is global: convert before and "
-        f"after it, x = {TO_GLOBAL}(x, global_mesh, {spec_of(pspec).describe()}); y = pjit(f)(x); "
-        f"y = {TO_LOCAL}(y, global_mesh, pspec)"
+        f"{name} changes the shape {shapes[0]} to {shapes[1]} inside a compiled program, in which "
+        f"every value is global: convert before and after the program, x = {TO_GLOBAL}(x, "
+        f"global_mesh, {spec_of(pspec).describe()}); y = pjit(f)(x); y = {TO_LOCAL}(y, "
+        "global_mesh, pspec)"
     )
 
 
@@ -101,4 +101,4 @@ to_global_p, to_local_p = transposed_pair(
     LinearRules(TO_GLOBAL, _lift, _lifted_shape, _with_batch, partial(_in_program, TO_GLOBAL)),
     LinearRules(TO_LOCAL, _lower, _lowered_shape, _with_batch, partial(_in_program, TO_LOCAL)),
 )
-"""From host-local to global, and back; parameters `global_mesh` and `pspec`."""
+"""Host-local to global, and back; parameters `global_mesh` and `pspec`."""

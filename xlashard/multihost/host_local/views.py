@@ -1,4 +1,4 @@
-"""Concrete values as global arrays and as parts of them: the same shards, seen in two ways."""
+"""Conversion of concrete values to global arrays and to local parts that share their shards."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,22 +22,22 @@ from xlashard.array.routes import same_shards
 from xlashard.multihost.host_local.host_mesh import HostMesh
 from xlashard.sharding import PartitionSpec, from_jax
 
-# The distinct shapes of a few batches and states.
+# Enough for the distinct shapes of a few batches and states.
 _KEPT = 1024
 
 
 def as_global(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
-    """The global array of which a concrete value is this process's part."""
+    """Return the global array of which a concrete value is this process's part."""
     return _converted(x, _global_boundary, host, spec)
 
 
 def as_host_local(x: Any, host: HostMesh, spec: PartitionSpec) -> Any:
-    """This process's part of a concrete value, which is global."""
+    """Return this process's part of a concrete global value."""
     return _converted(x, _local_boundary, host, spec)
 
 
 type _Boundary = Callable[[HostMesh, PartitionSpec, tuple[int, ...]], tuple[Places, Places]]
-"""Where a value of a shape is to lie, and what is made of that by looking at it otherwise."""
+"""Computes the required placement of a value, and the placement of its converted view."""
 
 
 @cleared_with_jax
@@ -60,7 +60,7 @@ def _local_boundary(
 
 def _converted(x: Any, ends: _Boundary, host: HostMesh, spec: PartitionSpec) -> Any:
     if is_key_array(x):
-        ends(host, spec, x.shape)  # whose rank counts, and not that of the numbers
+        ends(host, spec, x.shape)  # The rank of the keys matters, not the rank of the key data.
         return keys_over(_converted(key_handle(x), ends, host, spec).to_jax(), x)
     source, target = ends(host, spec, _shape_of(x))
     if isinstance(x, np.ndarray) and x.dtype == jax.dtypes.float0:
@@ -75,7 +75,7 @@ def _shape_of(x: Any) -> tuple[int, ...]:
 
 
 def _put(x: Any, target: Places) -> Handle:
-    """A concrete value where it belongs: on the devices if it is there already."""
+    """Transfer a concrete value to its placement; a value already there keeps its buffers."""
     guards = guards_in_force()
     if isinstance(x, Array | HandleType):
         check_alive(x)
@@ -88,7 +88,7 @@ def _put(x: Any, target: Places) -> Handle:
                 check_transfer(guards, Way.DEVICE_TO_DEVICE, f"the array {type_text(array)}")
             with free_transfers():
                 return reshard(handle, target)
-        # Each process has the whole value, and puts its own part of it.
+        # Each process has the whole value and transfers its own part.
         return put_value(read_value(array), target, weak_type=array.weak_type)
     value, weak_type = host_value(x, lambda: "it")
     if guards is None:
@@ -98,7 +98,7 @@ def _put(x: Any, target: Places) -> Handle:
 
 
 def _viewed(handle: Handle, there: Places) -> Array:
-    """The same shards as those of another array, in the same order."""
+    """Return an array with the same shards under another shape and sharding."""
     if handle.shape == there.shape and handle.sharding == there.twin and handle.committed:
         return placed(handle, there.sharding)
     aval = there.aval(handle.dtype, handle.weak_type)

@@ -1,4 +1,4 @@
-"""Which process this is: what the arguments and the environment say of it."""
+"""Cluster detection: process count, process id and coordinator address of this process."""
 
 import logging
 import os
@@ -19,13 +19,13 @@ from xlashard.processes import checked_seconds
 
 @dataclass(frozen=True)
 class MutualTLS:
-    """Certificates by which the coordination service and its clients make sure of each other.
+    """Certificates for mutual authentication of JAX's coordination service and its clients.
 
     Attributes:
         certificate: Path of this process's certificate chain, in PEM.
         key: Path of its private key, in PEM.
-        authority: Path of the certificates by which that of the other end is checked, in PEM.
-        peer_uri_prefix: What a URI among the names of the other end's certificate must begin with,
+        authority: Path of the CA certificates that validate the peer, in PEM.
+        peer_uri_prefix: Required prefix of a URI among the subject names of the peer's certificate,
             such as `"spiffe://example.org/"`. By default clients check the coordinator's host name.
 
     Example:
@@ -41,7 +41,7 @@ class MutualTLS:
     peer_uri_prefix: str | None = None
 
     def for_jax(self) -> dict[str, Any]:
-        """What `jax.distributed.initialize` takes."""
+        """Return the keyword arguments of `jax.distributed.initialize`."""
         return {
             "mtls_cert_file": self.certificate,
             "mtls_key_file": self.key,
@@ -56,7 +56,7 @@ logger = logging.getLogger("xlashard.multihost")
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What is known before the processes meet."""
+    """Place of this process in the cluster, before it joins."""
 
     environment: LaunchEnvironment
     processes: int
@@ -67,7 +67,7 @@ class ClusterInfo:
 
 @dataclass(frozen=True)
 class InitializeRequest:
-    """The arguments of `initialize`."""
+    """Arguments of `initialize`."""
 
     coordinator: str | None
     processes: int | None
@@ -82,7 +82,7 @@ def check_types(request: InitializeRequest) -> None:
     """Check the types of the arguments of `initialize`.
 
     Raises:
-        ArgumentError: One has the wrong type.
+        ArgumentError: An argument has the wrong type.
     """
     for name, kind, expected in (
         ("coordinator", str, "a host and a port, such as '10.0.0.1:8476'"),
@@ -104,21 +104,21 @@ def check_types(request: InitializeRequest) -> None:
     checked_seconds(request.heartbeat, "initialize: heartbeat")
 
 
-# Processes of a pod at most, ten times those of the largest that there are.
+# Largest number of processes, ten times that of the largest pod in existence.
 _MOST = 1 << 20
 
 _ONE = LaunchEnvironment("one process", 0.0, lambda command, processes: command)
 
 
 def find_cluster(request: InitializeRequest) -> ClusterInfo:
-    """Who this process is, from the arguments and the environment.
+    """Determine the place of this process from the arguments and the environment.
 
     Raises:
-        ProcessesError: They say too little, or not the same.
+        ProcessesError: Arguments and environment are incomplete or contradict each other.
     """
-    given = (request.coordinator, request.processes, request.process_id)
-    if None not in given:
-        return _given(request)
+    explicit = (request.coordinator, request.processes, request.process_id)
+    if None not in explicit:
+        return _from_arguments(request)
     emulated = read_flags(os.environ).pod
     if emulated is not None:
         found = ClusterInfo(
@@ -135,13 +135,12 @@ def find_cluster(request: InitializeRequest) -> ClusterInfo:
     return _alone(request)
 
 
-def _given(request: InitializeRequest) -> ClusterInfo:
+def _from_arguments(request: InitializeRequest) -> ClusterInfo:
     count, process = request.processes or 0, request.process_id or 0
     split_address(request.coordinator or "")
     if not 0 <= process < count:
         raise ProcessesError(
-            f"process_id={process} is none of processes={count}: they are numbered from 0 to "
-            f"{count - 1}",
+            f"process_id={process} is invalid for processes={count}: expected 0 to {count - 1}",
             processes=(process,),
         )
     return ClusterInfo(environments.GIVEN, count, process, request.coordinator or "", None)
@@ -152,26 +151,26 @@ def _cluster() -> Cluster | None:
         return coordination.find_cluster()
     except Exception as error:
         raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-            "the environment looks like one of several processes, and JAX can't tell which of "
-            f"them this is ({type(error).__name__}: {error}): write initialize('HOST:PORT', "
-            "processes=4, process_id=0), or initialize(processes=1) for this process alone",
+            "the environment is that of a multi-process job, but JAX cannot determine the process "
+            f"id ({type(error).__name__}: {error}): write initialize('HOST:PORT', processes=4, "
+            "process_id=0), or initialize(processes=1) for this process alone",
             processes=(),
         ) from error
 
 
 def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
     environment = environments.environment_of(cluster)
-    # One process needs no coordinator, and who asks for one only is given it below.
+    # One process needs no coordinator; a request for one process is handled below.
     if cluster.processes == 1 or request.processes == 1:
         return ClusterInfo(environment, cluster.processes, cluster.process_id, "", None)
-    patience = environment.alone if request.timeout is None else request.timeout
+    timeout = environment.alone if request.timeout is None else request.timeout
     try:
         address = request.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-        address = address or coordination.cluster_coordinator(max(1, round(patience)))
+        address = address or coordination.cluster_coordinator(max(1, round(timeout)))
     except Exception as error:
         raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-            f"{environment.title} has {cluster.processes} processes, and the address of process 0 "
-            f"can't be found ({error}). {start_text(environment, cluster.processes)}",
+            f"{environment.title} has {cluster.processes} processes, but the address of process 0 "
+            f"cannot be determined ({error}). {start_text(environment, cluster.processes)}",
             processes=(0,),
         ) from error
     return ClusterInfo(
@@ -180,7 +179,7 @@ def _detected(cluster: Cluster, request: InitializeRequest) -> ClusterInfo:
 
 
 def _agreed(found: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
-    """What the environment says, where the arguments say the same or nothing."""
+    """Return the detected cluster, provided that the arguments do not contradict it."""
     if request.processes == 1:
         return ClusterInfo(_ONE, 1, 0, "", None)
     for name, here, asked in (
@@ -189,7 +188,7 @@ def _agreed(found: ClusterInfo, request: InitializeRequest) -> ClusterInfo:
     ):
         if asked is not None and asked != here:
             raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-                f"initialize({name}={asked}): {found.environment.title} says {name}={here}. "
+                f"initialize({name}={asked}): {found.environment.title} specifies {name}={here}. "
                 f"{start_text(found.environment, request.processes or found.processes)}",
                 processes=(found.process_id,),
             )
@@ -203,15 +202,15 @@ def _alone(request: InitializeRequest) -> ClusterInfo:
         return ClusterInfo(_ONE, 1, 0, "", None)
     if tasks > 1:
         raise ProcessesError(  # no-catalogue: needs the environment of a launcher
-            f"this is the batch script of a Slurm job of {tasks} tasks, in which a program starts "
-            f"once and not {tasks} times. {start_text(environments.SLURM, expected)}; or write "
+            f"this is the batch script of a Slurm job of {tasks} tasks, which runs a program once "
+            f"instead of {tasks} times. {start_text(environments.SLURM, expected)}; or write "
             "initialize(processes=1) for this process alone",
             processes=tuple(range(1, expected)),
         )
     if request.coordinator is None:
         raise ProcessesError(
-            f"initialize(processes={expected}): this is one process, and nothing in its "
-            "environment says which of several it is. "
+            f"initialize(processes={expected}): this process was started alone, and its "
+            "environment does not specify a process id. "
             f"{start_text(environments.EMULATED, expected)}; on other machines by their launcher "
             f"(srun, mpirun, …), or by initialize('HOST:PORT', processes={expected}, process_id=0)",
             processes=tuple(range(1, expected)),
@@ -224,13 +223,13 @@ def _alone(request: InitializeRequest) -> ClusterInfo:
 
 
 def start_text(environment: LaunchEnvironment, processes: int) -> str:
-    """How to start all processes, as a sentence."""
+    """Return a sentence with the command that starts all processes."""
     command = environment.launch(environments.own_command(), processes)
     return f"Start it in all {processes}: {command}"
 
 
 def arguments_text(request: InitializeRequest) -> str:
-    """What a call of `initialize` was given."""
+    """Format the arguments of a call of `initialize`."""
     asked = {
         "coordinator": request.coordinator,
         "processes": request.processes,
@@ -240,27 +239,29 @@ def arguments_text(request: InitializeRequest) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address.
+    """Split an address into host and port.
 
     Raises:
-        ProcessesError: It is none.
+        ProcessesError: The address is invalid.
     """
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) >= 1 << 16:
         raise ProcessesError(
-            f"coordinator {address!r} is no host and port: write '10.0.0.1:8476'", processes=()
+            f"coordinator {address!r} is invalid: expected a host and a port, such as "
+            "'10.0.0.1:8476'",
+            processes=(),
         )
     return host.strip("[]"), int(port)
 
 
 def address_text(address: tuple[str, int]) -> str:
-    """The address of a host and a port."""
+    """Format host and port as an address."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bind_address(info: ClusterInfo, request: InitializeRequest) -> tuple[str, int]:
-    """Where process 0 listens: at the address that the others use, and nowhere else."""
+    """Return the address at which process 0 listens; by default only the coordinator's address."""
     host, port = split_address(info.coordinator)
     chosen = request.bind or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
     if chosen:
@@ -270,12 +271,13 @@ def bind_address(info: ClusterInfo, request: InitializeRequest) -> tuple[str, in
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
-        return host, port  # which is said where it is listened at
+        return host, port  # The error is raised by the attempt to listen.
     if address.startswith("127."):
-        # Its own name means the loopback address on some systems, where no other machine reaches.
+        # On some systems the machine's own name resolves to the loopback address, which other
+        # machines cannot reach.
         logger.warning(
-            "%s is a loopback address on its own machine, so process 0 listens at all addresses of "
-            "the machine; initialize(bind='HOST:%d') names one",
+            "%s resolves to a loopback address on this machine, so process 0 listens at all "
+            "addresses of the machine; initialize(bind='HOST:%d') selects one",
             host,
             port,
         )

@@ -1,4 +1,4 @@
-"""Where programs of several processes run, and how they are started there."""
+"""Launch environments of multi-process programs, and the commands that start programs in them."""
 
 import shlex
 import sys
@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from xlashard._jax.coordination import Cluster, tpu_attribute
 from xlashard.lazily import dataclass
 
-# Seconds that a process waits while it has seen no other. Where a launcher starts them all at one
-# moment, a process that is alone has none. Over ssh and by hand some seconds lie between them, as
-# on a machine that is busy with emulating them; Kubernetes starts each when there is room.
+# Seconds that a process waits while no other has connected. A launcher starts all processes at
+# once, so a lone process was not started by it. Over ssh and by hand the starts are some seconds
+# apart, as on a machine that is busy emulating them; Kubernetes starts each pod when capacity is
+# available.
 _AT_ONCE = 10.0
 _OVER_SSH = 15.0
 _BY_HAND = 30.0
@@ -18,13 +19,13 @@ _WHEN_THERE_IS_ROOM = 300.0
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """A kind of place where several processes run.
+    """A kind of environment in which several processes run.
 
     Attributes:
-        title: What a message calls it.
-        alone: How long a process that has seen no other waits, in seconds.
-        launch: From the program's command and the number of processes to the command, or the
-            words, that start all of them.
+        title: Name in messages.
+        alone: Seconds that a process waits while no other has connected.
+        launch: Returns the command, or instructions, that start all processes, from the program's
+            command and the number of processes.
     """
 
     title: str
@@ -46,8 +47,8 @@ def _on_tpu_vm(command: str, processes: int) -> str:
 def _on_kubernetes(command: str, processes: int) -> str:
     return (
         f"let the Job's (or JobSet's) container run `{command}`, with parallelism: {processes}, "
-        f"completions: {processes} and completionMode: Indexed; `kubectl get pods` shows which of "
-        "them don't run yet"
+        f"completions: {processes} and completionMode: Indexed; `kubectl get pods` lists the pods "
+        "that are not running yet"
     )
 
 
@@ -84,21 +85,21 @@ _BY_CLUSTER = {
 
 
 def environment_of(cluster: Cluster) -> LaunchEnvironment:
-    """The place that JAX has detected."""
+    """Return the environment that JAX has detected."""
     other = LaunchEnvironment(cluster.name, _BY_HAND, _by_hand)
     return _BY_CLUSTER.get(cluster.name, other)
 
 
 def own_command() -> str:
-    """How this program was started: `python train.py --steps=10`."""
+    """Return the command that started this program: `python train.py --steps=10`."""
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def unlaunched_tasks(variables: Mapping[str, str]) -> int:
-    """How many tasks a Slurm job has, in the script of its batch step, which is none of them; or 0.
+    """Return the number of tasks of a Slurm job from inside its batch script; otherwise 0.
 
-    There a program without `srun` runs once, and knows of the others only by what the job asked
-    for.
+    A program started there without `srun` runs once, and only the job's variables reveal the other
+    tasks.
     """
     if "SLURM_JOB_ID" not in variables or "SLURM_STEP_NODELIST" in variables:
         return 0

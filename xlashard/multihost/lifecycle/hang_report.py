@@ -1,4 +1,4 @@
-"""Who is stuck, and where: what the stacks of all processes say together."""
+"""Report of a program that makes no progress, from the stacks of all processes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,19 +7,19 @@ from xlashard.processes import format_processes, group_by_value
 from xlashard.processes.stack_dump import ProcessDump
 from xlashard.processes.thread_stacks import ThreadStack
 
-# Groups of equal stacks that are shown in full.
+# Groups of equal stacks shown in full.
 _SHOWN = 4
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """What is known of a pod that makes no progress.
+    """State of a pod that makes no progress.
 
     Attributes:
-        count: How many processes there are.
-        answers: What each says that answered.
-        notes: What each waits for that has said so, in words.
-        recent: For how many seconds after a step a process is not stuck.
+        count: Number of processes.
+        answers: Answer of each process that replied.
+        notes: Description of the barrier at which a process waits, by process.
+        recent: Number of seconds after a step during which a process does not count as stuck.
     """
 
     count: int
@@ -29,30 +29,34 @@ class HangReport:
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """Those that didn't answer."""
+        """Processes that did not answer."""
         return tuple(p for p in range(self.count) if p not in self.answers)
 
     @property
     def paused(self) -> dict[int, str]:
-        """Those that do something else than steps, and have said what."""
-        said = {p: answer.progress for p, answer in self.answers.items()}
-        return {p: progress.paused for p, progress in said.items() if progress and progress.paused}
+        """Processes that have paused their watchdog, with the reason."""
+        reported = {p: answer.progress for p, answer in self.answers.items()}
+        return {
+            p: progress.paused for p, progress in reported.items() if progress and progress.paused
+        }
 
     @property
     def moving(self) -> tuple[int, ...]:
-        """Those that have just made a step, or ended a pause: the others may only be waiting."""
-        said = {p: answer.progress for p, answer in self.answers.items()}
-        return tuple(p for p, progress in said.items() if progress and progress.idle < self.recent)
+        """Processes that have just made a step or ended a pause; peers may only be waiting."""
+        reported = {p: answer.progress for p, answer in self.answers.items()}
+        return tuple(
+            p for p, progress in reported.items() if progress and progress.idle < self.recent
+        )
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Those that have done fewer steps than the furthest."""
+        """Processes that have done fewer steps than the furthest."""
         steps = self._steps
         return tuple(p for p, step in steps.items() if step < max(steps.values()))
 
     @property
     def elsewhere(self) -> tuple[int, ...]:
-        """Those whose program runs its own lines, while others wait in a call of JAX."""
+        """Processes that execute their own code while others wait in a JAX call."""
         waiting = [p for p, answer in self.answers.items() if _in_runtime(answer)]
         if not waiting or len(waiting) == len(self.answers):
             return ()
@@ -60,13 +64,13 @@ class HangReport:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """Those that the others wait for, as far as it can be told."""
+        """Processes that the others wait for, as far as it can be determined."""
         return tuple(sorted({*self.silent, *self.behind, *self.elsewhere, *self.paused}))
 
     @property
     def _steps(self) -> dict[int, int]:
-        said = {p: answer.progress for p, answer in self.answers.items()}
-        return {p: progress.step for p, progress in said.items() if progress is not None}
+        reported = {p: answer.progress for p, answer in self.answers.items()}
+        return {p: progress.step for p, progress in reported.items() if progress is not None}
 
     def __str__(self) -> str:
         return "\n".join([*self._verdict(), "", *self._stacks(), _BELOW])
@@ -80,11 +84,11 @@ class HangReport:
         if self.moving:
             lines.append(f"{format_processes(self.moving)} made a step just now")
         if not self.culprits:
-            lines.append("none of them is behind the others: see where each of them waits")
+            lines.append("no process is behind the others: see the line at which each one waits")
         return lines
 
     def _about(self, process: int) -> str:
-        """What is wrong with one that the others wait for."""
+        """Describe the problem of a process that the others wait for."""
         if process in self.silent:
             return (
                 f"process {process} does not answer: it is stopped (SIGSTOP), its machine is, or "
@@ -114,7 +118,7 @@ class HangReport:
     def _stacks(self) -> list[str]:
         mains = {p: answer.main.text() for p, answer in self.answers.items() if answer.main}
         groups = group_by_value(mains)
-        # Those that the others wait for first.
+        # Culprits first.
         groups.sort(key=lambda group: not set(group[1]) & set(self.culprits))
         lines = []
         for text, processes in groups[:_SHOWN]:
@@ -125,12 +129,12 @@ class HangReport:
 
 
 _BELOW = (
-    "What runs below Python is not seen from inside; `py-spy dump --native --pid PID` shows it."
+    "Frames below Python are not visible from inside; `py-spy dump --native --pid PID` shows them."
 )
 
 
 def stacks_text(threads: Sequence[ThreadStack]) -> str:
-    """All threads of one process."""
+    """Format the stacks of one process."""
     return "\n\n".join(thread.text() for thread in threads)
 
 

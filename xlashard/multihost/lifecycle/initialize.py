@@ -1,4 +1,4 @@
-"""`initialize`: makes this process one of several that run the same program."""
+"""`initialize` and `leave`: entry and exit of a process of a multi-process program."""
 
 import os
 import sys
@@ -22,21 +22,21 @@ from xlashard.multihost.lifecycle.join import join_processes
 from xlashard.multihost.lifecycle.shutdown import ShutdownHandler
 from xlashard.processes.stack_dump import stack_server
 
-# Seconds that JAX's own client has to connect; all processes are there by then.
+# Seconds for JAX's own client to connect; all processes are present by then.
 _CONNECT = 60
-# Of exit codes; the system keeps eight bits.
+# Largest exit code; the system keeps eight bits.
 _LAST_CODE = 255
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The processes that run this program, and this one's place among them.
+    """The processes of this program, and the place of this process among them.
 
     Attributes:
-        process: The number of this process.
-        count: How many there are.
-        coordinator: Host and port of process 0's coordination service; empty for one process.
-        found_by: What said so: `"Slurm"`, `"Open MPI"`, `"its arguments"`, …
+        process: Index of this process.
+        count: Number of processes.
+        coordinator: Host and port of the coordination service of process 0; empty for one process.
+        found_by: Source of the information: `"Slurm"`, `"Open MPI"`, `"its arguments"`, …
     """
 
     process: int
@@ -46,7 +46,7 @@ class Pod:
 
 
 class _Joined:
-    """What came of the first call."""
+    """State that the first call of `initialize` leaves."""
 
     def __init__(self) -> None:
         self.pod: Pod | None = None
@@ -66,34 +66,38 @@ def initialize(
     bind: str | None = None,
     tls: MutualTLS | None = None,
 ) -> Pod:
-    """Makes this process one of those that run the program together. Call it before anything else.
+    """Join this process to the others that run the program. Call it before anything else.
 
-    Without arguments it asks the environment: Cloud TPU slices, GKE, Kubernetes, Slurm, Open MPI
-    (through JAX's own detection) and `xlashard pod` are known. Where nothing says that there is
-    more than one process, there is one, and nothing is started.
+    Without arguments the cluster is detected from the environment: Cloud TPU slices, GKE,
+    Kubernetes, Slurm, Open MPI (by JAX's own detection) and `xlashard pod`. If the environment does
+    not specify several processes, there is one, and nothing is started.
 
-    All processes come together before JAX's runtime starts. A process that sees no other for some
-    seconds raises an error with the command that starts them all. From then on each notices when
-    another is killed, and ends with a message and exit code 75.
+    All processes meet before JAX's runtime starts. A process that sees no peer for some seconds
+    raises an error with the command that starts all processes. From then on every process detects
+    when a peer is killed, and ends with a message and exit code 75.
 
     Args:
-        coordinator: Host and port at which the others reach process 0.
-        processes: How many there must be. If the environment says another number, that is an error.
-        process_id: The number of this process.
-        timeout: How long to wait for the others, in seconds. By default 300 once another one has
-            come, and before that 10 to 30, or 300 where each is started when there is room (GKE).
-        heartbeat: After how many seconds of silence JAX takes a process, or its machine, for dead
-            and ends all others.
+        coordinator: Host and port at which the other processes reach process 0.
+        processes: Expected number of processes. It is an error if the environment specifies another
+            number.
+        process_id: Index of this process.
+        timeout: How long to wait for the other processes, in seconds. By default 300 once another
+            process has connected, and before that 10 to 30, or 300 where each process is started
+            when capacity is available (GKE).
+        heartbeat: Seconds of silence after which JAX considers a process, or its machine, dead and
+            terminates all others.
         bind: Host and port at which process 0 listens; by default those of `coordinator`, so that
-            nothing listens at other addresses of its machine.
-        tls: Certificates by which JAX's service and its clients make sure of each other.
+            no other address of its machine is open.
+        tls: Certificates for mutual authentication of JAX's service and its clients.
 
     Returns:
-        The place of this process. A later call with the same arguments, or none, returns it again.
+        The place of this process. A later call with the same arguments, or without arguments,
+        returns it again.
 
     Raises:
         ArgumentError: An argument has the wrong type.
-        ProcessesError: Not all came, or they don't fit together, or JAX has devices already.
+        ProcessesError: Some processes did not arrive, they are inconsistent, or JAX has already
+            been initialized with its devices.
 
     Example:
         >>> from xlashard import multihost
@@ -125,17 +129,17 @@ def initialize(
 
 
 def leave(code: int, how: str) -> NoReturn:
-    """Ends this process at once, while others may wait for something that it will not do.
+    """End this process immediately, without waiting for the other processes or for its threads.
 
-    Python's and JAX's own way to end waits for the other processes and for all threads. Tell the
-    others before, so that they leave too: what they wait for does not come any more.
+    Normal shutdown of Python and JAX waits for both. Notify the peers first, so that they leave as
+    well: this process will not take part in operations that they wait for.
 
     Args:
         code: The exit code.
-        how: What ended it, for the others: ``"ValueError: no more data"``.
+        how: Reason of the exit, for the peers: ``"ValueError: no more data"``.
 
     Raises:
-        ArgumentError: `code` is no exit code, or `how` no text; the process goes on.
+        ArgumentError: `code` is not an exit code, or `how` is not a string; the process continues.
     """
     if type(code) is not int or not 0 <= code <= _LAST_CODE:
         shown = repr(code) if isinstance(code, int | float | str) else type(code).__name__
@@ -160,9 +164,9 @@ def _join(request: InitializeRequest) -> Pod:
         return Pod(0, 1, "", info.environment.title)
     if coordination.backend_has_started():
         raise ProcessesError(
-            f"JAX was asked for devices before initialize() made this process number "
-            f"{info.process_id} of {info.processes}, so it has those of this process alone: call "
-            "xlashard.multihost.initialize() first, before jax.devices(), any array and any "
+            "JAX initialized its devices before initialize() could join this process as number "
+            f"{info.process_id} of {info.processes}, so it has only the devices of this process: "
+            "call xlashard.multihost.initialize() first, before jax.devices(), any array and any "
             "computation",
             processes=(info.process_id,),
         )
@@ -196,8 +200,8 @@ def _check_same(pod: Pod, request: InitializeRequest) -> None:
     if all(value is None or value == known for value, known in zip(asked, now, strict=True)):
         return
     raise ProcessesError(  # no-catalogue: needs several processes
-        f"this process is number {pod.process} of {pod.count} already, with the coordinator "
-        f"{pod.coordinator or '(none)'}: initialize() can't make it "
+        f"this process has already joined as number {pod.process} of {pod.count}, with the "
+        f"coordinator {pod.coordinator or '(none)'}: initialize() cannot change it to "
         f"{arguments_text(request)}; call it once, or with the same arguments",
         processes=(pod.process,),
     )

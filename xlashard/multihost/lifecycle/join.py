@@ -1,4 +1,4 @@
-"""Coming together with the other processes, in the words of the person who started them."""
+"""Join of all processes, with errors and log messages that contain the launch command."""
 
 import errno
 import logging
@@ -24,31 +24,31 @@ from xlashard.processes.startup_barrier import (
 
 logger = logging.getLogger("xlashard.multihost")
 
-# Seconds for all to come, once one other has. JAX waits as long.
+# Seconds for all processes to arrive once one other has; JAX waits as long.
 _ALL = 300.0
-# Seconds after which it is said who is missing, and then twice as long each time.
-_FIRST_WORD = 5.0
+# Seconds before the first log message; doubled after each message.
+_FIRST_LOG = 5.0
 
 
 def join_processes(
     info: ClusterInfo, request: InitializeRequest, bind: tuple[str, int]
 ) -> dict[int, Connection]:
-    """The connections to the others, by process, when all have come.
+    """Wait until all processes have arrived; return the connections by process.
 
     Raises:
-        ProcessesError: Some did not come, or don't fit.
+        ProcessesError: Some processes did not arrive, or are inconsistent.
     """
     secured = request.tls is not None
     me = ProcessIdentity(
         info.process_id, info.processes, socket.gethostname(), os.getpid(), secured
     )
-    alone, everybody = (
+    alone, timeout = (
         (info.environment.alone, _ALL)
         if request.timeout is None
         else (request.timeout, request.timeout)
     )
     call = StartupBarrier(
-        me, split_address(info.coordinator), bind, alone, everybody, _WaitLog(info).told
+        me, split_address(info.coordinator), bind, alone, timeout, _WaitLog(info).on_wait
     )
     try:
         return wait_for_all(call)
@@ -81,29 +81,29 @@ def _listen_text(info: ClusterInfo, bind: tuple[str, int], error: OSError) -> st
     where = address_text(bind)
     if error.errno == errno.EADDRINUSE:
         return (
-            f"process 0 of {info.processes} can't listen at {where}, which another program of "
-            "this machine has: end what is left of an earlier run, or let all use another port: "
-            "export JAX_COORDINATOR_PORT=8477"
+            f"process 0 of {info.processes} cannot listen at {where}, which another program on "
+            "this machine uses: end the processes of an earlier run, or set another port in all "
+            "processes: export JAX_COORDINATOR_PORT=8477"
         )
     return (
-        f"process 0 of {info.processes} can't listen at {where} ({error}): the coordinator must "
-        "be an address of the machine of process 0; if the others reach it by "
-        f"{info.coordinator}, and it has another one itself, write "
+        f"process 0 of {info.processes} cannot listen at {where} ({error}): the coordinator must "
+        "be an address of the machine of process 0; if the other processes reach that machine by "
+        f"{info.coordinator}, but its own address differs, write "
         f"initialize(bind='0.0.0.0:{bind[1]}')"
     )
 
 
 class _WaitLog:
-    """Logs who is missing, less and less often."""
+    """Logs the missing processes at increasing intervals."""
 
     def __init__(self, info: ClusterInfo) -> None:
         self._place = info
-        self._next = _FIRST_WORD
+        self._next = _FIRST_LOG
 
-    def told(self, missing: tuple[int, ...], seconds: float) -> None:
+    def on_wait(self, missing: tuple[int, ...], seconds: float) -> None:
         if seconds < self._next:
             return
-        start = self._next == _FIRST_WORD
+        start = self._next == _FIRST_LOG
         self._next = max(2 * self._next, seconds)
         advice = start_text(self._place.environment, self._place.processes) if start else ""
         logger.warning(

@@ -1,4 +1,4 @@
-"""What is said of other processes that are gone or waited for in vain, and an end at once."""
+"""Messages about peers that failed or disappeared, and immediate exit of this process."""
 
 import contextlib
 import os
@@ -11,43 +11,44 @@ from xlashard._jax import coordination
 from xlashard.processes import format_processes
 
 GONE_EXIT_CODE = 75
-"""The exit code of a process that ends because another is gone: try again (`EX_TEMPFAIL`)."""
+"""Exit code of a process that ends because a peer is gone: try again (`EX_TEMPFAIL`)."""
 
-# Seconds that the others have to hear from process 0 who is gone, before it ends itself.
-_HEARD = 0.5
-# Seconds for what was printed to come out.
+# Seconds for the peers to receive the news from process 0 before it ends.
+_PEER_NOTICE = 0.5
+# Seconds to flush the output streams.
 _FLUSH = 0.5
 
 
 def exit_without_peers(processes: tuple[int, ...]) -> None:
-    """Ends this process because others are gone, with a message; no exception can do it.
+    """End this process with a message, because peers are gone. An exception could not do so.
 
-    Its main thread may be in a collective that never returns, and JAX's client is about to end the
-    process itself, with a message that is hard to read.
+    Its main thread may be blocked in a collective that never returns, and JAX's client is about to
+    terminate the process with a message that is hard to read.
     """
     me, count = coordination.process_index(), coordination.process_count()
     is_are = "is" if len(processes) == 1 else "are"
     coordinator = ", the coordinator," if 0 in processes else ""
     going_on = coordination.is_recoverable()
-    what_now = "goes on without" if going_on else "ends: it can't go on without"
+    what_now = "continues without" if going_on else "ends: it cannot continue without"
     text = (
-        f"\nxlashard: {format_processes(processes)} of {count}{coordinator} {is_are} gone: the "
-        "connection closed before the end, as when a process is killed, preempted, out of "
-        f"memory or ended by its watchdog. Process {me} {what_now} it. See the end of its log, "
-        "then start all processes again; with --resume, where the program has it, they go on from "
+        "\n"
+        f"xlashard: {format_processes(processes)} of {count}{coordinator} {is_are} gone: the "
+        "connection closed before the end, as when a process is killed, preempted, out of memory "
+        f"or ended by its watchdog. Process {me} {what_now} it. See the end of its log, then "
+        "start all processes again; with --resume, if the program supports it, they continue from "
         "the last checkpoint.\n"
     )
-    # The message first, and by no lock that another thread may hold.
+    # Write the message first, without a lock that another thread may hold.
     os.write(2, text.encode())
     if not going_on:
         exit_at_once(GONE_EXIT_CODE)
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """Ends this process, wherever it is; process 0 gives the others time to hear of it before."""
+    """End this process immediately; process 0 first gives its peers time to be notified."""
     _flush_soon()
     if coordination.process_index() == 0:
-        time.sleep(_HEARD)
+        time.sleep(_PEER_NOTICE)
     os._exit(code)
 
 
@@ -56,47 +57,49 @@ def _flush_soon() -> None:
     try:
         flushing.start()
     except RuntimeError:
-        # The program is at its end, where there are no new threads, and nobody else who prints.
+        # During interpreter shutdown no new thread starts, and no other thread prints.
         flush()
     else:
         flushing.join(_FLUSH)
 
 
 def flush() -> None:
-    """Writes out what was printed."""
+    """Flush the output streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
 
 
 def report_failed_peer(process: int, error: str, what: str) -> None:
-    """Says that this process ends, which does something together with one that has failed."""
+    """Print that this process ends because it takes part in an operation with a failed peer."""
     me, count = coordination.process_index(), coordination.process_count()
     text = (
-        f"\nxlashard: process {process} of {count} has ended ({error}), and process {me} "
-        f"{what}. Process {me} ends: it can't go on without it. The log of process {process} "
-        "says more.\n"
+        "\n"
+        f"xlashard: process {process} of {count} has ended ({error}), and process {me} {what}. "
+        f"Process {me} ends: it cannot continue without it. See the log of process {process}.\n"
     )
     os.write(2, text.encode())
 
 
 def report_late_failure(process: int, error: str) -> None:
-    """Print that another process has failed after the program of this process was over."""
+    """Print that a peer failed after the program of this process completed."""
     me, count = coordination.process_index(), coordination.process_count()
     text = (
-        f"\nxlashard: process {process} of {count} has failed ({error}) after the program of "
-        f"process {me} was over; process {me} ends with exit code {GONE_EXIT_CODE}. The log of "
-        f"process {process} says more.\n"
+        "\n"
+        f"xlashard: process {process} of {count} has failed ({error}) after the program of "
+        f"process {me} completed; process {me} ends with exit code {GONE_EXIT_CODE}. See the log "
+        f"of process {process}.\n"
     )
     os.write(2, text.encode())
 
 
 def report_finished_peer(process: int, place: str) -> None:
-    """Says that this process waits at a line for one whose program is over."""
+    """Print that this process waits at a line for a peer whose program has completed."""
     me, count = coordination.process_index(), coordination.process_count()
     text = (
-        f"\nxlashard: the program of process {process} of {count} is over, and process {me} is in "
-        f"{place}. If that is to be done together, it waits in vain: let all processes make the "
-        "same calls.\n"
+        "\n"
+        f"xlashard: the program of process {process} of {count} has completed, and process {me} "
+        f"is in {place}. If all processes must execute that line, process {me} waits forever: "
+        "make the same calls in all processes.\n"
     )
     os.write(2, text.encode())

@@ -1,4 +1,4 @@
-"""How a program of several processes ends: as it should, or because one of them is gone."""
+"""Shutdown of a multi-process program, normally or because a peer failed."""
 
 import atexit
 import contextlib
@@ -25,44 +25,43 @@ from xlashard.processes.stack_dump import stack_server
 from xlashard.processes.thread_stacks import OWN_THREADS, ThreadStack, own_stacks
 from xlashard.processes.wait_graph import own_status
 
-# Seconds to hear from process 0 who is gone, after a collective has noticed it first.
+# Seconds to wait for the news from process 0 after a collective has failed.
 _HEARD_FROM = 2.0
-# What an error of a collective on CPUs begins with when the connection to another process closes.
+# Prefix of the error of a CPU collective whose connection to a peer closed.
 _COLLECTIVE_BROKE = "Gloo"
-# Seconds for which a process whose peer has failed may wait in a call of JAX, which raises nothing;
-# whoever waits at a barrier is told sooner, by an exception.
+# Seconds that a process may block in a JAX call after a peer has failed; at a barrier an exception
+# is raised earlier.
 _IN_VAIN = 4.0
-# The same where the other's program is over. It may be doing something of its own, so it is only
-# said.
-_SAID = 10.0
-# How often it looks whether it does, in seconds.
+# The same after a peer has completed. This process may be busy on its own, so it is only reported.
+_REPORT_AFTER = 10.0
+# Poll interval, in seconds.
 _LOOK = 0.5
-# Seconds that the others have to end before an error in process 0 takes the service from them.
+# Seconds for the peers to end before an error in process 0 stops the service.
 _ENDING = _IN_VAIN + 2.0
-# Seconds for which process 0 lets others go first that leave because of an error.
+# Seconds that process 0 waits for its peers when it leaves because of an error.
 _LEAVING = 15.0
 
 
 class ShutdownHandler:
-    """Tells the others when this process ends, and ends it when it can't go on without them.
+    """Notifies the peers when this process ends, and ends it if it cannot continue alone.
 
     Args:
-        connections: Those to the others; None where there are none.
+        connections: Connections to the peers; None without peers.
     """
 
     def __init__(self, connections: dict[int, Connection] | None) -> None:
         self._error: BaseException | None = None
-        # The first other process that has failed, and how, and whether there is one.
+        # First failed peer with its error, and an event set by it.
         self._failure: tuple[int, str] | None = None
         self._failed = threading.Event()
         self._first_over: int | None = None
         self._lines = None
         if connections is not None:
-            self._lines = LivenessMonitor(connections, self._lose, self._mourn)
+            self._lines = LivenessMonitor(connections, self._on_peer_gone, self._on_peer_ended)
         self._hook = sys.excepthook
         sys.excepthook = self._note
-        # Registered after JAX's own, so called before it: there is a store yet.
-        atexit.register(self._tell)
+        # Registered after JAX's handler, so it runs before it: the store still exists.
+        atexit.register(self._notify_peers)
 
     def _note(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -71,31 +70,31 @@ class ShutdownHandler:
         self._hook(kind, error, traceback)
 
     def leave(self, code: int, how: str) -> NoReturn:
-        """Ends this process at once. Process 0, which holds the store, lets the others go first."""
+        """End this process immediately; process 0 holds the store, so its peers end first."""
         _close(how)
         if self._lines is not None:
             self._lines.goodbye(_LEAVING if coordination.process_index() == 0 else 0)
         flush()
         os._exit(code)
 
-    def _tell(self) -> None:
+    def _notify_peers(self) -> None:
         if self._lines is not None and _COLLECTIVE_BROKE in str(self._error):
-            # Another process is gone, or has failed. Of the first the thread that is about to hear
-            # of it ends this one.
+            # A peer is gone or has failed. If it is gone, the thread that is about to be notified
+            # ends this process.
             self._failed.wait(_HEARD_FROM)
             if self._failure is not None:
                 self._end_in_vain(*self._failure)
         _close(_how_text(self._error))
         if self._lines is not None:
-            # JAX keeps process 0's service up until all others have come to their end, but not
-            # where an error ends it in an emulated pod.
+            # JAX keeps the service of process 0 until all peers have shut down, but not if an error
+            # ends process 0 in an emulated pod.
             serves = coordination.process_index() == 0 and self._error is not None
             error = "" if self._error is None else _how_text(self._error)
             self._lines.goodbye(_ENDING if serves else 0, error)
 
-    def _lose(self, processes: tuple[int, ...]) -> None:
+    def _on_peer_gone(self, processes: tuple[int, ...]) -> None:
         if self._error is not None and self._is_leaving:
-            # Its error is told, and only JAX waits yet for those who won't come.
+            # The error has been reported; only JAX's shutdown still waits for missing peers.
             self._exit_failed()
         exit_without_peers(processes)
 
@@ -106,12 +105,12 @@ class ShutdownHandler:
     def _exit_failed(self) -> NoReturn:
         exit_at_once(130 if isinstance(self._error, KeyboardInterrupt) else 1)
 
-    def _mourn(self, process: int, error: str) -> None:
-        """Another has ended: looks from now on whether this one waits for it in vain."""
+    def _on_peer_ended(self, process: int, error: str) -> None:
+        """Watch from now on whether this process waits forever for the peer that has ended."""
         if coordination.is_recoverable():
             return
         if error and process == 0 and self._is_leaving:
-            # Process 0 takes the service along, without which JAX's ending aborts this process.
+            # Without the service of process 0, JAX's shutdown aborts this process.
             if self._error is not None:
                 self._exit_failed()
             report_late_failure(process, error)
@@ -122,25 +121,25 @@ class ShutdownHandler:
         if self._first_over is not None:
             return
         self._first_over = process
-        # Without threads, at the end of Python, this process doesn't wait either.
+        # During interpreter shutdown no thread starts, and this process does not wait either.
         with contextlib.suppress(RuntimeError):
             threading.Thread(
                 target=self._watch, args=(process,), name=f"{OWN_THREADS}ended", daemon=True
             ).start()
 
     def _watch(self, first_over: int) -> None:
-        since, before, said = time.monotonic(), None, False
+        since, before, reported = time.monotonic(), None, False
         while self._lines is not None and not self._lines.leaving:
             stack = next((stack for stack in own_stacks() if stack.main), None)
-            # Where it waits for others by the store, it is told by an exception.
+            # At a barrier of the store an exception is raised instead.
             place = None if own_status.main_waits else _waiting_place(stack)
             waited = time.monotonic() - since
             if place is None or place != before:
                 since, before = time.monotonic(), place
             elif self._failure is not None and waited >= _IN_VAIN:
                 self._end_in_vain(*self._failure, f"waits for it in {place}")
-            elif waited >= _SAID and not said:
-                said = True
+            elif waited >= _REPORT_AFTER and not reported:
+                reported = True
                 report_finished_peer(first_over, place)
             time.sleep(_LOOK)
 
@@ -154,15 +153,15 @@ class ShutdownHandler:
 
 
 def _close(how: str) -> None:
-    """Leaves word of how this process ends, and answers others no longer."""
-    # Whatever has happened to the service: this process is to end now.
+    """Publish how this process ends, and stop its stack server."""
+    # This process must end, whatever the state of the service.
     with contextlib.suppress(Exception):
         own_status.end(how)
         stack_server.close()
 
 
 def _waiting_place(stack: ThreadStack | None) -> str | None:
-    """The line of the program that waits in a call of JAX; None where the program itself runs."""
+    """Return the program's line that blocks in a JAX call; None while the program itself runs."""
     if stack is None or not stack.in_runtime or stack.user_frame is None:
         return None
     return str(stack.user_frame)
@@ -170,6 +169,6 @@ def _waiting_place(stack: ThreadStack | None) -> str | None:
 
 def _how_text(error: BaseException | None) -> str:
     if error is None:
-        return "its program is over"
+        return "its program has completed"
     first = str(error).split("\n", 1)[0]
     return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__

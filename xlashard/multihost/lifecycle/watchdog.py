@@ -1,4 +1,4 @@
-"""A watchdog for steps: says who is stuck, and where, when there are none."""
+"""Watchdog that reports the stuck processes, with their stacks, when steps stop coming."""
 
 import logging
 import os
@@ -20,35 +20,37 @@ from xlashard.processes.wait_graph import read_status
 logger = logging.getLogger("xlashard.watchdog")
 
 STUCK_EXIT_CODE = 70
-"""The exit code of a process that its watchdog has ended (`EX_SOFTWARE`)."""
+"""Exit code of a process that its watchdog has ended (`EX_SOFTWARE`)."""
 
-# The watchdog looks this often in the time after which it reports.
+# Number of polls per timeout.
 _LOOKS = 10
-# Seconds that the others have to answer, and the process that asks to say what they did.
+# Seconds for the peers to answer, and for the requesting process to publish the report.
 _ANSWER, _OUTCOME = 5.0, 6.0
-# Seconds that the others have to read a report before the process that made it ends.
+# Seconds for the peers to read a report before the reporting process ends.
 _READ = 1.0
 
 
 class Watchdog:
-    """Reports when the steps of a program stop coming.
+    """Watchdog for the steps of a program.
 
-    A thread looks at the number of steps. When there was none for a while it writes the Python
-    stacks of all threads of this process, asks all other processes for theirs, which answer even
-    where their main thread hangs in a collective, and reports which of them the others wait for,
-    and at which line. It goes on watching, and reports again after twice the time.
+    A background thread polls the step number. If it does not change for a while, the thread writes
+    the Python stacks of all threads of this process, requests the stacks of all other processes,
+    which answer even if their main thread is blocked in a collective, and reports the processes
+    that the others wait for, with the line at which they are. It continues to watch, and reports
+    again after twice the time.
 
-    Heartbeats tell whether a process is alive; steps tell whether it gets anywhere.
+    Heartbeats show that a process is alive; steps show that it makes progress.
 
     Args:
-        timeout: How long there may be no step, in seconds: several times what the slowest takes.
-        crash: Whether this process ends after a report, with exit code 70, so that whoever started
-            the pod can start it again. A report that finds a process that has paused its watchdog,
-            or has just made a step, ends nothing.
-        folder: Where reports are written too, as `watchdog-PROCESS-NUMBER.txt`.
+        timeout: Longest time without a step, in seconds: several times the duration of the slowest
+            step.
+        crash: Whether this process ends after a report, with exit code 70, so that the launcher can
+            restart the pod. A report in which a process has paused its watchdog, or has just made a
+            step, ends nothing.
+        folder: Folder for copies of the reports, named `watchdog-PROCESS-NUMBER.txt`.
 
     Raises:
-        ArgumentError: The timeout is no time.
+        ArgumentError: The timeout is not a positive number.
 
     Example:
         >>> from xlashard import multihost
@@ -64,8 +66,8 @@ class Watchdog:
     ) -> None:
         if not checked_seconds(timeout, "Watchdog: timeout"):
             raise ArgumentError(
-                f"timeout={timeout!r}: a watchdog needs a time of more than 0 s, several times "
-                "what a step takes: Watchdog(timeout=300)"
+                f"Watchdog: timeout={timeout!r} is invalid: expected a number of seconds above 0, "
+                "several times the duration of a step: Watchdog(timeout=300)"
             )
         self._timeout = timeout
         self._crash = crash
@@ -84,17 +86,17 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def step(self, number: int | None = None) -> None:
-        """Says that the program gets on; costs as little as a counter.
+        """Record a step; costs as little as a counter.
 
         Args:
-            number: The number of the step; by default one more than the last.
+            number: Number of the step; by default the previous one plus 1.
         """
         self._count += 1
         self._step = self._step + 1 if number is None else number
 
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
-        """A stretch in which no steps are expected of this process: `paused("compiling")`."""
+        """Suspend the watchdog within a block, with a reason: `paused("compiling")`."""
         self._pauses.append(reason)
         try:
             yield
@@ -121,7 +123,7 @@ class Watchdog:
         self._end.set()
         stack_server.set_progress_source(None)
         if self._thread is not None:
-            # Python must not end while it is in a call of the store.
+            # Python must not exit while the thread blocks in a call of the store.
             self._thread.join()
 
     def _progress(self) -> StepProgress:
@@ -130,16 +132,16 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        patience = self._timeout
+        threshold = self._timeout
         while not self._end.wait(self._timeout / _LOOKS):
             count, since = self._seen
             now = time.monotonic()
             if self._count != count or self._pauses:
-                if patience > self._timeout and self._count != count:
-                    logger.warning("steps come again, after %.0f s", now - since)
-                self._seen, patience = (self._count, now), self._timeout
-            elif now - since >= patience:
-                patience *= 2
+                if threshold > self._timeout and self._count != count:
+                    logger.warning("steps resumed after %.0f s", now - since)
+                self._seen, threshold = (self._count, now), self._timeout
+            elif now - since >= threshold:
+                threshold *= 2
                 self._report(now - since)
 
     def _report(self, idle: float) -> None:
@@ -154,17 +156,19 @@ class Watchdog:
             try:
                 busy = self._report_all(count)
             except Exception as error:
-                # The store may be what is stuck. Whatever it is, this process's own word is out.
-                self._write(f"process {me} of {count} can't ask the others: {error}")
+                # The store itself may hang. The report of this process is already written.
+                self._write(
+                    f"process {me} of {count} cannot request the stacks of its peers: {error}"
+                )
         if self._crash and not busy:
             os.write(2, f"\nxlashard: the watchdog ends process {me} of {count}\n".encode())
             logging.shutdown()
-            # The others read the report where this process, or its service, has it.
+            # The peers read the report from this process, or from its service.
             time.sleep(_READ)
             os._exit(STUCK_EXIT_CODE)
 
     def _report_all(self, count: int) -> bool:
-        """Reports on all processes. Whether one is busy, and has paused its watchdog for it."""
+        """Report on all processes; return whether one is busy and has paused its watchdog."""
         question = stack_server.request_all(_ANSWER, recent=self._timeout / 2)
         if question.answers is None:
             return self._report_of_another(question)
@@ -179,7 +183,7 @@ class Watchdog:
     def _report_of_another(self, question: DumpRequest) -> bool:
         outcome = question.outcome(_ANSWER + _OUTCOME)
         if outcome is None:
-            self._write("another process asked all others for their stacks, and reported nothing")
+            self._write("another process requested all stacks, but published no report")
             return False
         state, _, text = outcome.partition("\n")
         self._write(text)
