@@ -61,6 +61,7 @@ def test_every_dtype(name: str) -> None:
     assert same(x, scalar) and x.item() == scalar.item()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 @pytest.mark.parametrize("name", sweep(WIDE, quick=["float64"]))
 def test_64_bits(name: str) -> None:

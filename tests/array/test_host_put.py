@@ -135,6 +135,7 @@ class TestSharing:
         copied = device_put(v, SHARDINGS["single"])
         assert copied.unsafe_buffer_pointer() != v.ctypes.data
 
+    @pytest.mark.slow
     def test_deleted_memory_is_given_back_at_once(self) -> None:
         def resident() -> int:
             with open("/proc/self/statm") as file:

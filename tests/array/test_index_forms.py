@@ -127,6 +127,7 @@ def test_updates_add_up_where_an_index_comes_twice(name: str) -> None:
     assert out.devices() == set(DEVICES) and out.committed
 
 
+@pytest.mark.slow
 def test_updates_with_arrays_of_every_kind() -> None:
     x = X["both"]
     row = V[0] + 1
@@ -140,6 +141,7 @@ def test_updates_with_arrays_of_every_kind() -> None:
     assert same(traced, wanted)
 
 
+@pytest.mark.slow
 def test_explicit_axes() -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):

@@ -97,6 +97,7 @@ entries = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(index=st.lists(entries, max_size=3).map(tuple))
 def test_bounds_are_those_of_numpy(index: tuple[Any, ...]) -> None:
     v = np.arange(64).reshape(8, 8)
@@ -107,6 +108,7 @@ def test_bounds_are_those_of_numpy(index: tuple[Any, ...]) -> None:
     assert np.array_equal(part.squeeze(found.dropped), v[index])
 
 
+@pytest.mark.slow
 def test_explicit_axes_follow_jax_s_rules() -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
     handle = jax.device_put(V, jax.sharding.NamedSharding(mesh, jax.P("a")))
@@ -119,6 +121,7 @@ def test_explicit_axes_follow_jax_s_rules() -> None:
     assert same(np.stack([*x]), V)
 
 
+@pytest.mark.slow
 def test_boolean_and_integer_arrays_index() -> None:
     x = device_put(V, named("x", "y"))
     assert same(x[V > 50], V[V > 50])

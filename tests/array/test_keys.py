@@ -83,6 +83,7 @@ def test_donation() -> None:
     check(moved, named("y"))
 
 
+@pytest.mark.slow
 def test_errors() -> None:
     with pytest.raises(PlacementError, match=r"x\['k'\].*2 tiles"):
         device_put({"k": KEYS[:3]}, named("x"))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def placements(draw: st.DrawFn) -> tuple[PmapSharding, tuple[int, ...]]:
     return PmapSharding(devices, spec), shape
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(placements(), st.data())
 def test_what_names_a_shard_has_its_value(

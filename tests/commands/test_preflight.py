@@ -58,6 +58,7 @@ def test_a_function(run: Run, tmp_path: Path) -> None:
     assert code == 1 and out.startswith("<lambda>  ")
 
 
+@pytest.mark.slow
 def test_a_budget_names_the_lines_that_broke_it(run: Run) -> None:
     words = ("-t", "v5e-8", "--mesh", "data=8", PRODUCT, "--json", "-")
     code, out, err = run(*words, "--budget", "hbm=90%", "all_gather_bytes=100kB")
@@ -147,6 +148,7 @@ def test_two_kept_reports_are_compared(run: Run, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_rows_that_are_left_out_are_shown_by_a_word_of_the_command(
     run: Run, tmp_path: Path
 ) -> None:

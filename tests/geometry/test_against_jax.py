@@ -160,6 +160,7 @@ def test_tuples_and_special_kinds_are_as_xla_writes_them():
     assert theirs == [str(element) for element in elements]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data())
 def test_permuted_lists_have_jaxs_indices_and_replica_ids(data):

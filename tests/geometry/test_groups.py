@@ -111,6 +111,7 @@ def test_a_formula_means_the_groups_that_it_lists(groups, data):
     assert said(found, grid) == said(DeviceGroups.of_list(rows), grid)
 
 
+@pytest.mark.slow
 @given(iota_groups())
 def test_the_text_of_a_formula_is_read_as_the_compiler_writes_it(groups):
     count, size, dims, perm = groups

@@ -125,6 +125,7 @@ def test_equal_means_the_same_tile_on_every_device(one, other):
     assert build(*one).same_tiles(build(*other)) == same
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_iota_and_list_that_say_the_same_are_equal(data):
     sizes = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
@@ -251,6 +252,7 @@ def test_assignments_that_leave_everything_everywhere():
     assert Tiling.from_tile_assignment(single, 3, 1) == Tiling.replicated(1, 3)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_partial_results_go_to_hlo_and_to_specs_and_back(data):
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))

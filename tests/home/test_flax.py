@@ -112,6 +112,7 @@ def test_replicating_over_devices() -> None:
     assert same(jax_utils.unreplicate(rows)["w"], X)
 
 
+@pytest.mark.slow
 @needs_nnx
 def test_nnx_modules_hold_arrays() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))

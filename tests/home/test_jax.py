@@ -144,6 +144,7 @@ def test_exporting_with_places_and_symbolic_shapes(x: Array) -> None:
     assert export.export(pjit(jnp.sin), platforms=("cpu", "tpu"))(V).platforms == ("cpu", "tpu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shardy")
 def test_exported_functions_as_files(x: Array, tmp_path: Path) -> None:
     file = tmp_path / "program"

@@ -112,6 +112,7 @@ def test_restoring_into_arrays(tree: Any, saved: Path) -> None:
 NOTED = ("rows", "columns", "both", "replicated", "single", "permuted mesh")
 
 
+@pytest.mark.slow
 def test_restoring_without_a_target(tree: Any, tmp_path: Path) -> None:
     noted = {name: tree["shardings"][name] for name in NOTED} | tree["dtypes"]
     with ocp.StandardCheckpointer() as checkpointer:
@@ -125,6 +126,7 @@ def test_restoring_without_a_target(tree: Any, tmp_path: Path) -> None:
     assert same(tiles, V) and type(tiles) is np.ndarray
 
 
+@pytest.mark.slow
 def test_arrays_of_jax_and_ours_take_each_others_place(tmp_path: Path) -> None:
     ours = {"w": device_put(V, named("x", "y")), "b": device_put(V[0], named("y"))}
     theirs = jax.tree.map(Array.to_jax, ours)

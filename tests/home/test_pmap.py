@@ -121,6 +121,7 @@ def test_pmap_gives_what_the_makers_take() -> None:
     np.testing.assert_array_equal(sums, 2 * np.arange(8.0) + 1)
 
 
+@pytest.mark.slow
 def test_the_same_step_under_pjit_needs_no_leading_dimension() -> None:
     """What docs/pmap.md advises."""
     mesh = Mesh(np.array(DEVICES), ("batch",))

@@ -138,6 +138,7 @@ def test_results_stay_where_the_arguments_are(kind: str, theirs: Samples[Any]) -
                 assert leaf.devices() == ours.x.devices(), name
 
 
+@pytest.mark.slow
 def test_elementwise_results_are_cut_like_the_operand(ours: Samples[Any]) -> None:
     for out in (xnp.exp(ours.x), xnp.add(ours.x, 1.0), xnp.where(ours.m, ours.x, 0)):
         assert [s.data.shape for s in out.addressable_shards] == [(4, 2)] * 8
@@ -317,6 +318,7 @@ def test_arrays_are_made_where_device_says(kind: str) -> None:
         assert same(out, wanted)
 
 
+@pytest.mark.slow
 def test_ranges_are_made_where_device_says() -> None:
     row = named("x")
     assert same(xnp.arange(1, 9, device=row), np.arange(1, 9, dtype=np.int32))

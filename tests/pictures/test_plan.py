@@ -40,6 +40,7 @@ def check_against(picture, shape, index_of, whole):
         assert sorted(seen) == list(range(picture.subject.placement.num_devices))
 
 
+@pytest.mark.slow
 @given(specs(), st.lists(st.integers(0, 30), min_size=5, max_size=5))
 def test_every_tile_is_there_with_its_slices_and_holders(case, sizes):
     grid, spec, ndim = case
@@ -57,6 +58,7 @@ def test_every_tile_is_there_with_its_slices_and_holders(case, sizes):
         )
 
 
+@pytest.mark.slow
 @given(specs(), st.integers(2, 6))
 def test_what_is_left_out_is_counted(case, most):
     grid, spec, ndim = case

@@ -72,6 +72,7 @@ def test_a_wider_terminal_shows_more():
     assert few < many
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(specs(), st.integers(60, 160), st.integers(2, 12), st.integers(1, 64))
 def test_any_tiling_of_any_rank_is_drawn(case, width, most, per_host):

@@ -186,6 +186,7 @@ def test_stages_and_calls_share_what_was_made(mesh, first, compilations):
     assert (traces.count, compilations.count) == (1, 1)
 
 
+@pytest.mark.slow
 def test_what_matters_compiles_again(mesh, compilations):
     fun, x = fresh(), f32(8, 8)
     calls = [

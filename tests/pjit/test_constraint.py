@@ -216,6 +216,7 @@ class TestConcreteArrays:
         np.testing.assert_array_equal(out, f32(4))
         np.testing.assert_array_equal(tangent, f32(4))
 
+    @pytest.mark.slow
     def test_under_an_eager_transformation(self, mesh):
         f = pinned(P("x"), mesh)
         np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(f32(8)), np.full(8, 2))
@@ -267,6 +268,7 @@ def test_an_abstract_mesh_takes_the_devices_in_force(mesh):
         with_sharding_constraint(f32(8), sharding)
 
 
+@pytest.mark.slow
 def test_an_abstract_mesh_takes_the_devices_of_the_program(mesh, partitioner):
     """Nothing is in force: the arguments name the devices, in any transformation."""
     sharding = NamedSharding(mesh.abstract_mesh, P("x", "y"))
@@ -326,6 +328,7 @@ def test_memory_kinds(mesh):
     assert out.sharding.memory_kind == "pinned_host"
 
 
+@pytest.mark.slow
 def test_memory_kinds_inside_a_program(mesh, partitioner):
     host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
 

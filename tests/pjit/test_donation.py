@@ -202,6 +202,7 @@ def test_what_a_derivative_needs_is_not_given_away(place, transformed):
     assert not x.is_deleted()
 
 
+@pytest.mark.slow
 def test_donated_keys():
     f = pjit(lambda key: jax.random.split(key, 1)[0], donate_argnums=0)
     key = jax.random.key(0)
@@ -297,6 +298,7 @@ def test_repeat_calls_are_named_too(place):
         last + 1
 
 
+@pytest.mark.slow
 def test_who_may_have_taken_an_array_is_not_a_long_list(place):
     functions = [pjit(lambda x, n=n: x + n, donate_argnums=0) for n in range(5)]
     x = place(f32(40, 3))

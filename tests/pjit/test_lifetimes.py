@@ -278,6 +278,7 @@ def test_clear_caches_of_jax(compilations, mesh):
     assert (traces.count, compilations.count) == (2, 2 * done)
 
 
+@pytest.mark.slow
 def test_clear_caches_drops_programs_that_move_arrays(mesh):
     x = device_put(f32(8, 8), NamedSharding(mesh, P("x", "y")))
     jax.clear_caches()

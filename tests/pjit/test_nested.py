@@ -115,6 +115,7 @@ def test_settings_of_jax_are_followed_inside(mesh):
     assert ranged(np.ones(8)).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_evaluated_while_tracing(mesh):
     def fun(x):
         with jax.ensure_compile_time_eval():
@@ -199,6 +200,7 @@ def test_under_pmap_and_around_it():
     np.testing.assert_array_equal(around(f32(8, 3)), f32(8, 3) * 2)
 
 
+@pytest.mark.slow
 def test_exported(mesh):
     f = sharded(mesh)
     exported = jax.export.export(jax.jit(lambda w, x: f(w, x)))(W, X)

@@ -172,6 +172,7 @@ def test_operations_inside_others_are_found(fun: Any, text: str) -> None:
     assert text in found(lambda: pjit(fun)(rows(-1)))
 
 
+@pytest.mark.slow
 def test_transformed_calls() -> None:
     f = pjit(lambda x: jnp.sqrt(x).sum())
     assert "`sqrt` makes nan" in found(lambda: jax.grad(f)(rows(-1)))
@@ -193,6 +194,7 @@ def test_one_bad_element_on_one_device() -> None:
     assert "holds nan" in found(lambda: pjit(jnp.log)(device_put(x, named("x", "y"))))
 
 
+@pytest.mark.slow
 def test_keys_and_integers_pass() -> None:
     f = pjit(lambda key, n: (jax.random.split(key), n + 1, jax.random.normal(key)))
     keys, n, _ = _under(("nans", "infs"), lambda: f(jax.random.key(0), 1))

@@ -349,6 +349,7 @@ def test_results_have_the_specs_that_jax_gives_them(sizes, axis_type, partitione
             assert jax.typeof(out).sharding == jax.typeof(wanted).sharding
 
 
+@pytest.mark.slow
 def test_the_spelling_is_that_of_the_first_argument(mesh, partitioner):
     """Also where that argument came from the host, and for results of another rank."""
     one, two = f32(8, 8), f32(8)
@@ -377,6 +378,7 @@ def test_results_feed_jax_without_another_trace(mesh):
     assert len(seen) == f._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_types_of_several_meshes_stay_apart(mesh):
     explicit = jax.make_mesh((4, 2), ("x", "y"))
     a = device_put(f32(8, 4), NamedSharding(mesh, P("x", None)))
@@ -404,6 +406,7 @@ def test_types_name_the_mesh_inside(mesh):
     assert seen == [mesh.abstract_mesh] * 3
 
 
+@pytest.mark.slow
 def test_types_of_constrained_values_name_the_mesh(mesh):
     sharding, seen = NamedSharding(mesh, P("x", "y")), []
     for M, constrain in (

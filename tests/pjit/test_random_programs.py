@@ -178,6 +178,7 @@ def test_what_is_wrong_is_found(monkeypatch, kind, spoil):
     assert "right" in found.jax
 
 
+@pytest.mark.slow
 def test_a_result_that_lies_elsewhere_than_asked_is_found(monkeypatch):
     asked = {"a": xlashard.P("y"), "b": [xlashard.UNSPECIFIED]}
     found = spoiled(monkeypatch, out_shardings=asked)
@@ -185,6 +186,7 @@ def test_a_result_that_lies_elsewhere_than_asked_is_found(monkeypatch):
     assert "(8, 8)" in found.message
 
 
+@pytest.mark.slow
 def test_what_is_right_passes(monkeypatch):
     assert spoiled(monkeypatch) is None
     assert find_failure(PROGRAM, "gspmd") is None
@@ -209,6 +211,7 @@ def jit_that_refuses(jit, fun, options):
     return lambda *args: raise_an_error(args)
 
 
+@pytest.mark.slow
 def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
     found = spoiled_beside_jax(monkeypatch, jit_unplaced)
     assert found is not None and found.kind == "shardings" and "result['a']" in found.message
@@ -219,6 +222,7 @@ def test_a_difference_to_jax_on_the_same_mesh_is_found(monkeypatch):
     assert found is not None and found.kind == "accepted" and "raises" in found.jax
 
 
+@pytest.mark.slow
 def test_what_jax_does_too_passes(monkeypatch):
     for text in (PROGRAM, PROGRAM.replace("(8, 4)", "(6, 4)")):
         assert spoiled_beside_jax(monkeypatch, lambda jit, fun, o: jit(fun, **o), text) is None
@@ -229,6 +233,7 @@ def test_a_program_that_does_not_run_anywhere_is_a_failure():
     assert found is not None and found.kind == "program"
 
 
+@pytest.mark.slow
 def test_shrinking_keeps_what_fails():
     """Of a large program, only the operation that is found to fail is left."""
     program = next(

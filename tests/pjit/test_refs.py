@@ -68,6 +68,7 @@ def test_the_module_says_that_it_is_written_in_place(mesh):
     np.testing.assert_array_equal(held(ref), X * 3)
 
 
+@pytest.mark.slow
 def test_closed_over(mesh, compilations):
     for ref in (jax.new_ref(jnp.asarray(X)), dealt_out(mesh)):
         f = pjit(lambda x, ref=ref: add_to(ref, x))

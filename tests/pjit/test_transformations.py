@@ -85,6 +85,7 @@ def test_the_same_values_as_jax(mesh, how, outside):
     assert_same(around(transformed)(W, X), TRANSFORMED[how](layer)(W, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", sweep(["grad of both", "jvp", "vmap", "grad of scan", "remat"], quick=["jvp", "vmap"])
 )
@@ -97,6 +98,7 @@ def placed(mesh, array, spec):
     return jax.device_put(array, NamedSharding(mesh, spec).twin(()))
 
 
+@pytest.mark.slow
 def test_committed_arguments_stay_where_they_are(mesh):
     f = pjit(layer)
     w, x = placed(mesh, W, P(None, "y")), placed(mesh, X, P("x"))
@@ -105,6 +107,7 @@ def test_committed_arguments_stay_where_they_are(mesh):
     assert len(dw.devices()) == len(dx.devices()) == 8
 
 
+@pytest.mark.slow
 def test_gradients_are_dealt_out_like_their_arguments(mesh):
     dw, dx = jax.grad(loss(sharded(mesh)), argnums=(0, 1))(W, X)
     assert spec_of(dw) == (None, "y")
@@ -135,6 +138,7 @@ def test_a_gradient_taken_twice_compiles_once(mesh, compilations):
     assert compilations.count == before
 
 
+@pytest.mark.slow
 def test_closed_over_tracers(mesh):
     named = NamedSharding(mesh, P("x"))
 

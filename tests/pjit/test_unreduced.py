@@ -118,6 +118,7 @@ def test_transformations(mesh):
     assert np.allclose(summed(tangent), 2 * (X.T @ X))
 
 
+@pytest.mark.slow
 @needs_shardy
 def test_the_gradient_of_a_reduced_weight_is_unreduced(mesh):
     w, x = device_put(np.ones((4, 4), np.float32), R), device_put(X, P("x"))

@@ -92,6 +92,7 @@ def test_containers_of_any_kind():
     assert all(isinstance(leaf, Array) for leaf in jax.tree.leaves(out))
 
 
+@pytest.mark.slow
 def test_many_leaves():
     xs = [np.float32(i) for i in range(300)]
     f = pjit(lambda xs: [x + 1 for x in xs])
@@ -175,6 +176,7 @@ class TestClosedOver:
         for _ in range(2):
             np.testing.assert_array_equal(f(1.0), big + 1)
 
+    @pytest.mark.slow
     def test_large_arrays_of_an_inner_function(self, mesh):
         big = device_put(f32(256, 128), NamedSharding(mesh, P("x")))
         inner = pjit(lambda x: (x * big).sum(), out_shardings=NamedSharding(mesh, P()))
@@ -201,6 +203,7 @@ class TestClosedOver:
 
 
 class TestKeys:
+    @pytest.mark.slow
     def test_in_and_out(self, partitioner):
         f = pjit(lambda key: jax.random.split(key, 4))
         for _ in range(2):
@@ -242,6 +245,7 @@ class TestKeys:
         assert spec_of(out) == ("x",)
         np.testing.assert_array_equal(out, jax.vmap(jax.random.bits)(keys))
 
+    @pytest.mark.slow
     def test_constrained(self, mesh):
         sharding = NamedSharding(mesh, P("x"))
         f = pjit(lambda k: with_sharding_constraint(jax.random.split(k, 8), sharding))

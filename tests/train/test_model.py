@@ -83,6 +83,7 @@ def test_no_position_sees_later_ones(parameters: dict) -> None:
     assert (np.abs(before[:, 9:] - after[:, 9:]).max(axis=(0, 2)) > 1e-6).all()
 
 
+@pytest.mark.slow
 def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
     q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, MODEL.head_size)).astype(np.float32)
 
@@ -144,6 +145,7 @@ def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dic
     assert "bf16" in text
 
 
+@pytest.mark.slow
 def test_a_new_array_leaves_the_others_as_they_are() -> None:
     declared = declare(MODEL)
     more = declared | {"another": declared["head"]}

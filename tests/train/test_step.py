@@ -53,6 +53,7 @@ def test_evaluation_is_the_mean_over_the_parts() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_learning_rate_rises_and_falls() -> None:
     optimizer = OptimizerSettings(learning_rate=1.0, warmup=10, final=0.1)
     rates = [float(learning_rate(optimizer, 100)(step)) for step in range(101)]
@@ -95,5 +96,6 @@ def test_the_gradient_is_clipped() -> None:
     np.testing.assert_allclose(state[1][0].mu["x"], [0.6, 0.8], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_global_norm() -> None:
     assert global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray([[4.0]])}) == 5.0

@@ -13,6 +13,7 @@ from xlashard.train.text import Text, in_file, in_memory, tokens_in_file
 PIECES = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(PIECES, st.data())
 def test_windows_are_those_of_the_joined_bytes(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)

@@ -41,6 +41,7 @@ def test_an_import_adds_no_name_to_jax_and_removes_none(names_of_jax, imported: 
     assert names_of_jax[f"by {imported}"] == []
 
 
+@pytest.mark.slow
 def test_installing_does(names_of_jax) -> None:
     assert "the table of modules: jax.linear_util" in names_of_jax["installed"]
     assert "config: jax_array" in names_of_jax["installed"]

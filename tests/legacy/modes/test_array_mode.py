@@ -81,6 +81,7 @@ def test_jax_array_wins_over_the_other_flag(mesh: Any) -> None:
         assert type(doubling()(X)) is HandleType
 
 
+@pytest.mark.slow
 def test_all_arrays_are_of_one_class_with_jax_array(mesh: Any, tmp_path: Path) -> None:
     """Those of `jax.numpy` and of `pjit`, of JAX's makers and of the era's."""
     sharding = xlashard.NamedSharding(mesh, P("x"))

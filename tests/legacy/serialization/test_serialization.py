@@ -42,6 +42,7 @@ def specs_in(folder: Path, count: int) -> list[dict[str, Any]]:
     return [saving.get_tensorstore_spec(f"{folder}/{number}") for number in range(count)]
 
 
+@pytest.mark.slow
 def test_arrays_of_every_sharding_go_to_every_other(tmp_path: Path) -> None:
     places = list(SHARDINGS.values())
     specs = specs_in(tmp_path, len(places))

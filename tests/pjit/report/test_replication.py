@@ -33,6 +33,7 @@ def test_a_result_that_came_out_whole_along_an_axis_that_cuts_an_argument(mesh):
     assert found(explain(fun, f32(16, 3)), "result") == []
 
 
+@pytest.mark.slow
 def test_results_that_were_asked_for_or_lie_as_their_argument_are_no_surprise(mesh):
     sort = lambda x: jnp.sort(x, axis=0)  # noqa: E731
     asked = pjit(sort, in_shardings=named(mesh, "x"), out_shardings=named(mesh))

@@ -53,6 +53,7 @@ def test_a_state_comes_back_on_any_mesh(saved: Path, mesh: Any) -> None:
         assert x.sharding.is_equivalent_to(placed(x, mesh), x.ndim)
 
 
+@pytest.mark.slow
 def test_an_earlier_step(saved: Path) -> None:
     with Checkpoints(saved) as checkpoints:
         assert (checkpoints.steps(), checkpoints.latest()) == ([10, 20], 20)

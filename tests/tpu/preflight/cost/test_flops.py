@@ -161,6 +161,7 @@ def test_a_kernel_counts_by_its_own_estimate_and_is_named_without_one(mesh):
     assert [name.rpartition("/")[2] for name in untold.unknown_calls] == ["pallas_call"]
 
 
+@pytest.mark.slow
 def test_hbm_bytes_are_xlas_where_nothing_loops_and_all_is_too_large_for_vmem(mesh):
     def elementwise(x, y):
         return x + y, jnp.exp(x)

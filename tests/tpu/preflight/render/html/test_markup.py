@@ -28,6 +28,7 @@ class Reader(HTMLParser):
         self.attributes.update(attrs)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_is_read_as_it_is_written(text: str) -> None:
     read = Reader(tag("p", text, title=text))
