@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from xlashard.commands.words import (
+from xlashard.commands.cli_args import (
     add_compile,
     add_legacy,
     add_preflight,

@@ -66,7 +66,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("content", "why"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_is_no_program_is_named_and_the_others_go_on(
+def test_an_invalid_program_is_named_and_the_others_go_on(
     content: bytes, why: str, program: Path, capsys
 ) -> None:
     bad = program.with_name("bad.py")

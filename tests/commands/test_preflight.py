@@ -78,7 +78,7 @@ def test_a_program_that_does_not_fit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["by_name", "lowered"])
-def test_what_a_function_may_give(run: Run, name: str) -> None:
+def test_return_values_of_a_target(run: Run, name: str) -> None:
     mesh = ("--mesh", "data=4") if name == "lowered" else ()
     code, out, err = run("-t", "v5e-4", *mesh, f"tests.commands.programs:{name}", "--json", "-")
     assert (code, err) == (0, "")
@@ -241,10 +241,10 @@ BAD_INPUT = {
 
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_is_one_sentence(run: Run, name: str) -> None:
-    words, said = BAD_INPUT[name]
+    words, message = BAD_INPUT[name]
     code, _, err = run(*words)
     assert code == 2
-    assert said in err
+    assert message in err
     assert "--config" not in err  # an option of `xlashard train`
     assert err.startswith("error: ") and "Traceback" not in err
     assert len([line for line in err.splitlines() if line and not line.startswith(" ")]) == 1
@@ -272,14 +272,14 @@ def test_a_module_that_can_not_be_imported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken_one.py").write_text("import json\nx = undefined\n", encoding="utf-8")
     (tmp_path / "broken_two.py").write_text("def f(:\n", encoding="utf-8")
     (tmp_path / "broken_three.py").write_text("import not_installed_here\n", encoding="utf-8")
-    said = {
+    message = {
         "broken_one": "broken_one can't be imported at broken_one.py:2 in <module>: NameError: ",
         "broken_two": "broken_two can't be imported at broken_two.py:1: SyntaxError: ",
         "broken_three": "broken_three can't be imported: it requires not_installed_here",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        for name, sentence in said.items():
+        for name, sentence in message.items():
             code, _, err = run(*AT, f"{name}:f")
             assert code == 2 and sentence in err
 

@@ -67,10 +67,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_sweep_is_told(run, name):
-    words, said = WRONG[name]
+def test_invalid_sweeps(run, name):
+    words, message = WRONG[name]
     code, _, err = run("preflight", *words)
-    assert code == 2 and err.startswith("error: ") and said in err and err.count("\n") == 1
+    assert code == 2 and err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
 def test_meshes_that_are_left_out_are_shown_by_a_word_of_the_command(run, monkeypatch):

@@ -1,1 +1,1 @@
-"""What the commands of the command line do, where that stands on more than one room."""
+"""Subcommands of the command line that depend on several rooms."""

@@ -1,4 +1,4 @@
-"""What commands have in common: words of the command line, files, and what goes to the terminal."""
+"""Parsing, files and terminal output shared by the commands."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ from xlashard.tpu.preflight.report.budget import Limit, broken_limits
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 ALL = "--all"
-"""The word by which a report shows every row."""
+"""Argument that shows every row of a report."""
 
 
 def quiet_start() -> None:
-    """Keeps JAX from looking for chips: a preflight needs none, and must not lock those there."""
-    with suppress(RuntimeError):  # JAX runs already, in a program that calls this function.
+    """Keep JAX from initialising accelerators, which a preflight must not lock."""
+    with suppress(RuntimeError):  # JAX is already initialised
         jax.config.update("jax_platforms", "cpu")
 
 
-def told(error: XlashardError) -> str:
-    """What is wrong, with what to write on the command line where Python has words of its own.
+def command_line_message(error: XlashardError) -> str:
+    """Return the message of an error, with command line arguments as the fix.
 
     Example:
         >>> from xlashard.errors import TopologyError
-        >>> told(TopologyError("that is no mesh", axes={"data": 4, "model": 2}))
+        >>> command_line_message(TopologyError("that is no mesh", axes={"data": 4, "model": 2}))
         'that is no mesh: write --mesh data=4,model=2'
     """
     if not isinstance(error, TopologyError):
@@ -43,10 +43,10 @@ def told(error: XlashardError) -> str:
 
 
 def read_mesh(text: str) -> dict[str, int]:
-    """Mesh axes as they are written on the command line.
+    """Parse the mesh axes of a command line.
 
     Raises:
-        ArgumentError: If that is none.
+        ArgumentError: If the text is invalid.
 
     Example:
         >>> read_mesh("data=8,model=4")
@@ -68,7 +68,7 @@ def read_mesh(text: str) -> dict[str, int]:
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """Options of the compiler as they are written on the command line.
+    """Parse compiler options of a command line.
 
     Raises:
         ArgumentError: If one has no value.
@@ -79,18 +79,18 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for word in words:
-        name, equals, said = word.removeprefix("--").partition("=")
+        name, equals, value = word.removeprefix("--").partition("=")
         if not (name and equals):
             raise ArgumentError(f"--option {word} has no value: write --option {name}=true")
         try:
-            found[name] = parse_json(said)
+            found[name] = parse_json(value)
         except ValueError:
-            found[name] = said
+            found[name] = value
     return found
 
 
 def write(path: str, text: str) -> None:
-    """Writes a file, or to standard output for `-`.
+    """Write a file, or to standard output for `-`.
 
     Raises:
         ArgumentError: If it can't be written.
@@ -106,40 +106,40 @@ def write(path: str, text: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file can't be read or written.
+    """Return the reason why a file can't be read or written.
 
     Args:
-        error: What Python raised.
+        error: The exception.
     """
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
-def judge(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:
-    """Says on standard error what is wrong with a program; whether nothing is.
+def check_budget(report: PreflightReport, limits: Sequence[Limit], *, named: bool) -> bool:
+    """Print to standard error why a program fails its budget; return whether it passes.
 
     Args:
-        report: Of the program.
-        limits: That it is to keep.
-        named: Whether to say which program that is.
+        report: Report of the program.
+        limits: Limits to check.
+        named: Whether to name the program.
     """
     broken = broken_limits(report, limits)
     found = [str(breach) for breach in broken]
     if not report.fits:
         found.insert(0, "it does not fit")
-    about = f"{report.title} on {report.topology.name}: " if named else ""
+    prefix = f"{report.title} on {report.topology.name}: " if named else ""
     for text in found:
-        print(f"{about}{text}", file=sys.stderr)
+        print(f"{prefix}{text}", file=sys.stderr)
     return not found
 
 
 @contextmanager
-def saying(what: str) -> Iterator[None]:
-    """Says on a terminal what takes so long.
+def status_line(what: str) -> Iterator[None]:
+    """Show a status line in a terminal.
 
     Args:
-        what: That it does.
+        what: Text of the status.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

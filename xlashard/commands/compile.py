@@ -6,7 +6,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from xlashard.commands.common import quiet_start, read_mesh, read_options, saying, told
+from xlashard.commands.common import (
+    command_line_message,
+    quiet_start,
+    read_mesh,
+    read_options,
+    status_line,
+)
 from xlashard.commands.targets import find_program, topologies_for
 from xlashard.errors import ArgumentError, ProgramTooLargeError, XlashardError
 from xlashard.pjit import Compiled
@@ -16,7 +22,7 @@ from xlashard.wording import in_bytes, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles a program and writes it to a file.
+    """Compile a program and writes it to a file.
 
     Args:
         arguments: The words, parsed.
@@ -35,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1
     except XlashardError as error:
-        print_error(told(error))
+        print_error(command_line_message(error))
         return 2
 
 
@@ -50,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     (place,) = places
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     options = read_options(arguments.option)
-    with saying(f"compiling {target} for {place}"):
+    with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with user_code_errors(f"{target} can't be traced"):
             mesh, lowered = lower_for(
@@ -79,7 +85,7 @@ def _described(compiled: Compiled, file: Path) -> str:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Writes a file, whole or not at all."""
+    """Write a file, whole or not at all."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,13 +11,13 @@ from rich.console import Console
 from xlashard.commands import sweep
 from xlashard.commands.common import (
     ALL,
-    judge,
+    check_budget,
+    command_line_message,
     quiet_start,
     read_mesh,
     read_options,
     reason_of,
-    saying,
-    told,
+    status_line,
     write,
 )
 from xlashard.commands.targets import find_program, topologies_for
@@ -37,7 +37,7 @@ from xlashard.wording import Escaped, print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Looks at programs as the command line asks.
+    """Run ``xlashard preflight``.
 
     Args:
         arguments: The words, parsed.
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     quiet_start()
     try:
-        return sweep.run(arguments) if sweep.is_asked_for(arguments) else _run(arguments)
+        return sweep.run(arguments) if sweep.is_sweep(arguments) else _run(arguments)
     except XlashardError as error:
-        print_error(told(error))
+        print_error(command_line_message(error))
         return 2
 
 
@@ -69,14 +69,14 @@ def _run(arguments: argparse.Namespace) -> int:
             "B.json, or one program and two topologies, or one topology and two programs"
         )
     _show(arguments, reports)
-    _keep(arguments, reports)
+    _write_files(arguments, reports)
     judged = reports[1:] if arguments.compare else reports
-    kept = [judge(report, limits, named=len(judged) > 1) for report in judged]
+    kept = [check_budget(report, limits, named=len(judged) > 1) for report in judged]
     return 0 if all(kept) else 1
 
 
 def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
-    """The reports that were asked for: read, or made for each topology and program."""
+    """Return the reports to show: read from files, or made per topology and program."""
     if not arguments.targets:
         raise ArgumentError(
             "which program? Write a settings file, such as configs/tiny.toml, or "
@@ -86,29 +86,29 @@ def _reports(arguments: argparse.Namespace) -> Iterator[PreflightReport]:
     for target in programs:
         check_target(target)
     # All of them before the first, which may take minutes.
-    said = arguments.topology, arguments.slices, arguments.set
-    places = {target: topologies_for(target, *said) for target in programs}
+    selection = arguments.topology, arguments.slices, arguments.set
+    places = {target: topologies_for(target, *selection) for target in programs}
     axes = read_mesh(arguments.mesh) if arguments.mesh else None
     for target in arguments.targets:
         if target.endswith(".json"):
             yield read_report(target)
         else:
             for place in places[target]:
-                yield look(arguments, target, place, axes)
+                yield preflight_target(arguments, target, place, axes)
 
 
-def look(
+def preflight_target(
     arguments: argparse.Namespace, target: str, place: Topology, axes: Mapping[str, int] | None
 ) -> PreflightReport:
-    """The report of one program on one topology.
+    """Return the report of one program on one topology.
 
     Args:
-        arguments: The words, for all that is not said by the others.
+        arguments: Command line arguments.
         target: The program.
         place: The topology.
-        axes: Of the mesh, if they were given.
+        axes: Mesh axis sizes, if specified.
     """
-    with saying(f"compiling {target} for {place}"):
+    with status_line(f"compiling {target} for {place}"):
         program = find_program(target, place, axes, arguments.set)
         with user_code_errors(f"{target} can't be traced"):
             return preflight(
@@ -125,10 +125,10 @@ def look(
 
 
 def read_report(path: str) -> PreflightReport:
-    """A report that was kept.
+    """Read a stored report.
 
     Raises:
-        ArgumentError: If there is no such file, or something else is in it.
+        ArgumentError: If the file is missing or invalid.
     """
     try:
         text = read_text(path)
@@ -141,7 +141,7 @@ def read_report(path: str) -> PreflightReport:
 
 
 def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
-    """Prints what was asked for; nothing where JSON goes to standard output."""
+    """Print the reports, unless JSON goes to standard output."""
     if arguments.json == "-":
         return
     console = Console()
@@ -157,8 +157,8 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
         console.print(SummaryText(reports))
 
 
-def _keep(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
-    """Writes the files that were asked for."""
+def _write_files(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> None:
+    """Write the requested files."""
     if arguments.json:
         if arguments.compare:
             write(arguments.json, compare(*reports).to_json())

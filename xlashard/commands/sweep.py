@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from xlashard.commands.common import ALL, judge, read_options, write
+from xlashard.commands.common import ALL, check_budget, read_options, write
 from xlashard.commands.targets import find_program, settings_of, topologies_for
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
@@ -35,14 +35,14 @@ _RUNNER = "xlashard.commands.sweep:run_target"
 _ON_A_PAGE = 3
 
 
-def is_asked_for(arguments: argparse.Namespace) -> bool:
-    """Whether the words of `xlashard preflight` name meshes to choose from."""
+def is_sweep(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments of `xlashard preflight` specify a sweep."""
     sizes = [word.rpartition("=")[2].strip() for word in arguments.mesh.split(",")]
     return any(size == "auto" or ".." in size for size in sizes)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tries meshes as the command line asks.
+    """Run a sweep.
 
     Args:
         arguments: The words of `xlashard preflight`, parsed.
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"what was found is kept in {folder}: the same command goes on", file=sys.stderr)
         raise
     _show(arguments, report)
-    _keep(arguments, report)
+    _write_files(arguments, report)
     if report.best is None:
         print("it fits on none of these meshes", file=sys.stderr)
         return 1
-    return 0 if judge(report.report(report.best), limits, named=True) else 1
+    return 0 if check_budget(report.report(report.best), limits, named=True) else 1
 
 
 def _sweep(arguments: argparse.Namespace) -> Sweep:
@@ -105,10 +105,10 @@ def _sweep(arguments: argparse.Namespace) -> Sweep:
     )
 
 
-def _axes(said: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
-    """The axes to choose sizes for: those of the words, or of the settings."""
-    if said.strip() != "auto":
-        return parse_axes(said)
+def _axes(text: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
+    """Return the axes to choose sizes for: those of the words, or of the settings."""
+    if text.strip() != "auto":
+        return parse_axes(text)
     if not own:
         raise ArgumentError(
             "--mesh auto takes the axes of a settings file; of a function write them, --mesh "
@@ -117,11 +117,11 @@ def _axes(said: str, own: tuple[str, ...]) -> Mapping[str, AxisRange]:
     return read_axes(dict.fromkeys(own, "auto"))
 
 
-def _prices(said: str | None) -> Prices | None:
-    """`4.2`, or `v5e=1.2,v5p=4.2` by generation."""
-    if said is None or "=" not in said:
-        return said
-    pairs = (word.partition("=") for word in said.split(","))
+def _prices(text: str | None) -> Prices | None:
+    """Parse prices: `4.2`, or `v5e=1.2,v5p=4.2` by generation."""
+    if text is None or "=" not in text:
+        return text
+    pairs = (word.partition("=") for word in text.split(","))
     return {name.strip(): price.strip() for name, _, price in pairs}
 
 
@@ -143,7 +143,7 @@ def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
         console.print(ComparisonText(compare(best[1], best[0]), full=arguments.all, more=ALL))
 
 
-def _keep(arguments: argparse.Namespace, report: SweepReport) -> None:
+def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:
     if arguments.json:
         write(arguments.json, report.to_json())
     if arguments.html and report.best is not None:
@@ -155,9 +155,9 @@ def _best(report: SweepReport, count: int) -> list[Any]:
     return [report.report(result) for result in fitting[:count]]
 
 
-def run_target(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Looks at a program on one mesh, in a process of a sweep."""
-    return evaluate_mesh(SweepRequest.from_json(said), _program)
+def run_target(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Look at a program on one mesh, in a process of a sweep."""
+    return evaluate_mesh(SweepRequest.from_json(request), _program)
 
 
 def _program(request: SweepRequest, topology: Topology) -> TargetProgram:

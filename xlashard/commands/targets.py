@@ -1,4 +1,4 @@
-"""What a person names on the command line, as a program for a preflight."""
+"""Programs and topologies of command line targets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,16 +10,16 @@ from xlashard.tpu.preflight.target_loading import TargetProgram, load_program
 def find_program(
     target: str, place: Topology, axes: Mapping[str, int] | None, settings: Sequence[str]
 ) -> TargetProgram:
-    """The program that a person named.
+    """Return the program of a target.
 
     Args:
         target: `CONFIG.toml`, or `package.module:function`.
         place: The devices.
-        axes: Of the mesh, if that was said.
-        settings: `KEY=VALUE` words that win over the settings file.
+        axes: Mesh axis sizes, if specified.
+        settings: `KEY=VALUE` words that override the settings file.
 
     Raises:
-        XlashardError: If there is no such file or function, or it gives no program.
+        XlashardError: If the file or function doesn't exist, or returns no program.
     """
     if target.endswith(".toml"):
         return _of_settings(target, place, axes, settings)
@@ -44,21 +44,21 @@ def _of_settings(
 
 
 def topologies_for(
-    target: str, said: str, slices: int | None, words: Sequence[str]
+    target: str, topologies: str, slices: int | None, words: Sequence[str]
 ) -> list[Topology]:
-    """The topologies to look at a program on: those that were said, or what its settings name.
+    """Return the specified topologies, or those of the settings file.
 
     Args:
         target: `CONFIG.toml`, or `package.module:function`.
-        said: Names of topologies, with commas between them; empty if none was said.
-        slices: How many slices of each, if that was said.
-        words: `KEY=VALUE` words that win over the settings file.
+        topologies: Names of topologies, separated by commas; may be empty.
+        slices: Number of slices of each, if specified.
+        words: `KEY=VALUE` words that override the settings file.
 
     Raises:
-        ArgumentError: If nobody names one.
-        XlashardError: If there is no such topology or file.
+        ArgumentError: If no topology is specified.
+        XlashardError: If a topology or file is unknown.
     """
-    names = [name.strip() for name in said.split(",") if name.strip()]
+    names = [name.strip() for name in topologies.split(",") if name.strip()]
     if not names and target.endswith(".toml"):
         from xlashard.train.settings import load_settings
 
@@ -72,11 +72,11 @@ def topologies_for(
 
 
 def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The mesh axes of a settings file, and all that it says, as one text.
+    """Return the mesh axes of a settings file, and all settings as TOML.
 
     Args:
         path: A TOML file.
-        words: `KEY=VALUE` words that win over it.
+        words: `KEY=VALUE` words that override the file.
     """
     from xlashard.train.settings import load_settings
     from xlashard.train.toml import to_toml

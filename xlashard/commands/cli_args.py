@@ -1,38 +1,37 @@
-"""The words of the command line that are many: each command's in a function of its own."""
+"""Command line arguments of the subcommands."""
 
 import argparse
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
-    """The words of ``xlashard preflight``."""
+    """Add the arguments of ``xlashard preflight``."""
     parser.set_defaults(parser=parser)
     parser.description = (
-        "Says what a program would take, do and cost on TPU chips, on a machine without one: "
-        "whether it fits, how long a step takes and what it waits for, what goes over which "
-        "links, and why."
+        "Reports the memory, step time, collectives and cost of a program on TPU chips, on a "
+        "machine without one."
     )
     parser.epilog = (
-        "Exit code: 0 if each program fits and keeps its budget, 1 if not, 2 for wrong use."
+        "Exit code: 0 if each program fits and meets its budget, 1 if not, 2 for wrong use."
     )
     parser.add_argument(
         "targets",
         metavar="TARGET",
         nargs="*",
         help="settings of a training run (CONFIG.toml); a function that gives (function, "
-        "arguments) (package.module:function); or a report that was kept (REPORT.json)",
+        "arguments) (package.module:function); or a stored report (REPORT.json)",
     )
-    _add_topology(parser, "NAME[,NAME]", "; several to look at each")
+    _add_topology(parser, "NAME[,NAME]", "; several are compared")
     parser.add_argument(
         "--mesh",
         metavar="AXIS=N[,AXIS=N]",
         default="",
-        help="the mesh axes and their sizes, one of which may be -1 for what is left; by default "
+        help="the mesh axes and their sizes, one of which may be -1; by default "
         "those of the settings. To try every mesh: auto, or data=auto,tensor=..8",
     )
     parser.add_argument(
         "--price",
         metavar="AMOUNT",
-        help="what one chip costs for an hour: 4.2 or '4.20 USD'; where meshes of several "
+        help="cost per chip-hour: 4.2 or '4.20 USD'; where meshes of several "
         "generations are tried, v5e=1.2,v5p=4.2",
     )
     _add_program(parser)
@@ -51,10 +50,8 @@ def _add_topology(parser: argparse.ArgumentParser, metavar: str, besides: str = 
 
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
-    """What changes a program, or how it is compiled."""
-    parser.add_argument(
-        "--slices", type=int, metavar="N", help="how many slices of it (default: 1)"
-    )
+    """Add the arguments that change a program or its compilation."""
+    parser.add_argument("--slices", type=int, metavar="N", help="number of slices (default: 1)")
     add_settings(parser)
     _add_pairs(
         parser,
@@ -65,36 +62,36 @@ def _add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """``--set``, for commands that take a settings file."""
+    """Add ``--set``, for commands with a settings file."""
     _add_pairs(
         parser,
         "--set",
         "KEY=VALUE",
-        "settings that win over the file's, such as model.layers=4",
+        "settings that override the file, such as model.layers=4",
     )
 
 
-def _add_pairs(parser: argparse.ArgumentParser, word: str, metavar: str, about: str) -> None:
-    """A word that takes several pairs, and may be given several times."""
-    parser.add_argument(word, metavar=metavar, nargs="+", action="extend", default=[], help=about)
+def _add_pairs(parser: argparse.ArgumentParser, word: str, metavar: str, help_text: str) -> None:
+    """Add a repeatable argument with several pairs."""
+    parser.add_argument(
+        word, metavar=metavar, nargs="+", action="extend", default=[], help=help_text
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
-    """What is done with the reports."""
+    """Add the arguments for the reports."""
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="keep the report as JSON; a folder for several; - for standard output",
+        help="write the report as JSON; a folder for several; - for standard output",
     )
     parser.add_argument("--html", metavar="FILE", help="write a page that shows all reports")
-    parser.add_argument(
-        "--all", action="store_true", help="show every value, not the largest alone"
-    )
+    parser.add_argument("--all", action="store_true", help="show every row, not only the largest")
     _add_pairs(
         parser,
         "--budget",
         "KEY=VALUE",
-        "limits to keep, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
+        "limits to check, such as hbm=90%% all_gather_bytes=2GB time=2s mfu=40%%",
     )
     parser.add_argument(
         "--compare",
@@ -102,30 +99,29 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         help="show what changed from the first report to the second",
     )
     parser.add_argument(
-        "--schema", action="store_true", help="print the JSON Schema of a report, and end"
+        "--schema", action="store_true", help="print the JSON Schema of a report, and exit"
     )
 
 
 def _add_sweep(group: argparse._ArgumentGroup) -> None:
-    """What only sweeps ask for."""
+    """Add the arguments of sweeps."""
     group.add_argument(
-        "--folder", metavar="FOLDER", help="where the results are kept (default: sweeps/NAME)"
+        "--folder", metavar="FOLDER", help="folder of the results (default: sweeps/NAME)"
     )
     group.add_argument(
         "--workers",
         type=count,
         metavar="N",
-        help="how many processes there are side by side; by default as many as this machine has "
-        "processors and memory for",
+        help="number of worker processes; by default as many as CPUs and memory allow",
     )
     group.add_argument(
-        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds that a mesh may take"
+        "--timeout", type=seconds, default=0.0, metavar="S", help="timeout per mesh in seconds"
     )
-    group.add_argument("--again", action="store_true", help="compile what is known, too")
+    group.add_argument("--again", action="store_true", help="recompile cached results")
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
-    """The words of ``xlashard compile``."""
+    """Add the arguments of ``xlashard compile``."""
     parser.set_defaults(parser=parser)
     parser.description = (
         "Compiles a program for TPU chips, on a machine without one, into a file that "
@@ -154,10 +150,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number of things.
+    """Parse a positive integer.
 
     Args:
-        text: As it was typed.
+        text: Command line text.
     """
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
@@ -165,10 +161,10 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time.
+    """Parse a positive number of seconds.
 
     Args:
-        text: As it was typed.
+        text: Command line text.
     """
     try:
         found = float(text)
