@@ -4,10 +4,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forking import python_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py"))
@@ -18,7 +19,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Runs Python as `make bench` does, with none of the tests' settings for JAX."""
     kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(
-        [sys.executable, *words],
+        [*python_command(kept), *words],
         cwd=ROOT,
         env=kept,
         capture_output=True,

@@ -50,6 +50,7 @@ def test_every_golden_message_has_an_entry(topic: Topic) -> None:
     assert list(read_messages(topic.name)) == titles, "make goldens"
 
 
+@pytest.mark.slow  # All together; most of them compile a program.
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_corrected_call_runs(mistake: Mistake) -> None:
     assert run(SETUP, mistake.setup + mistake.right) == Outcome()
