@@ -265,7 +265,7 @@ def test_callbacks_are_checked(mesh):
         make(lambda index: WHOLE)
     with pytest.raises(PlacementError, match=naming("[2:4, :]", "int32", "float32")):
         make(lambda i: WHOLE[i].astype(np.int32) if i[0].start else WHOLE[i])
-    with pytest.raises(PlacementError, match=naming("4 pieces", "8 indices")):
+    with pytest.raises(PlacementError, match=naming("4 shards", "8 indices")):
         make(lambda indices: [WHOLE[:2]] * 4, "from_batched_callback")
     with pytest.raises(PlacementError, match=naming("4 arrays", "8 addressable devices")):
         make(

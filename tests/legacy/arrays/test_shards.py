@@ -165,7 +165,7 @@ def test_mistakes_say_what_is_wrong(mesh):
         with pytest.raises(SpecEntryError, match=r"\('x',\)"):
             ask((8, 2), mesh, "x")
         with pytest.raises(
-            ArgumentError, match=naming("mesh_axes", "PartitionSpec", " 3", "P('x')")
+            ArgumentError, match=naming("mesh_axes", "PartitionSpec", "=3", "P('x')")
         ):
             ask((8, 2), mesh, 3)
         with pytest.raises(ArgumentError, match=naming("global_mesh", "Mesh", "list")):

@@ -132,7 +132,7 @@ MARKED = {
     ),
     "stars": (
         "from jax.experimental.pjit import pjit\nf = pjit(*args)\n",
-        "all but the function by keyword",
+        "keyword arguments after the function",
         2,
     ),
     "imported alone": ("from jax.experimental.maps import xmap\n", "jax.shard_map", 1),

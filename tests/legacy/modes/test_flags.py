@@ -158,7 +158,7 @@ def test_an_unknown_flag_is_answered_with_the_nearest(name: str) -> None:
 
 
 def test_a_value_that_is_no_truth_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"jax_array is None.*True or False"):
+    with pytest.raises(ConfigError, match=r"jax_array=None.*True or False"):
         config.update("jax_array", None)
     with pytest.raises(ConfigError, match="2"):
         legacy.jax_array(2)

@@ -75,7 +75,7 @@ def test_sharding_specs_are_made_taken_apart_and_pickled():
 def test_uneven_dimensions_are_refused_unless_they_are_allowed():
     aval, axes = jax.core.ShapedArray((6, 4), np.float32), {"x": 0}
     sizes = OrderedDict(x=4, y=2)
-    with pytest.raises(DivisibilityError, match=r"dimension 0 of shape \(6, 4\).*4 tiles.*'x'"):
+    with pytest.raises(DivisibilityError, match=r"dimension 0 of shape \(6, 4\).*by 4.*'x'"):
         pxla.mesh_sharding_specs(sizes, ("x", "y"))(aval, axes)
     uneven = pxla.mesh_sharding_specs(sizes, ("x", "y"), allow_uneven_axes=True)(aval, axes)
     assert uneven.sharding == (pxla.Chunked((4,)), pxla.NoSharding())
@@ -88,7 +88,7 @@ def test_sharding_specs_of_parts_and_of_pmap():
     assert cut.tiling.shard_shape((8, 4)) == (2, 2) and cut.num_devices == 8
     assert pxla.partitioned_sharding_spec(8, None, aval).tiling.is_replicated
     with pytest.raises(
-        TilingError, match=naming("partitions ", "8 parts", "2 dimensions", "(4,)", "(8, 1)")
+        TilingError, match=naming("partitions=", "product is 8", "2 numbers", "(4,)", "(8, 1)")
     ):
         pxla.partitioned_sharding_spec(8, (4,), aval)
     mapped = pxla.pmap_sharding_spec(8, 8, (3,), 1)
@@ -96,7 +96,7 @@ def test_sharding_specs_of_parts_and_of_pmap():
     assert pxla.pmap_sharding_spec(8, 4, (3,), 0).mesh_shape == (4, 2)
     copies = pxla.pmap_sharding_spec(8, 4, (3,), None)
     assert copies.sharding == (pxla.NoSharding(),) and copies.mesh_shape == (4, 2)
-    with pytest.raises(TilingError, match="8 devices.*size 3"):
+    with pytest.raises(TilingError, match="nrep=8.*size=3"):
         pxla.pmap_sharding_spec(8, 3, (3,), 0)
 
 
@@ -209,7 +209,7 @@ def test_a_sharding_on_a_mesh(mesh):
     ],
 )
 def test_what_is_gone_for_good_says_what_to_write(use):
-    with pytest.raises(RefusedError, match=r"is gone: .*\. Write: (jax|with)"):
+    with pytest.raises(RefusedError, match=r"was removed from JAX: .*\. Write: (jax|with)"):
         use()
     with pytest.raises(NotImplementedError):
         use()

@@ -181,19 +181,20 @@ def test_names_that_today_has_ask_for_nothing() -> None:
 
 def test_text() -> None:
     assert text_of(Report.of([TREE_MAP, VAR, INSTALLED])).splitlines() == [
-        "2 names of 2022 and 2023 ran, at 2 lines",
+        "2 removed names used, at 2 lines",
         "jax.core.Var (until JAX 0.6.0); today: jax.extend.core.Var",
-        "  differs: it is made of an abstract value alone and has no `count` or `suffix`",
+        "  differs: its constructor takes only an abstract value, "
+        "and it has no `count` or `suffix`",
         "  near.py:1",
         "jax.tree_map (until JAX 0.6.0); today: jax.tree.map",
         "  /far/away.py:3 ×2",
-        "in installed packages, not counted: newer releases of them have today's names",
+        "in installed packages, not counted: their newer releases use today's names",
         "jax.tree_map (until JAX 0.6.0); today: jax.tree.map",
         "  old/code.py:3 ×2",
     ]
     assert "needs" not in text_of(Report.of([TREE_MAP]))
-    assert "as it is" in text_of(Report.of([]))
-    assert "as it is" in text_of(Report.of([INSTALLED]))
+    assert "no removed names" in text_of(Report.of([]))
+    assert "no removed names" in text_of(Report.of([INSTALLED]))
     behaviour = Use(BEHAVIOURS[0], "/far/away.py", 3, 1)
     assert "\nwith mesh:; today: with jax.set_mesh(mesh):\n" in text_of(Report.of([behaviour]))
 
@@ -230,7 +231,7 @@ def test_a_terminal_gets_colours_and_a_file_gets_text(monkeypatch) -> None:
         assert line in [line.rstrip() for line in lines]
     assert file.getvalue() == text_of(report)
     show_report(Report.of([]), terminal)
-    assert "as it is" in terminal.getvalue()
+    assert "no removed names" in terminal.getvalue()
 
 
 def test_after_its_end_nothing_is_called_any_more() -> None:

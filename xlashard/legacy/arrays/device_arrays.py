@@ -1,8 +1,7 @@
-"""`DeviceArray` and `ShardedDeviceArray`: what functions gave before there was `jax.Array`.
+"""`DeviceArray` and `ShardedDeviceArray`: the array classes that preceded `jax.Array`.
 
-Both are Arrays with the members of that time. `isinstance` asks where an array is and not of which
-class it was made, so that arrays of today, which are of one class wherever they are, pass for the
-one or the other as well.
+Both are Arrays with additional members. `isinstance` depends on the devices of an array and not on
+its class, so today's arrays are instances of one or the other as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ from xlashard.sharding import Mesh, NamedSharding, from_jax
 
 
 def _devices_of(x: Any) -> int:
-    """On how many devices an array of this process alone is; 0 for anything else."""
+    """Return the number of devices of a fully addressable array; 0 for anything else."""
     kind = type(x)
     if kind is not HandleType and kind is not Array and not issubclass(kind, _LegacyArray):
         return 0
@@ -49,16 +48,16 @@ class _OnSeveralDevices(_OnDevices):
 
 
 def device_buffers(x: Any) -> list[Any]:
-    """What each of this process's devices holds, in the order of the device assignment.
+    """Return the addressable shards of an array, in the order of the device assignment.
 
-    Where the array has a `PmapSharding`, its `Unstacked` dimensions are left out, unless
+    With a `PmapSharding`, shards lack its `Unstacked` dimensions, unless
     `jax_pmap_no_rank_reduction` is on.
 
     Args:
         x: An array of this package or of JAX.
 
     Raises:
-        DeletedError: Its buffers are gone.
+        DeletedError: The array was deleted or donated.
     """
     check_alive(x)
     buffers = split(_handle_of(x))
@@ -73,27 +72,27 @@ def device_buffers(x: Any) -> list[Any]:
 
 
 def _as_buffer(x: Any, handle: Any) -> Any:
-    """Return the array over a buffer of an array; of a `jax.Array` with `jax_array`, JAX's own."""
+    """Return the array over one buffer: with `jax_array` on, JAX's own for a `jax.Array`."""
     if jax_array.value and not issubclass(type(x), _LegacyArray):
         return handle
     return as_device_array(handle)
 
 
 def device_buffer(x: Any) -> Any:
-    """What the only device of an array holds.
+    """Return the buffer of an array on one device.
 
     Args:
         x: An array of this package or of JAX.
 
     Raises:
-        AttributeError: It is on several devices.
-        DeletedError: Its buffers are gone.
+        AttributeError: The array is on several devices.
+        DeletedError: The array was deleted or donated.
     """
     count = _handle_of(x).sharding.num_devices
     if count != 1:
         raise AttributeError(
-            f"device_buffer is what one device holds, and this array, {type_text(x)}, is on "
-            f"{count} devices: write x.addressable_data(0), or x.device_buffers for all"
+            f"device_buffer requires an array on one device, but {type_text(x)} is on {count} "
+            "devices: write x.addressable_data(0), or x.device_buffers"
         )
     return device_buffers(x)[0]
 
@@ -105,7 +104,7 @@ def sharding_spec(x: Any) -> ShardingSpec:
         x: An array of this package or of JAX.
 
     Raises:
-        TilingError: No grid of the devices says it.
+        TilingError: The sharding has no `ShardingSpec`.
     """
     sharding = from_jax(x.sharding)
     if isinstance(sharding, PmapSharding):
@@ -118,19 +117,19 @@ def sharding_spec(x: Any) -> ShardingSpec:
 
 
 def buffer_indices(x: Any) -> tuple[ShardIndex, ...]:
-    """Which part of an array each of its devices holds, by the sharding spec's order.
+    """Return the index of each shard of an array, in the order of the sharding spec.
 
     Args:
         x: An array of this package or of JAX.
 
     Raises:
-        TilingError: No grid of the devices says it.
+        TilingError: The sharding has no `ShardingSpec`.
     """
     return tuple(sharding_spec(x).indices(x.shape).flat)
 
 
 def one_replica_buffer_indices(x: Any) -> list[int]:
-    """The numbers of buffers that hold an array once, without copies.
+    """Return the numbers of the buffers that hold each distinct shard once.
 
     Args:
         x: An array of this package or of JAX.
@@ -139,7 +138,7 @@ def one_replica_buffer_indices(x: Any) -> list[int]:
 
 
 def to_py(x: Any) -> np.ndarray:
-    """The value.
+    """Return the value as a NumPy array.
 
     Args:
         x: An array of this package or of JAX.
@@ -148,40 +147,40 @@ def to_py(x: Any) -> np.ndarray:
 
 
 class _LegacyArray(Array):
-    """An Array with the members of its time."""
+    """Array with the members of the classes before `jax.Array`."""
 
     __slots__ = ()
 
     @property
     def device_buffer(self) -> Any:
-        """What its only device holds; `addressable_data(0)` today."""
+        """Buffer on the only device; `addressable_data(0)` today."""
         return device_buffer(self)
 
     @property
     def device_buffers(self) -> list[Any]:
-        """What each device holds; the data of `addressable_shards` today."""
+        """Buffer on each device; the data of `addressable_shards` today."""
         return device_buffers(self)
 
     @property
     def sharding_spec(self) -> ShardingSpec:
-        """How it is cut and dealt; `sharding` today."""
+        """`ShardingSpec` of the array; `sharding` today."""
         return sharding_spec(self)
 
     @property
     def indices(self) -> tuple[ShardIndex, ...]:
-        """Which part each device holds; `sharding.devices_indices_map(shape)` today."""
+        """Index of each shard; `sharding.devices_indices_map(shape)` today."""
         return buffer_indices(self)
 
     @property
     def one_replica_buffer_indices(self) -> list[int]:
-        """Numbers of buffers that hold it once; `shard.replica_id == 0` today."""
+        """Numbers of the buffers with replica id 0; `shard.replica_id == 0` today."""
         return one_replica_buffer_indices(self)
 
     def to_py(self) -> np.ndarray:
-        """The value; `np.asarray(x)` today."""
+        """Return the value as a NumPy array; `np.asarray(x)` today."""
         return to_py(self)
 
-    # What is taken out of one on several devices may be on one of them alone.
+    # An element of an array on several devices may be on one of them only.
     def __getitem__(self, index: Any, /) -> Any:
         return _with_matching_class(super().__getitem__(index))
 
@@ -190,12 +189,12 @@ class _LegacyArray(Array):
 
 
 class DeviceArray(_LegacyArray, metaclass=_OnDevices):
-    """An array on devices of this process; of the class itself are those on one device.
+    """Fully addressable array; instances of exactly this class are on one device.
 
-    Programs get instances where `jax_array` is off. `isinstance(x, DeviceArray)` holds for every
-    array that is on this process's devices alone, as it did for `ShardedDeviceArray`s, and also for
-    those of today; for a GlobalDeviceArray it does not. `x.device` is the device of one on a single
-    device; `x.device()`, as it was then, may be written where the era's names are installed.
+    Functions return instances while `jax_array` is off. `isinstance(x, DeviceArray)` holds for
+    every fully addressable array, including `ShardedDeviceArray`s and today's arrays, and not for
+    GlobalDeviceArrays. `x.device` is the device of an array on one device; `x.device()` works while
+    the removed names are installed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -207,11 +206,11 @@ class DeviceArray(_LegacyArray, metaclass=_OnDevices):
 
 
 class ShardedDeviceArray(DeviceArray, metaclass=_OnSeveralDevices):
-    """An array over several devices of this process.
+    """Fully addressable array over several devices.
 
-    Programs get instances where `jax_array` is off. `isinstance(x, ShardedDeviceArray)` holds for
-    every array on more than one device, all of them this process's, also for those of today, and
-    for the results of `pjit` on a mesh of one device.
+    Functions return instances while `jax_array` is off. `isinstance(x, ShardedDeviceArray)` holds
+    for every fully addressable array on more than one device, including today's arrays, and for
+    the results of `pjit` on a mesh of one device.
 
     Example:
         >>> import jax.numpy as jnp
@@ -227,7 +226,7 @@ install_array_type(ShardedDeviceArray)
 
 
 def device_array_class(handle: Any) -> type[Array]:
-    """Which of the two a result is.
+    """Return `DeviceArray` or `ShardedDeviceArray`, by the number of devices of a result.
 
     Args:
         handle: The result's buffers.
@@ -236,14 +235,14 @@ def device_array_class(handle: Any) -> type[Array]:
 
 
 def _with_matching_class(x: Any) -> Any:
-    """An array of the class that tells on how many devices it is."""
+    """Return an array in the class that fits its number of devices."""
     if not issubclass(type(x), _LegacyArray) or device_array_class(x._handle) is type(x):
         return x
     return wrap_result(x._handle, device_array_class(x._handle))
 
 
 def as_device_array(handle: Any) -> DeviceArray:
-    """A `DeviceArray` over a handle, sharing its buffers."""
+    """Return a `DeviceArray` over a handle, sharing its buffers."""
     return wrap_result(handle, DeviceArray)
 
 
@@ -252,9 +251,9 @@ def _handle_of(x: Any) -> Any:
 
 
 class AddedMembers:
-    """What arrays of today are given as long as programs of the era run.
+    """Members that today's arrays get while the removed names are installed.
 
-    They pass for the classes of the era, so they must have the members of these.
+    Today's arrays are instances of `DeviceArray`, so they need its members.
     """
 
     device_buffer = property(device_buffer)
@@ -266,7 +265,7 @@ class AddedMembers:
 
 
 def device_itself(device: Device) -> Device:
-    """What a device gives when it is called: `x.device` was a method, and is a device now."""
+    """Return the device itself, so that `x.device()` works: `x.device` was a method."""
     return device
 
 
@@ -276,35 +275,34 @@ def make_sharded_device_array(
     device_buffers: Sequence[Any],
     indices: Sequence[Any] | None = None,
 ) -> Any:
-    """Makes one array of the buffers on its devices.
+    """Make an array of one buffer per device.
 
     Args:
         aval: Shape and dtype of the array.
-        sharding_spec: How it is cut and dealt to the devices; one index of the first dimension to
-            each, if None.
+        sharding_spec: The `ShardingSpec`; if None, one index of the first dimension per device.
         device_buffers: An array on each device, in the order of the spec's grid.
-        indices: What each of them holds, if you like it checked.
+        indices: The index of each buffer, which is then checked.
 
     Raises:
-        PlacementError: Buffers that don't fit the spec, the shape or the indices.
-        GeometryError: A spec that does not fit the shape.
-        ArgumentError: Buffers that are no arrays on one device, or an aval that is none.
+        PlacementError: Buffers do not fit the spec, the shape or the indices.
+        GeometryError: The spec does not fit the shape.
+        ArgumentError: A buffer is not an array on one device, or the aval is invalid.
     """
     made = xlashard.make_sharded_device_array(aval, sharding_spec, device_buffers, indices)
     return _in_current_mode(made, ShardedDeviceArray)
 
 
 def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Any:
-    """Makes an array of one buffer.
+    """Make an array of one buffer.
 
     Args:
         aval: Its shape and dtype.
-        device: The device that computations with it must stay on; None leaves them free.
+        device: The device to commit the array to; None leaves it uncommitted.
         device_buffer: An array on one device.
 
     Raises:
         PlacementError: The buffer is on another device, or has another shape or dtype.
-        ArgumentError: It is no array on one device.
+        ArgumentError: The buffer is not an array on one device.
     """
     made = xlashard.make_device_array(aval, device, device_buffer)
     return as_jax_arrays(_in_current_mode(made, DeviceArray))

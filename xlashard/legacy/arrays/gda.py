@@ -1,4 +1,4 @@
-"""`GlobalDeviceArray`: an Array with the name and the face that it had before there were any."""
+"""`GlobalDeviceArray`: an Array with the interface of JAX 0.2.25 to 0.4.7."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
@@ -23,28 +23,28 @@ from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
 
 class GlobalDeviceArray(Array):
-    """An array over the devices of a mesh, of which each process sees its own devices' part.
+    """Global array over the devices of a mesh, of which each process holds its addressable shards.
 
-    It is an Array, so whatever takes one takes it too; an operation on it gives another one. It is
-    made of buffers, by a `from_...` function, of an Array (`from_array`), or by a `pjit`-ed
-    function where the flags ask for it. In new programs use Arrays: `to_array` gives the Array
-    over the same buffers.
+    It is an Array, so every function that takes Arrays takes it; operations on it return Arrays.
+    Constructors are the class itself (from buffers), `from_callback` and its variants, and
+    `from_array`; `pjit` returns it with `jax_array` off and `jax_parallel_functions_output_gda` on.
+    New programs use Arrays: `to_array` returns the Array over the same buffers.
 
     Args:
-        global_shape: Of the whole array, in elements.
-        global_mesh: The mesh; it may have devices of other processes.
-        mesh_axes: For each dimension None, an axis of the mesh by its name, or several in a tuple:
-            a `PartitionSpec`, or a plain tuple.
-        device_buffers: An array on each of `global_mesh.local_devices`, in that order. NumPy arrays
-            are on no device: `device_put(value, device)` makes them such arrays.
-        _gda_fast_path_args: Has no use any more.
-        _enable_checks: Has no use any more: what is checked costs next to nothing.
+        global_shape: The shape of the global array.
+        global_mesh: The mesh; it may contain devices of other processes.
+        mesh_axes: A `PartitionSpec`, or a tuple with None, an axis name or a tuple of axis names
+            for each dimension.
+        device_buffers: An array on each of `global_mesh.local_devices`, in that order. Put NumPy
+            arrays there with `device_put(value, device)`.
+        _gda_fast_path_args: Ignored.
+        _enable_checks: Ignored: the checks are always on.
 
     Raises:
-        PlacementError: Buffers that are on other devices or in another order, too few or too many,
-            or with another shape or dtype; named by their number.
-        GeometryError: The axes don't fit the mesh, or don't divide the shape.
-        ArgumentError: Something that is no array on one device.
+        PlacementError: Buffers are on other devices or in another order, too few or too many, or
+            have another shape or dtype; names their numbers.
+        GeometryError: The axes do not fit the mesh, or do not divide the shape.
+        ArgumentError: A buffer is not an array on one device.
 
     Example:
         >>> import jax, numpy as np
@@ -63,7 +63,7 @@ class GlobalDeviceArray(Array):
 
     _pieces: tuple[Shard, ...]
 
-    # Those that wrap the results of programs call it with nothing, and put a handle in.
+    # Results of programs are wrapped by calling the class without arguments and setting the handle.
     def __init__(
         self,
         global_shape: Sequence[int] | None = None,
@@ -78,7 +78,7 @@ class GlobalDeviceArray(Array):
         with short_tracebacks:
             if global_mesh is None or device_buffers is None:
                 raise ArgumentError(
-                    "a GlobalDeviceArray needs a mesh and buffers: write GlobalDeviceArray("
+                    "GlobalDeviceArray requires a mesh and buffers: write GlobalDeviceArray("
                     "global_shape, global_mesh, mesh_axes, device_buffers)"
                 )
             made = making.from_buffers((global_shape, global_mesh, mesh_axes), device_buffers)
@@ -93,19 +93,19 @@ class GlobalDeviceArray(Array):
         mesh_axes: Any,
         data_callback: Callable[[Index], Any],
     ) -> Self:
-        """Makes one of the pieces that a function gives, asked for each local device by itself.
+        """Make an array from a callback that is called once per local device.
 
         Args:
-            global_shape: Of the whole array, in elements.
+            global_shape: The shape of the global array.
             global_mesh: The mesh.
             mesh_axes: As for the class.
-            data_callback: Takes an index of the whole array and gives the piece there: a NumPy
+            data_callback: Takes an index of the global array and returns the shard there: a NumPy
                 array or an array on any device. It is called once per device of
-                `global_mesh.local_devices`, in that order, also for copies of one piece.
+                `global_mesh.local_devices`, in that order, also for replicas of a shard.
 
         Raises:
-            PlacementError: A piece with another shape or dtype, with its index.
-            GeometryError: The axes don't fit the mesh, or don't divide the shape.
+            PlacementError: A shard has the wrong shape or dtype; names its index.
+            GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         made = making.from_callback_pieces((global_shape, global_mesh, mesh_axes), data_callback)
         return as_kind(made, cls)
@@ -119,19 +119,18 @@ class GlobalDeviceArray(Array):
         mesh_axes: Any,
         data_callback: Callable[[Sequence[Index]], Sequence[Any]],
     ) -> Self:
-        """Makes one of the pieces that a function gives all at once.
+        """Make an array from one call of a callback.
 
         Args:
-            global_shape: Of the whole array, in elements.
+            global_shape: The shape of the global array.
             global_mesh: The mesh.
             mesh_axes: As for the class.
             data_callback: Takes the indices of `global_mesh.local_devices`, in that order, and
-                gives the pieces there in the same order. It is called once. The pieces of the
-                array are not committed to their devices.
+                returns the shards in the same order. The shards of the array are uncommitted.
 
         Raises:
-            PlacementError: Too few or too many pieces, or one with another shape or dtype.
-            GeometryError: The axes don't fit the mesh, or don't divide the shape.
+            PlacementError: Too few or too many shards, or a shard with the wrong shape or dtype.
+            GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
         target = (global_shape, global_mesh, mesh_axes)
         made = making.from_batched_callback_pieces(target, data_callback)
@@ -148,47 +147,47 @@ class GlobalDeviceArray(Array):
         mesh_axes: Any,
         data_callback: Callable[[Sequence[tuple[Index, tuple[Device, ...]]]], Sequence[Any]],
     ) -> Self:
-        """Makes one of arrays that a function has put on the devices.
+        """Make an array from one call of a callback that places the shards itself.
 
         Args:
-            global_shape: Of the whole array, in elements.
+            global_shape: The shape of the global array.
             global_mesh: The mesh.
             mesh_axes: As for the class.
-            data_callback: Takes each distinct index with the local devices that hold it, and gives
-                an array on each of those devices, in any order. It is called once.
+            data_callback: Takes each distinct index with the local devices that hold it, and
+                returns an array on each of these devices, in any order.
 
         Raises:
-            PlacementError: Arrays that are not on exactly those devices, or don't fit.
-            GeometryError: The axes don't fit the mesh, or don't divide the shape.
+            PlacementError: The arrays are on other devices, or do not fit.
+            GeometryError: The axes do not fit the mesh, or do not divide the shape.
         """
-        given = (global_shape, global_mesh, mesh_axes)
-        made = making.from_device_pieces(given, data_callback)
+        target = (global_shape, global_mesh, mesh_axes)
+        made = making.from_device_pieces(target, data_callback)
         return as_kind(made, cls)
 
     @classmethod
     def from_array(
         cls, array: jax.Array, global_mesh: Mesh | None = None, mesh_axes: Any = None
     ) -> Self:
-        """One over the buffers of an array, which stays good.
+        """Return a GlobalDeviceArray over the buffers of an array, which stays valid.
 
         Args:
             array: An Array, or an array of JAX.
-            global_mesh: The mesh on which to name what it holds; the array's own if None.
-            mesh_axes: How it lies on that mesh.
+            global_mesh: The mesh of the result; None for the array's own.
+            mesh_axes: The spec of the result on `global_mesh`.
 
         Raises:
-            PlacementError: It does not lie so: nothing is moved here.
-            ArgumentError: It is no array with buffers.
+            PlacementError: The array has another sharding; `from_array` does not move data.
+            ArgumentError: `array` is not a concrete array.
         """
         with short_tracebacks:
-            given = array if isinstance(array, Array) else Array.from_jax(array)
-            check_alive(given)
+            source = array if isinstance(array, Array) else Array.from_jax(array)
+            check_alive(source)
             if global_mesh is not None:
-                given = making.named(given, global_mesh, mesh_axes)
-            return as_kind(given, cls)
+                source = making.named(source, global_mesh, mesh_axes)
+            return as_kind(source, cls)
 
     def to_array(self) -> Array:
-        """The Array over the same buffers.
+        """Return the Array over the same buffers.
 
         Example:
             >>> import jax, numpy as np
@@ -204,32 +203,32 @@ class GlobalDeviceArray(Array):
         """The mesh.
 
         Raises:
-            MeshError: Its sharding has none.
+            MeshError: The sharding has no mesh.
         """
         return self._named("mesh").mesh
 
     @property
     def mesh_axes(self) -> PartitionSpec:
-        """For each dimension the mesh axes that cut it.
+        """The `PartitionSpec`.
 
         Raises:
-            MeshError: Its sharding has no mesh.
+            MeshError: The sharding has no mesh.
         """
         return PartitionSpec(*self._named("mesh_axes").spec)
 
-    def _named(self, wanted: str) -> NamedSharding:
+    def _named(self, attribute: str) -> NamedSharding:
         sharding = self.sharding
         if isinstance(sharding, NamedSharding):
             return sharding
         raise MeshError(
-            f"a GlobalDeviceArray {type_text(self)} lies as {sharding_text(sharding)}, which names "
-            f"no axes of a mesh, and so it has no {wanted}: ask for x.sharding, or give it a mesh "
-            "by GlobalDeviceArray.from_array(x, mesh, P(...))"
+            f"{attribute} requires a NamedSharding, but the GlobalDeviceArray {type_text(self)} "
+            f"has {sharding_text(sharding)}: read x.sharding, or write "
+            "GlobalDeviceArray.from_array(x, mesh, P(...))"
         )
 
     @property
     def local_shards(self) -> Sequence[Shard]:
-        """The pieces on this process's devices, in the order of `mesh.local_devices`."""
+        """The addressable shards, in the order of `mesh.local_devices`."""
         try:
             pieces = self._pieces
         except AttributeError:
@@ -238,7 +237,7 @@ class GlobalDeviceArray(Array):
             check_alive(self)
             pieces = self._pieces = self._shards_here()
         elif self._handle.is_deleted() and all(s.data.is_deleted() for s in pieces):
-            # One piece after the other may be deleted by itself: only then is it all gone.
+            # Shards can be deleted one by one: the array is deleted once all of them are.
             check_alive(self)
         return list(pieces)
 
@@ -256,12 +255,12 @@ class GlobalDeviceArray(Array):
 
     @property
     def addressable_shards(self) -> Any:
-        """The same as `local_shards`, by the name of today."""
+        """The same as `local_shards`, under today's name."""
         return self.local_shards
 
     @property
     def global_shards(self) -> Any:
-        """The pieces on all devices of the mesh; the data of other processes' is None."""
+        """The shards on all devices of the mesh; `data` is None on other processes' devices."""
         here = self.local_shards
         sharding, shape = self.sharding, self.shape
         if len(here) == sharding.num_devices:
@@ -273,25 +272,25 @@ class GlobalDeviceArray(Array):
         return [by_device.get(d) or Shard(d, index, copy) for d, index, copy in places]
 
     def local_data(self, index: int) -> DeviceArray:
-        """The data on one of this process's devices.
+        """Return the data on one addressable device.
 
         Args:
-            index: Which of them, in the order of `mesh.local_devices`.
+            index: The number of the device, in the order of `mesh.local_devices`.
 
         Raises:
-            IndexError: This process has not so many of the array's devices.
+            IndexError: `index` is out of range.
         """
         pieces = self.local_shards
         if not -len(pieces) <= index < len(pieces):
             with short_tracebacks:
-                super().addressable_data(index)  # says what is wrong with it
+                super().addressable_data(index)  # raises the IndexError
         return pieces[index].data
 
     def addressable_data(self, index: int) -> DeviceArray:
-        """The same as `local_data`, by the name of today."""
+        """Return the same as `local_data`, under today's name."""
         return self.local_data(index)
 
-    # JAX's own functions compare what they are given: jnp.nonzero(x) asks for x != 0.
+    # JAX's own functions compare arrays: jnp.nonzero(x) evaluates x != 0.
 
     def __eq__(self, other: Any) -> Any:
         if is_called_by_jax():
@@ -321,7 +320,7 @@ class GlobalDeviceArray(Array):
         return super().__format__(spec) if spec else str(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By value and mesh: who reads it must have those devices."""
+        """Pickle the value and the mesh; unpickling requires the same devices."""
         sharding = self.sharding
         if not isinstance(sharding, NamedSharding):
             return super().__reduce__()
@@ -336,18 +335,18 @@ def _unpickle(
 
 def _not_compared(operator: str, x: GlobalDeviceArray) -> RefusedError:
     return RefusedError(
-        f"a GlobalDeviceArray is not compared by {operator}, here one {type_text(x)}, for that "
-        f"might mean its value or its place: write x.to_array() {operator} y.to_array() for the "
-        "values, or x.sharding.is_equivalent_to(y.sharding, x.ndim) for the place",
+        f"{operator} is ambiguous for the GlobalDeviceArray {type_text(x)}: write x.to_array() "
+        f"{operator} y.to_array() to compare values, or "
+        "x.sharding.is_equivalent_to(y.sharding, x.ndim) to compare shardings",
         name="GlobalDeviceArray.__eq__",
     )
 
 
 def _refused_by_pmap(x: GlobalDeviceArray) -> NoReturn:
     raise RefusedError(
-        f"pmap takes what lies on this process's devices one beside the other, not a "
-        f"GlobalDeviceArray {type_text(x)}: write pjit(fun, in_axis_resources=FROM_GDA, ...)(x), "
-        "or bring it there by device_put(x.to_array(), PmapSharding.default(x.shape))",
+        f"pmap does not take the GlobalDeviceArray {type_text(x)}: write "
+        "pjit(fun, in_axis_resources=FROM_GDA, ...)(x), or pass "
+        "device_put(x.to_array(), PmapSharding.default(x.shape))",
         name="jax.pmap",
     )
 
@@ -357,7 +356,7 @@ refuse_in_pmap(GlobalDeviceArray, _refused_by_pmap)
 
 
 def gda_class(handle: Any) -> type[Array]:
-    """`GlobalDeviceArray`, whatever the result: those of no mesh say so when asked for it.
+    """Return `GlobalDeviceArray`, for every result.
 
     Args:
         handle: The result's buffers.
@@ -366,26 +365,23 @@ def gda_class(handle: Any) -> type[Array]:
 
 
 def check_gda_mesh(values: Sequence[Any], paths: Sequence[str], mesh: Mesh) -> None:
-    """Checks that arguments are on the mesh of the function that they are given to.
-
-    The era checked it under `jax_enable_checks`: the axes of two meshes may have the same names and
-    other devices.
+    """Check that GlobalDeviceArrays are on the mesh in force, under `jax_enable_checks`.
 
     Args:
-        values: The arguments.
-        paths: Each as a person would write it.
-        mesh: Of the function.
+        values: The arguments of a call.
+        paths: The path of each argument.
+        mesh: The mesh in force.
 
     Raises:
-        ResourceError: With the first GlobalDeviceArray on another.
+        ResourceError: A GlobalDeviceArray is on another mesh; names the first one.
     """
     for value, path in zip(values, paths, strict=True):
         if type(value) is not GlobalDeviceArray or not isinstance(value.sharding, NamedSharding):
             continue
         if value.mesh != mesh:
             raise ResourceError(
-                f"{path} is a GlobalDeviceArray on {_mesh_text(value.mesh)}, and the mesh in force "
-                f"is {_mesh_text(mesh)}: call inside `with {path}.mesh:`, or bring it over by "
+                f"{path} is a GlobalDeviceArray on {_mesh_text(value.mesh)}, but the mesh in force "
+                f"is {_mesh_text(mesh)}: call inside `with {path}.mesh:`, or pass "
                 f"device_put({path}, NamedSharding(mesh, {path}.mesh_axes))",
                 path=path,
             )

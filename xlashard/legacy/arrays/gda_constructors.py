@@ -1,4 +1,4 @@
-"""Where a `GlobalDeviceArray` comes from: buffers, callbacks, Arrays; each becomes one Array."""
+"""Constructors of `GlobalDeviceArray`: from buffers, from callbacks and from Arrays."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,23 +21,23 @@ from xlashard.legacy.shardings.partition_spec import PartitionSpec
 from xlashard.pjit.resources import named as named_sharding
 
 type Where = tuple[Sequence[int], Mesh, Any]
-"""Global shape, mesh and mesh axes, as a caller gave them."""
+"""Arguments `global_shape`, `global_mesh` and `mesh_axes`."""
 
 _BUFFERS = Caller("GlobalDeviceArray", "device_buffers")
 _MADE = Caller("GlobalDeviceArray.from_batched_callback_with_devices", "data_callback's array ")
 
 
 def target_of(where: Where) -> Places:
-    """What a mesh and its axes mean for arrays of a shape.
+    """Return the placement of an array by its shape, mesh and mesh axes.
 
     Raises:
-        GeometryError: They don't fit.
-        ArgumentError: There is no mesh, or no axes.
+        GeometryError: The axes do not fit the mesh, or do not divide the shape.
+        ArgumentError: `global_mesh` or `mesh_axes` is invalid.
     """
     shape, mesh, mesh_axes = where
     if not isinstance(mesh, Mesh):
         raise ArgumentError(
-            f"global_mesh must be a Mesh of devices, not {type(mesh).__name__}: write "
+            f"global_mesh of type {type(mesh).__name__} is invalid: expected a Mesh, such as "
             "Mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
         )
     if not isinstance(mesh_axes, PartitionSpec):
@@ -47,11 +47,11 @@ def target_of(where: Where) -> Places:
 
 
 def from_buffers(where: Where, device_buffers: Any) -> Array:
-    """The Array over one buffer for each local device of a mesh, in that order."""
+    """Return the Array over one buffer per local device, in the order of the mesh."""
     with short_tracebacks:
         target = target_of(where)
         if isinstance(device_buffers, jax.Array) and device_buffers.ndim == len(target.shape):
-            # All buffers in one, as the runtime gave them.
+            # One handle over all buffers, as the runtime returned it.
             return named(Array.from_jax(device_buffers), where[1], where[2])
         singles = read_singles(device_buffers, _BUFFERS)
         joint = _array(joined(singles, target, None, _BUFFERS))
@@ -59,15 +59,15 @@ def from_buffers(where: Where, device_buffers: Any) -> Array:
             if single.device != device:
                 raise PlacementError(
                     f"{single.name} is on {single.device}, but global_mesh.local_devices[{number}] "
-                    f"is {device}: put the buffers in the order of the mesh, not of "
-                    "jax.local_devices(), as by [device_put(piece_of[d], d) for d in "
+                    f"is {device}: order the buffers by global_mesh.local_devices, not by "
+                    "jax.local_devices(), as in [device_put(shards[d], d) for d in "
                     "global_mesh.local_devices]"
                 )
         return joint
 
 
 def from_callback_pieces(where: Where, data_callback: Callable[[Index], Any]) -> Array:
-    """The Array of pieces asked for one by one, once for each local device."""
+    """Return the Array of shards from one call of the callback per local device."""
     with short_tracebacks:
         target = target_of(where)
         return _array(array_of_pieces(target, _each_device(target), data_callback))
@@ -76,23 +76,23 @@ def from_callback_pieces(where: Where, data_callback: Callable[[Index], Any]) ->
 def from_batched_callback_pieces(
     where: Where, data_callback: Callable[[Sequence[Index]], Iterable[Any]]
 ) -> Array:
-    """The Array of pieces asked for all at once, in the order of the local devices."""
+    """Return the Array of shards from one call, in the order of the local devices."""
     with short_tracebacks:
         target = target_of(where)
         pieces = list(data_callback(list(target.indices)))
         count = len(target.devices)
         if len(pieces) != count:
             raise PlacementError(
-                f"data_callback gave {counted(len(pieces), 'piece')} for "
-                f"{counted(count, 'index', 'indices')}: give one for each, such as "
-                "[whole[index] for index in indices]"
+                f"data_callback returned {counted(len(pieces), 'shard')} for "
+                f"{counted(count, 'index', 'indices')}: return one per index, such as "
+                "[value[index] for index in indices]"
             )
-        given = iter(pieces)
-        return _array(array_of_pieces(target, _each_device(target), lambda _: next(given)))
+        shards = iter(pieces)
+        return _array(array_of_pieces(target, _each_device(target), lambda _: next(shards)))
 
 
 def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Array:
-    """The Array of arrays that a function puts on the devices of each distinct index."""
+    """Return the Array of shards that a callback places on the devices of each distinct index."""
     with short_tracebacks:
         target = target_of(where)
         holders: dict[int, list[int]] = {}
@@ -107,16 +107,16 @@ def from_device_pieces(where: Where, data_callback: Callable[[Any], Any]) -> Arr
 
 
 def named(array: Array, mesh: Mesh, mesh_axes: Any) -> Array:
-    """An Array by its name on a mesh, over the same buffers.
+    """Return an Array with a `NamedSharding` on a mesh, over the same buffers.
 
     Raises:
-        PlacementError: It doesn't lie so.
+        PlacementError: The array has another sharding.
     """
     target = target_of((array.shape, mesh, mesh_axes))
     if not target.sharding.is_equivalent_to(array.sharding, array.ndim):
         raise PlacementError(
-            f"an Array {type_text(array)} lies as {sharding_text(array.sharding)}, not as "
-            f"{sharding_text(target.sharding)}, and nothing is moved here: first write "
+            f"from_array does not move data, but the Array {type_text(array)} has "
+            f"{sharding_text(array.sharding)}, not {sharding_text(target.sharding)}: first write "
             "device_put(array, NamedSharding(global_mesh, mesh_axes))"
         )
     handle = in_order(array.to_jax(), target.sharding.devices)
@@ -131,7 +131,6 @@ def _array(made: Any) -> Array:
     if isinstance(made, Array):
         return made
     raise ArgumentError(
-        "a GlobalDeviceArray holds numbers, not keys of jax.random.key: give it "
-        "jax.random.key_data(keys), and wrap them again by jax.random.wrap_key_data where they are "
-        "used"
+        "a GlobalDeviceArray cannot contain PRNG keys of jax.random.key: pass "
+        "jax.random.key_data(keys), and call jax.random.wrap_key_data where the keys are used"
     )

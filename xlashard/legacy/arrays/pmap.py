@@ -1,4 +1,4 @@
-"""The era's `pmap`: JAX's own, whose results lie on their devices as they did then."""
+"""`pmap` of 2022: JAX's own, with results sharded as they were then."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -28,26 +28,25 @@ def pmap(
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Any:
-    """Runs a function on several devices at once, one piece of its arguments on each.
+    """Map a function over devices, as `jax.pmap` does.
 
-    It is `jax.pmap`, and takes what that takes. Its results are Arrays with a `PmapSharding`, or
-    where `jax_array` is off `ShardedDeviceArray`s: one index of them, `loss[0]`, is the piece of
-    one device, which stays there. JAX's own result would be copied to all devices for it.
+    Results are Arrays with a `PmapSharding`, or `ShardedDeviceArray`s with `jax_array` off. An
+    index of a result, such as `loss[0]`, is the shard of one device and stays there; an index of
+    today's `jax.pmap` result is replicated to all devices.
 
     Args:
-        fun: The function of a piece.
-        axis_name: By which it may say `jax.lax.psum(x, axis_name)`.
-        in_axes: Which dimension of each argument is dealt to the devices; None gives all of it to
-            each.
-        out_axes: The same of the result.
-        static_broadcasted_argnums: Positions of arguments that are part of the program.
-        devices: On which to run; otherwise on those of this process, or of all for `axis_size`.
-        backend: On which platform.
-        axis_size: How many pieces there are in all processes.
-        donate_argnums: Positions of arguments whose buffers the results may take over.
+        fun: The function of one slice.
+        axis_name: The name of the mapped axis, for `jax.lax.psum(x, axis_name)`.
+        in_axes: The mapped dimension of each argument; None replicates the argument.
+        out_axes: The mapped dimension of each result.
+        static_broadcasted_argnums: Positions of static arguments.
+        devices: The devices; by default those of this process, or of all with `axis_size`.
+        backend: The platform.
+        axis_size: The size of the mapped axis over all processes.
+        donate_argnums: Positions of donated arguments.
 
     Returns:
-        A function of the whole arguments, with `lower`.
+        A function of the stacked arguments, with `lower`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,7 +80,7 @@ def _legacy_results(results: Any) -> Any:
     of_today = current_array_mode().jax_array
     unstacked = not pmap_no_rank_reduction.value
     for number, handle in enumerate(leaves):
-        # Under grad, vmap and jit they are tracers; keys are arrays of JAX.
+        # Results are tracers under grad, vmap and jit, and key arrays stay arrays of JAX.
         if is_handle(handle):
             kind = Array if of_today else device_array_class(handle)
             leaves[number] = wrap_result(handle, kind)
@@ -93,7 +92,7 @@ def _legacy_results(results: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _pmap_sharding(sharding: Any, shape: tuple[int, ...], unstacked: bool) -> PmapSharding | None:
-    """Where a result of `jax.pmap` is, as the era said it; None where it could not."""
+    """Return the `PmapSharding` of a result of `jax.pmap`; None if it has none."""
     if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.mesh.axis_names) != 1:
         return None
     dims = [dim for dim, entry in enumerate(sharding.spec.partitions) if entry is not None]

@@ -1,4 +1,4 @@
-"""Which part of a global array each device of a mesh holds, in the era's words."""
+"""Index and replica id of each shard, as `jax.experimental.global_device_array` had them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 MeshAxes = PartitionSpec
 
-# Of the distinct shapes of a large parameter tree; each may be as long as a pod has devices.
+# Enough for the distinct shapes of a large parameter tree; each mapping has one entry per device.
 _MAPPINGS_KEPT = 128
 _SHAPES_KEPT = 4096
 _MESHES_KEPT = 256
@@ -30,15 +30,15 @@ _MESHES_KEPT = 256
 
 @dataclass(frozen=True)
 class Shard:
-    """The piece of a global array on one device.
+    """Shard of a global array on one device.
 
-    Two of them are equal if they are the same place, whatever is there.
+    Shards are equal if their device, index and replica id are; the data is not compared.
 
     Attributes:
         device: The device.
-        index: Which part of the global array it is: one slice per dimension.
-        replica_id: Which copy of that part: 0 for the first device that holds it, and so on.
-        data: The piece, on its device; None where the device belongs to another process.
+        index: The index of the shard in the global array: one slice per dimension.
+        replica_id: The number of the replica: 0 on the first device that holds the index.
+        data: The data on the device; None if the device belongs to another process.
 
     Example:
         >>> Shard("device 3", (slice(0, 2), slice(None)), 0).data is None
@@ -52,7 +52,7 @@ class Shard:
 
 
 def _cached[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Lets a function remember its latest answers, where its arguments have a hash."""
+    """Cache the results of a function for hashable arguments."""
 
     def decorate(work_out: Callable[P, R]) -> Callable[P, R]:
         remembered: Any = lru_cache(maxsize=size)(work_out)
@@ -78,23 +78,22 @@ def _cached[**P, R](size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def get_shard_indices(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, Index]:
-    """The part of an array that each device of a mesh holds.
+    """Return the index of the shard on each device of a mesh.
 
     Args:
-        global_shape: Of the whole array, in elements.
-        global_mesh: A mesh; its devices may be made up. Those of an `AbstractMesh` are called by
+        global_shape: The shape of the global array.
+        global_mesh: A mesh, also of fake devices. Devices of an `AbstractMesh` are represented by
             their positions, from 0.
-        mesh_axes: For each dimension None, an axis of the mesh by its name, or several in a tuple:
-            a `PartitionSpec` or a plain tuple.
+        mesh_axes: A `PartitionSpec`, or a tuple with None, an axis name or a tuple of axis names
+            for each dimension.
 
     Returns:
-        One slice per dimension for every device, in the order of the mesh. A dimension that is not
-        cut is `slice(None)`. The mapping is kept and can't be changed: `dict(found)` is one of your
-        own.
+        The index of each device, in the order of the mesh: one slice per dimension, `slice(None)`
+        if the dimension is not sharded. The mapping is cached and immutable; copy it with `dict`.
 
     Raises:
-        GeometryError: The axes don't fit the mesh, or don't divide the shape.
-        ArgumentError: There is no mesh.
+        GeometryError: The axes do not fit the mesh, or do not divide the shape.
+        ArgumentError: `global_mesh` is not a mesh.
 
     Example:
         >>> import jax
@@ -110,19 +109,19 @@ def get_shard_indices(
 def get_shard_indices_replica_ids(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, tuple[Index, int]]:
-    """The part of an array that each device of a mesh holds, and which copy of it.
+    """Return the index and the replica id of the shard on each device of a mesh.
 
     Args:
-        global_shape: Of the whole array, in elements.
+        global_shape: The shape of the global array.
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
 
     Returns:
-        By device the index and the replica id, in the order of the mesh, not to be changed either.
+        An immutable mapping from each device to index and replica id, in the order of the mesh.
 
     Raises:
-        GeometryError: The axes don't fit the mesh, or don't divide the shape.
-        ArgumentError: There is no mesh.
+        GeometryError: The axes do not fit the mesh, or do not divide the shape.
+        ArgumentError: `global_mesh` is not a mesh.
 
     Example:
         >>> import jax
@@ -135,15 +134,15 @@ def get_shard_indices_replica_ids(
 
 @_cached(_SHAPES_KEPT)
 def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any) -> Shape:
-    """The shape of the piece on one device.
+    """Return the shape of a shard.
 
     Args:
-        global_shape: Of the whole array, in elements.
-        global_mesh: As for `get_shard_indices`; what its devices are is not asked.
+        global_shape: The shape of the global array.
+        global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
 
     Raises:
-        GeometryError: The axes don't fit the mesh, or don't divide the shape.
+        GeometryError: The axes do not fit the mesh, or do not divide the shape.
 
     Example:
         >>> import jax
@@ -158,10 +157,10 @@ def get_shard_shape(global_shape: Sequence[int], global_mesh: Any, mesh_axes: An
 def get_shard_indices_replica_ids_uncached(
     global_shape: Sequence[int], global_mesh: Any, mesh_axes: Any
 ) -> Mapping[Device, tuple[Index, int]]:
-    """`get_shard_indices_replica_ids`, worked out anew for this shape.
+    """Return `get_shard_indices_replica_ids` without its cache.
 
     Args:
-        global_shape: Of the whole array, in elements.
+        global_shape: The shape of the global array.
         global_mesh: As for `get_shard_indices`.
         mesh_axes: As for `get_shard_indices`.
     """
@@ -171,7 +170,7 @@ def get_shard_indices_replica_ids_uncached(
 
 @dataclass(frozen=True, eq=False)
 class _TiledMesh:
-    """What axes mean on a mesh for arrays of one rank, whatever their shape."""
+    """Tiling of arrays of one rank by mesh axes, for every shape."""
 
     devices: Sequence[Device]
     grid: MeshGrid
@@ -184,11 +183,11 @@ class _TiledMesh:
         return self.tiling.replica_ids().tolist()
 
     def indices(self, shape: Sequence[int]) -> list[Index]:
-        """The index of each device."""
+        """Return the index of each device."""
         try:
             return self.tiling.indices(shape)
         except GeometryError:
-            validate_spec(self.spec, self.grid, shape)  # knows the axes by name
+            validate_spec(self.spec, self.grid, shape)  # names the axes in its error
             raise
 
     @cached_property
@@ -200,7 +199,7 @@ class _TiledMesh:
         return True
 
     def by_device(self, values: Iterable[Any]) -> Mapping[Device, Any]:
-        """One value for each device, not to be changed: all who ask are given the same mapping."""
+        """Return an immutable mapping from each device to its value, which callers share."""
         pairs = zip(self.devices, values, strict=True)
         return MappingProxyType(dict(pairs)) if self._have_hashes else _ByIdentity(pairs)
 
@@ -215,37 +214,37 @@ def _tiled_mesh(mesh: Any, mesh_axes: Any, ndim: int) -> _TiledMesh:
 
 
 def read_axes(mesh_axes: Any) -> Spec:
-    """What a caller wrote for `mesh_axes`, in normal form.
+    """Return `mesh_axes` as a `Spec`.
 
     Raises:
-        SpecEntryError: An entry is no axis name.
-        ArgumentError: It is no sequence of entries.
+        SpecEntryError: An entry is not an axis name.
+        ArgumentError: `mesh_axes` is not a sequence.
     """
     if mesh_axes is None:
         return Spec()
     if not isinstance(mesh_axes, Iterable):
         raise ArgumentError(
-            "mesh_axes must be a PartitionSpec or a tuple with one entry per dimension, not "
-            f"{mesh_axes!r}: write P('x')"
+            f"mesh_axes={mesh_axes!r} is invalid: expected a PartitionSpec or a tuple with one "
+            "entry per dimension, such as P('x')"
         )
     return parse_spec(mesh_axes, unconstrained=PartitionSpec.UNCONSTRAINED)
 
 
 def _grid(mesh: Any) -> MeshGrid:
-    """Names and sizes of anything with the face of a mesh."""
+    """Return the axis names and sizes of a mesh, or of an object with a mesh's attributes."""
     if isinstance(mesh, AbstractMesh):
         return MeshGrid(tuple(mesh.axis_names), tuple(mesh.axis_sizes))
     try:
         return MeshGrid(tuple(mesh.axis_names), mesh.devices.shape)
     except (AttributeError, TypeError):
         raise ArgumentError(
-            f"global_mesh must be a Mesh, not {type(mesh).__name__}: write "
+            f"global_mesh of type {type(mesh).__name__} is invalid: expected a Mesh, such as "
             "Mesh(np.array(jax.devices()).reshape(4, 2), ('x', 'y'))"
         ) from None
 
 
 class _ByIdentity(Mapping[Device, Any]):
-    """What belongs to made-up devices without a hash: each is found as the very object it is."""
+    """Mapping from unhashable fake devices, compared by identity."""
 
     def __init__(self, pairs: Iterable[tuple[Device, Any]]) -> None:
         self._pairs = {id(device): (device, value) for device, value in pairs}

@@ -1,4 +1,4 @@
-"""Modules that are changed as soon as a program imports them, and not loaded before."""
+"""Import hook that patches a module right after its first import."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def has_module(name: str) -> bool:
-    """Whether a module is loaded or could be; nothing is imported to find out.
+    """Return True if a module is imported or can be found, without importing it.
 
     Example:
         >>> has_module("json.tool"), has_module("json.no_such")
@@ -30,10 +30,10 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 class ImportHook(MetaPathFinder):
-    """Waits for modules to be imported.
+    """Finder that runs a function on selected modules after their import.
 
     Args:
-        then: By the name of each module what to do with it once it has been loaded.
+        then: The function for each module name.
     """
 
     def __init__(self, then: Mapping[str, Callable[[ModuleType], None]]) -> None:
@@ -42,7 +42,7 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds a module as Python would, if it is waited for."""
+        """Find a selected module, with a loader that runs its function."""
         then = self._then.get(fullname)
         spec = PathFinder.find_spec(fullname, path, target) if then is not None else None
         if spec is None or spec.loader is None or then is None:
@@ -52,18 +52,18 @@ class ImportHook(MetaPathFinder):
 
 
 class _PatchingLoader(Loader):
-    """Loads a module as another loader does, and says so."""
+    """Loader that delegates to another one and then runs a function on the module."""
 
     def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._then = then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the other loader."""
+        """Create the module with the other loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the other loader, which the module is left to."""
+        """Execute the module with the other loader, and run the function on it."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

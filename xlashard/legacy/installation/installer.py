@@ -1,9 +1,9 @@
-"""Puts the era's names where programs import them from, and takes them away again.
+"""Install the removed names where programs import them from, and uninstall them.
 
-No file of JAX is touched. Modules that are gone are put into the module table, and so are modules
-of the era in place of those that are something else today; modules that only lack names get a
-`__getattr__` that knows those. A module of JAX that nobody has imported yet is dealt with when
-somebody does, and what a name stands for is imported when somebody first asks for it.
+JAX's files stay unchanged. A shim in `sys.modules` replaces each module that is removed or has
+another meaning today. A module that only lacks names gets a `__getattr__` with these names.
+Modules of JAX that are not imported yet are patched after their import. The objects behind the
+names are imported on first access.
 """
 
 import sys
@@ -34,11 +34,11 @@ from xlashard.legacy.modules import Entry, entries
 
 
 class Installation:
-    """The era's names in JAX, from `start` to `end`.
+    """Installed names, from `start` to `end`.
 
     Args:
-        table: The names.
-        listener: Is told of every name that a program asks for.
+        table: The entries, by name.
+        listener: Called on each access to a name.
     """
 
     def __init__(self, table: Mapping[str, Entry], listener: Listener | None = None) -> None:
@@ -52,7 +52,7 @@ class Installation:
         self._arrivals = ImportHook(self._waiting)
 
     def start(self) -> None:
-        """Puts the names in place; after an exception nothing has changed."""
+        """Install the names; after an exception JAX is unchanged."""
         try:
             show_flags()
             self._install_shims()
@@ -67,7 +67,7 @@ class Installation:
             raise
 
     def end(self) -> None:
-        """Takes them away; what a program has imported goes on working."""
+        """Uninstall the names; objects that a program has imported keep working."""
         with self._lock:
             self._ended = True
             if self._arrivals in sys.meta_path:
@@ -79,7 +79,7 @@ class Installation:
         hide_flags()
 
     def _install_shims(self) -> None:
-        """The era's modules, those that lie in others first."""
+        """Install a shim for each replaced module, submodules first."""
         for name in sorted(self._own, key=lambda name: name.count("."), reverse=True):
             today = sys.modules.get(name)
             if today is None and has_module(name):
@@ -112,7 +112,7 @@ class Installation:
         )
 
     def _entries_of_alias(self, module: str) -> dict[str, Entry]:
-        """The entries that a module has under another of its names, as `jax.pxla` has.
+        """Return the entries that a module has under another name, as `jax.pxla` does.
 
         Args:
             module: The name of the module.
@@ -127,13 +127,13 @@ class Installation:
         }
 
     def _is_inside(self, parent: str) -> bool:
-        """Whether it is something that the table puts there, or a member of it."""
+        """Return True if a name is an entry, or a member of one."""
         parts = parent.split(".")
         heads = {".".join(parts[: n + 1]) for n in range(len(parts))}
         return not heads.isdisjoint(self._table.keys() | self._own)
 
     def _patch_parent(self, parent: str) -> None:
-        """Lets a module of JAX, or a class there, have the names that the table has of it."""
+        """Add the entries of a module or class of JAX to it."""
         if parent in sys.modules:
             self._patch(sys.modules[parent])
         elif has_module(parent):
@@ -150,7 +150,7 @@ class Installation:
         there = vars(module)
         for name in list(members.children):
             if not isinstance(there.get(name, module), ModuleType):
-                # `jax.config` is an object, beside the module that it was imported from.
+                # `jax.config` is both an object and a module.
                 del members.children[name]
         hidden = {name: there[name] for name in sorted(members.names()) if name in there}
         members.behind = _original_attributes(module, hidden)
@@ -175,7 +175,7 @@ class Installation:
         return member
 
     def _with_listener(self, entry: Entry, member: Any) -> Any:
-        """A member of a class; a property says to the listener when it is read."""
+        """Return a member of a class; reading a property calls the listener."""
         listener = self._listener
         if listener is None or not isinstance(member, property):
             return member
@@ -193,9 +193,9 @@ class Installation:
 
 
 def _classes_of(shown: type) -> list[type]:
-    """A class that JAX shows, and those of instances that have members of their own by its names.
+    """Return a public class of JAX and its concrete classes, which may define the same members.
 
-    Arrays, JAX's and ours, have some that only say what to write today.
+    Concrete arrays define some removed members only to raise an error.
     """
     return list(dict.fromkeys([shown, concrete_class(shown), *[Array] * (shown is jax.Array)]))
 
@@ -209,7 +209,7 @@ def _last(name: str) -> str:
 
 
 def _original_attributes(module: ModuleType, hidden: Mapping[str, Any]) -> Callable[[str], Any]:
-    """What a module gave before it got members of ours."""
+    """Return a lookup of a module's attributes as they were before the patch."""
     before = vars(module).get("__getattr__")
 
     def behind(name: str) -> Any:
@@ -225,7 +225,7 @@ def _original_attributes(module: ModuleType, hidden: Mapping[str, Any]) -> Calla
 
 
 def _restore_modules() -> None:
-    """Gives JAX's modules of today back to those of JAX that were loaded meanwhile."""
+    """Restore JAX's own modules in modules of JAX that were imported meanwhile."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "jax" or module is None:
             continue
@@ -235,7 +235,7 @@ def _restore_modules() -> None:
 
 
 def _replaced_modules(table: Mapping[str, Entry]) -> set[str]:
-    """The modules that the table has entries of, and the packages that these need around them."""
+    """Return the modules that are entries, and the missing packages that contain them."""
     own = {name for name, entry in table.items() if ":" not in entry.source}
     parts = [name.split(".") for name in own]
     around = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
@@ -243,9 +243,9 @@ def _replaced_modules(table: Mapping[str, Entry]) -> set[str]:
 
 
 class Installer:
-    """The one installation of a process, which stays until its last user has left.
+    """Reference-counted installation of a process.
 
-    Users are `install()`, however often it is called, and every open block of `installed()`.
+    Its users are `install()`, counted once, and every open block of `installed()`.
     """
 
     def __init__(self) -> None:
@@ -255,10 +255,10 @@ class Installer:
         self._blocks = 0
 
     def install(self, listener: Listener | None = None) -> bool:
-        """Puts the names in place until `uninstall`.
+        """Install the names until `uninstall`.
 
         Returns:
-            Whether they were not there before.
+            True if the names were not installed before.
         """
         with self._lock:
             new = self._start(listener)
@@ -266,14 +266,14 @@ class Installer:
             return new
 
     def uninstall(self) -> None:
-        """Takes them away, as soon as no block is open in any thread."""
+        """Uninstall the names, once no block is open in any thread."""
         with self._lock:
             self._cached = False
             self._end_if_unused()
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Keeps the names in place while the block is open."""
+        """Install the names for the duration of a block."""
         with self._lock:
             self._start(None)
             self._blocks += 1
@@ -299,11 +299,11 @@ class Installer:
 
 
 INSTALLER = Installer()
-"""That of this process."""
+"""Installer of this process."""
 
 
 def install() -> None:
-    """Puts the names of 2022 and 2023 where programs import them from. Twice is once.
+    """Install the names of 2022 and 2023 where programs import them from; idempotent.
 
     Example:
         >>> import jax
@@ -319,7 +319,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes them away again: JAX is as it was. What a program has imported goes on working.
+    """Take them away again: JAX is as it was. What a program has imported goes on working.
 
     While a block of `installed()` is open, in any thread, the names stay until it ends.
     """
@@ -328,7 +328,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """The names of 2022 and 2023 are there inside; outside of it as before.
+    """Return the names of 2022 and 2023 are there inside; outside of it as before.
 
     Blocks may overlap, in one thread or in several: the last one to end takes the names away.
 

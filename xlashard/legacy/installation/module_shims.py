@@ -1,4 +1,4 @@
-"""Modules that stand where programs of the era import from."""
+"""Modules that replace removed modules of JAX, and attribute patches that can be undone."""
 
 import importlib
 import sys
@@ -11,11 +11,11 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.legacy.modules.entry import Entry
 
 type Listener = Callable[[Entry, Any, FrameType], None]
-"""Is told of an entry that was asked for, what it is, and the frame that asked."""
+"""Called on each access, with the entry, its object and the accessing frame."""
 
 
 def resolve_source(source: str) -> Any:
-    """What a source of the table leads to.
+    """Import the object of an entry's `source`.
 
     Args:
         source: `module:attribute`, or `module` for a whole module.
@@ -33,15 +33,15 @@ def resolve_source(source: str) -> Any:
 
 @dataclass
 class ModuleMembers:
-    """The names that are served to those who ask a module for an attribute.
+    """Attributes of a shim or of a patched module.
 
     Attributes:
         module: The module's name.
-        whole: The module's own entry, all of whose attributes are served, if there is one.
-        entries: The entry of each name that has one.
-        children: The modules that stand below this one, by their last name.
-        behind: What the module gives without us; JAX's own code goes on getting that.
-        listener: Is told of every name that was asked for.
+        whole: The module's own entry, if any; all attributes of its source are members.
+        entries: The entry of each name.
+        children: The shims of submodules, by their last name.
+        behind: Returns the module's original attributes, which JAX's own code keeps getting.
+        listener: Called on each access.
     """
 
     module: str
@@ -53,14 +53,14 @@ class ModuleMembers:
     _found: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, frame: FrameType) -> Any:
-        """The value of a name.
+        """Return the value of a name.
 
         Args:
             name: The name.
-            frame: Who asks.
+            frame: The accessing frame.
 
         Raises:
-            AttributeError: There is none.
+            AttributeError: The module has no such attribute.
         """
         if self.behind is not None and _is_of_jax(frame):
             return self.behind(name)
@@ -105,12 +105,12 @@ class ModuleMembers:
 
 
 def _is_private(name: str) -> bool:
-    """Whether a module's attribute is its own business: `__file__`, `__spec__`."""
+    """Return True for attributes that each module defines itself: `__file__`, `__spec__`."""
     return name.startswith("__")
 
 
 def _is_of_jax(frame: FrameType) -> bool:
-    """Return whether JAX's code asks, or a module of this package that was imported late."""
+    """Return True if the frame runs code of JAX, or of this package outside `legacy`."""
     package, _, rest = (frame.f_globals.get("__name__") or "").partition(".")
     if package == "xlashard":
         return rest.partition(".")[0] != "legacy"
@@ -118,13 +118,13 @@ def _is_of_jax(frame: FrameType) -> bool:
 
 
 class ModuleShim(ModuleType):
-    """A module of the era, in place of one that is gone or that is something else today.
+    """Module of 2022 or 2023 that replaces a missing or different one of today.
 
-    It has the attributes that the table gives it, found when somebody first asks for them.
+    Its attributes are those of the entries, imported on first access.
 
     Args:
-        members: What it serves.
-        today: The module that it stands in place of, if there is one today.
+        members: Its attributes.
+        today: The module that it replaces, if JAX still has one.
     """
 
     _members: ModuleMembers
@@ -133,10 +133,10 @@ class ModuleShim(ModuleType):
 
     def __init__(self, members: ModuleMembers, today: ModuleType | None = None) -> None:
         super().__init__(members.module, members.whole and f"Today: {members.whole.today}")
-        # What a program assigns, and what it has asked for, is kept in the dictionary as well.
+        # Assigned and accessed attributes are also stored in the dictionary.
         self.__dict__.update(_members=members, _today=today, _read_elsewhere={})
-        # As a module has it: a method of the class would be asked after Python has already written
-        # an error message, which takes ten times as long.
+        # A module-level `__getattr__`: Python would call a method of the class only after it has
+        # formatted an error message, which takes ten times as long.
         self.__dict__.update(__getattr__=self._member)
         path = getattr(today, "__path__", None) or ([] if members.children else None)
         if path is not None:
@@ -179,23 +179,23 @@ class ModuleShim(ModuleType):
 
 
 MISSING: Any = object()
-"""What stands for a value where there is none."""
+"""Value of a missing attribute."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One attribute, or one entry of a dictionary, that was changed.
+    """Change of one attribute or dictionary entry.
 
     Attributes:
-        holder: The dictionary, or what has the attribute.
+        holder: The dictionary, or the object with the attribute.
         name: The key or the attribute.
-        old: What was there before; `MISSING` if nothing was.
-        new: What is there now; `MISSING` if it was removed.
+        old: The value before; `MISSING` if there was none.
+        new: The value after; `MISSING` if it was removed.
 
     Example:
         >>> ages = {"Ada": 36}
-        >>> change = Patch.make(ages, "Ada", 37)
-        >>> change.undo()
+        >>> patch = Patch.make(ages, "Ada", 37)
+        >>> patch.undo()
         >>> ages
         {'Ada': 36}
     """
@@ -207,13 +207,13 @@ class Patch:
 
     @classmethod
     def make(cls, holder: Any, name: str, new: Any) -> "Patch":
-        """Makes a change, and remembers it."""
-        change = cls(holder, name, _get(holder, name), new)
+        """Apply a change, and return it."""
+        patch = cls(holder, name, _get(holder, name), new)
         _set(holder, name, new)
-        return change
+        return patch
 
     def undo(self) -> None:
-        """Takes it back, unless somebody else has changed it since."""
+        """Undo the patch, unless other code has changed the attribute since."""
         if _get(self.holder, self.name) is self.new:
             _set(self.holder, self.name, self.old)
 

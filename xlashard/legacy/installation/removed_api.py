@@ -1,4 +1,4 @@
-"""Names of the era that can be imported and passed around, and say what to write when used."""
+"""Removed names that can be imported, and raise `RefusedError` with advice when they are used."""
 
 from typing import Any, NoReturn
 
@@ -8,26 +8,27 @@ from xlashard.legacy.modules import entries
 
 
 def raise_removed(name: str) -> NoReturn:
-    """Says that a name of the era can't do today what it did, and what to write.
+    """Raise the error for a removed name that has no equivalent.
 
     Args:
-        name: Its name in the table, which has the reason and the advice.
+        name: The name of its entry, which has the reason and the advice.
 
     Raises:
         RefusedError: Always.
     """
     entry = entries()[name]
-    raise RefusedError(f"{name} is gone: {entry.note.rstrip('.')}. Write: {entry.today}", name=name)
+    reason = entry.note.rstrip(".")
+    raise RefusedError(f"{name} was removed from JAX: {reason}. Write: {entry.today}", name=name)
 
 
 class RemovedApi:
-    """Stands for a function or a class that can't be brought back.
+    """Placeholder for a function or class that cannot be provided.
 
-    It can be imported, compared, and asked for in `isinstance`, which nothing is; called, derived
-    from or asked for attributes it raises an error with the advice of the table.
+    Importing it, comparing it and `isinstance` (always False) work. Calling it, deriving from it
+    and reading its attributes raise `RefusedError` with the advice of its entry.
 
     Args:
-        name: Its name in the table.
+        name: The name of its entry.
 
     Example:
         >>> xmap = RemovedApi("jax.core.new_main")
@@ -36,7 +37,7 @@ class RemovedApi:
         >>> xmap(None)
         Traceback (most recent call last):
             ...
-        xlashard.errors.RefusedError: jax.core.new_main is gone: ...
+        xlashard.errors.RefusedError: jax.core.new_main was removed from JAX: ...
     """
 
     def __init__(self, name: str) -> None:
@@ -44,17 +45,17 @@ class RemovedApi:
         self.__name__ = self.__qualname__ = name.rpartition(".")[2]
 
     def __repr__(self) -> str:
-        return f"<{self._name}, which is gone>"
+        return f"<removed API {self._name}>"
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises `RefusedError` with the advice."""
+        """Raise `RefusedError` with the advice of the entry."""
         raise_removed(self._name)
 
     @shortened
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
-            # Python asks for those of its own accord.
+            # Python itself looks up special attributes.
             raise AttributeError(name)  # no-catalogue: Python's own message for a missing attribute
         raise_removed(self._name)
 

@@ -1,4 +1,4 @@
-"""Writes today's names into programs of 2022 and 2023: `xlashard legacy --migrate FILE`.
+"""Rewriting of programs of 2022 and 2023 for today's JAX: `xlashard legacy --migrate FILE`.
 
 | file | contents |
 |---|---|
@@ -8,7 +8,7 @@
 | `imports`, `rewriter` | rewriting imports and statements, and adding comments |
 | `migrated_program` | a whole program, with the helper functions that it needs |
 
-It takes libcst, which the extra `legacy` brings.
+It requires libcst, which the extra `legacy` installs.
 """
 
 from xlashard.legacy.migration.migrated_program import Migrated, migrate

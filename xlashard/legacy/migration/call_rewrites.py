@@ -1,4 +1,4 @@
-"""Calls of the era, written with the arguments that today's functions take."""
+"""Rewriting of calls to the arguments of today's functions."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 FROM_GDA = "_from_gda_"
-"""A name that stands for FROM_GDA until the resources around it are written."""
+"""Temporary name of FROM_GDA until the enclosing resources are rewritten."""
 
 PJIT_ARGUMENTS = (
     "fun",
@@ -21,11 +21,11 @@ _GDA_ARGUMENTS = ("global_shape", "global_mesh", "mesh_axes")
 
 @dataclass
 class Needs:
-    """What a migrated program needs besides its own text.
+    """Imports and helper functions that a migrated program needs.
 
     Attributes:
         modules: Modules to import, by full name.
-        helpers: Functions of `helpers` to write into it.
+        helpers: Helper functions to insert.
     """
 
     modules: set[str] = field(default_factory=set)
@@ -38,21 +38,21 @@ def code_of(node: cst.CSTNode) -> str:
 
 
 def expression(code: str) -> cst.BaseExpression:
-    """Return the expression that a piece of text is."""
+    """Parse an expression."""
     return cst.parse_expression(code)
 
 
 def without_keyword(arg: cst.Arg) -> cst.Arg:
-    """Return an argument by position, with the space around it that it had."""
+    """Return a keyword argument as a positional one."""
     return arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
 
 
 def bound(args: Sequence[cst.Arg], names: Sequence[str]) -> dict[str, cst.Arg] | None:
-    """Return arguments by their names; None where stars hide them.
+    """Return the arguments of a call by name; None if it has `*args` or `**kwargs`.
 
     Args:
-        args: The arguments of a call.
-        names: What those by position are called.
+        args: The arguments.
+        names: The names of the positional arguments.
     """
     if any(arg.star for arg in args):
         return None
@@ -64,11 +64,11 @@ def bound(args: Sequence[cst.Arg], names: Sequence[str]) -> dict[str, cst.Arg] |
 
 
 def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Return arguments with commas between them, and at their end what stood at another's end.
+    """Return arguments with the commas and whitespace of those that they replace.
 
     Args:
         args: The new arguments.
-        like: Those that they replace.
+        like: The replaced arguments.
     """
     plain = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     found = [
@@ -83,12 +83,12 @@ def laid_out(args: Sequence[cst.Arg], like: Sequence[cst.Arg]) -> list[cst.Arg]:
 
 
 class Resources:
-    """Writes the resources of `pjit` as shardings of `jax.jit`.
+    """Rewriter of `pjit` resources to shardings of `jax.jit`.
 
     Args:
-        spec_classes: What the program calls `PartitionSpec`.
-        specs: Variables that are nothing but a `PartitionSpec`.
-        needs: Gets what the result needs.
+        spec_classes: The program's names for `PartitionSpec`.
+        specs: Variables whose values are `PartitionSpec`s.
+        needs: Collects imports and helpers.
     """
 
     def __init__(self, spec_classes: Collection[str], specs: Collection[str], needs: Needs) -> None:
@@ -100,7 +100,7 @@ class Resources:
         """Return resources with P() in place of None, and with None in place of FROM_GDA.
 
         Args:
-            node: The resources, in which names are those of today already.
+            node: The resources, with names already rewritten.
         """
         if isinstance(node, cst.Name) and node.value in ("None", FROM_GDA, *self._specs):
             if node.value == "None":
@@ -136,12 +136,12 @@ class Resources:
 def jit_arguments(
     args: Sequence[cst.Arg], names: Sequence[str], resources: Resources
 ) -> list[cst.Arg] | None:
-    """Return the arguments of `jax.jit` for those of `pjit`; None where stars hide them.
+    """Return the arguments of `jax.jit` for those of `pjit`; None if it has `*args`.
 
     Args:
         args: The arguments.
-        names: What those by position are called.
-        resources: Writes shardings.
+        names: The names of the positional arguments.
+        resources: Rewrites shardings.
     """
     if any(arg.star for arg in args) or len([a for a in args if a.keyword is None]) > len(names):
         return None
@@ -161,12 +161,12 @@ def jit_arguments(
 
 
 def array_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
-    """Return the call of today that makes an array as `GlobalDeviceArray` did.
+    """Return today's call for a constructor of `GlobalDeviceArray`.
 
     Args:
-        call: The call, in which names are those of today already.
-        method: `from_callback` and the like; empty for the constructor.
-        needs: Gets what the result needs.
+        call: The call, with names already rewritten.
+        method: `from_callback`; empty for the class itself.
+        needs: Collects imports and helpers.
     """
     last = "data_callback" if method else "device_buffers"
     by_name = bound(call.args, (*_GDA_ARGUMENTS, last))
@@ -186,12 +186,12 @@ def sharding(mesh: cst.Arg, axes: cst.Arg) -> cst.BaseExpression:
 
 
 def shard_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
-    """Return the method of a sharding that does what a function of a shape, mesh and axes did.
+    """Return the call of a sharding's method for a function of a shape, mesh and axes.
 
     Args:
         call: The call of the function.
-        method: The method of today.
-        needs: Gets what the result needs.
+        method: The method.
+        needs: Collects imports and helpers.
     """
     by_name = bound(call.args, _GDA_ARGUMENTS)
     if by_name is None or by_name.keys() != {*_GDA_ARGUMENTS}:
@@ -204,7 +204,7 @@ def shard_call(call: cst.Call, method: str, needs: Needs) -> cst.Call | None:
 
 
 def deserialize_call(call: cst.Call) -> cst.Call:
-    """Return `async_deserialize` of a sharding for that of a mesh and its axes.
+    """Return `async_deserialize` with a sharding instead of a mesh and axes.
 
     Args:
         call: The call.

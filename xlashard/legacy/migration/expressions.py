@@ -1,4 +1,4 @@
-"""Writes today's names into the expressions of a program."""
+"""Rewriting of names, attribute chains and calls in expressions."""
 
 import re
 from collections.abc import Sequence
@@ -46,11 +46,11 @@ _ATTRIBUTES = {"local_shards": "addressable_shards", "local_data": "addressable_
 
 
 class ExpressionRewriter(cst.CSTTransformer):
-    """Rewrites expressions.
+    """Transformer that rewrites expressions.
 
     Args:
-        resolver: The names of the program.
-        facts: What was found in it before.
+        resolver: Resolves the program's names.
+        facts: The facts of the program.
     """
 
     def __init__(self, resolver: Resolver, facts: ProgramFacts) -> None:
@@ -64,11 +64,11 @@ class ExpressionRewriter(cst.CSTTransformer):
     # Names and chains of attributes.
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        """Replace a name that an import of the era has given."""
+        """Replace a name that was imported as a removed one."""
         return self._replaced(original_node, updated_node)
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
-        """Replace a chain of attributes that leads to a name of the era."""
+        """Replace an attribute chain that resolves to a removed name."""
         changed = self._replaced(original_node, updated_node)
         name = original_node.attr.value
         if changed is not updated_node or self._resolver.name(original_node):
@@ -145,14 +145,14 @@ class ExpressionRewriter(cst.CSTTransformer):
     def leave_SimpleString(
         self, original_node: cst.SimpleString, updated_node: cst.SimpleString
     ) -> cst.SimpleString:
-        """Call the operation of a jitted function what it is called in jaxprs of today."""
+        """Replace the name of the `jit` primitive by today's."""
         if not self._facts.walks_jaxprs:
             return updated_node
         old = re.fullmatch(r"([\"'])(pjit|xla_call)\1", updated_node.value)
         return updated_node.with_changes(value=f"{old[1]}jit{old[1]}") if old else updated_node
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Any:
-        """Rewrite a call whose arguments are others today."""
+        """Rewrite a call whose arguments have changed."""
         name = self._resolver.name(original_node.func) or ""
         first = original_node.args[0].value if original_node.args else None
         if name == "functools.partial" and first and self._canonical(first) == PJIT:
@@ -195,7 +195,7 @@ class ExpressionRewriter(cst.CSTTransformer):
         return updated
 
     def _isinstance(self, original: cst.Call, updated: cst.Call) -> Any:
-        """Ask for what a class of the era was: a spec was a tuple, and some arrays had parts."""
+        """Rewrite `isinstance` of a tuple that may be a spec, and of `ShardedDeviceArray`."""
         if len(updated.args) != 2:
             return updated
         value, kinds = (code_of(arg.value) for arg in updated.args)
@@ -216,12 +216,12 @@ class ExpressionRewriter(cst.CSTTransformer):
     def _jit(self, updated: cst.Call, offset: int, by_position: Sequence[str]) -> cst.Call:
         args = jit_arguments(updated.args[offset:], by_position, self._resources)
         if args is None:
-            self._mark("pjit(*args): jax.jit takes all but the function by keyword")
+            self._mark("pjit(*args): jax.jit takes keyword arguments after the function")
             return updated
         return updated.with_changes(args=[*updated.args[:offset], *args])
 
     def _partial_of_pjit(self, func: cst.BaseExpression) -> int | None:
-        """How many arguments a variable that is `partial(pjit, ...)` has by position already."""
+        """Return the number of positional arguments bound by a variable `partial(pjit, ...)`."""
         value = self._resolver.value(func)
         if not isinstance(value, cst.Call) or not value.args:
             return None
@@ -232,7 +232,7 @@ class ExpressionRewriter(cst.CSTTransformer):
         return sum(arg.keyword is None and not arg.star for arg in value.args[1:])
 
     def _mark_outside_of_pjit(self, node: cst.CSTNode | None) -> None:
-        """Mark FROM_GDA where it is no part of the resources of a call of `pjit`."""
+        """Mark FROM_GDA outside of the resources of a `pjit` call."""
         while node is not None and not isinstance(node, cst.BaseStatement | cst.BaseSmallStatement):
             if isinstance(node, cst.Call):
                 first = node.args[0].value if node.args else node.func
@@ -242,7 +242,7 @@ class ExpressionRewriter(cst.CSTTransformer):
         self._mark("FROM_GDA is gone. Write: None, in in_shardings of jax.jit")
 
     def _mark_traced_mesh(self, function: cst.BaseExpression) -> None:
-        """Mark `eval_shape` of what may enter a mesh, which JAX refuses while it traces."""
+        """Mark `eval_shape` of a function that may enter a mesh, which JAX rejects in a trace."""
         made = self._resolver.value(function)
         is_wrapped = isinstance(made, cst.Call) and self._canonical(made.func) != PJIT
         if self._facts.enters_meshes and is_wrapped:
@@ -269,7 +269,7 @@ class ExpressionRewriter(cst.CSTTransformer):
 
 
 def _is_served(name: str, rule: names.Rule | None) -> bool:
-    """Return whether the module of today, under the old one's local name, has a name as well."""
+    """Return True if the replacement of a name's module has the name too."""
     module, _, last = name.rpartition(".")
     today = names.rule_of(module)
     return isinstance(today, Module) and rule == Rename(f"{today.to}.{last}")

@@ -1,4 +1,4 @@
-"""Imports of the era, written as those of today."""
+"""Rewriting of imports."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ _ERA_PACKAGES = ("jax.experimental.gda_serialization",)
 
 
 def is_lost_module(name: str) -> bool:
-    """Whether a module of the era has no one module of today in its place.
+    """Return True if a removed module has no single replacement.
 
     Args:
-        name: Its full name.
+        name: The full name.
     """
     entry = entries().get(name) or entries().get(canonical(name))
     return entry is not None and ":" not in entry.source and not entry.stays
@@ -26,7 +26,7 @@ def import_of(name: str, local: str) -> cst.BaseSmallStatement:
 
     Args:
         name: The full name.
-        local: What the program calls it.
+        local: The local name.
     """
     parent, _, last = name.rpartition(".")
     renamed = "" if local == last else f" as {local}"
@@ -36,11 +36,11 @@ def import_of(name: str, local: str) -> cst.BaseSmallStatement:
 
 
 class ImportRewriter:
-    """Rewrites the aliases of one import.
+    """Rewriter of the aliases of one import.
 
     Attributes:
-        marks: What a person has to replace, where the program does not use it otherwise.
-        binds_jax: Whether the import gave the program the name `jax` and no longer does.
+        marks: Comments on unused imports that need manual changes.
+        binds_jax: True if the import bound the name `jax` and no longer does.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ImportRewriter:
     def from_import(
         self, node: cst.ImportFrom, used: Sequence[str]
     ) -> list[cst.BaseSmallStatement] | None:
-        """Return the statements of today for `from module import ...`; None where it stays.
+        """Return today's statements for `from module import ...`; None to keep it.
 
         Args:
             node: The import.
@@ -79,7 +79,7 @@ class ImportRewriter:
     def plain_import(
         self, node: cst.Import, used: Sequence[str]
     ) -> list[cst.BaseSmallStatement] | None:
-        """Return the statements of today for `import module`; None where it stays.
+        """Return today's statements for `import module`; None to keep it.
 
         Args:
             node: The import.
@@ -120,7 +120,7 @@ class ImportRewriter:
 
 
 def _merged(imports: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
-    """Return imports with one statement for each module."""
+    """Merge imports to one statement per module."""
     by_module: dict[str, list[str]] = {}
     for each in imports:
         before, _, names = cst.Module([]).code_for_node(each).partition("import ")

@@ -1,4 +1,4 @@
-"""A program of the era, rewritten for today's JAX."""
+"""`migrate`, and the helper functions that it inserts into programs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from xlashard.legacy.migration.rewriter import FromGdaRewriter, Rewriter
 
 @dataclass(frozen=True)
 class Migrated:
-    """A program with today's names.
+    """Migrated program.
 
     Attributes:
-        code: Its text.
-        marked: How many places have a comment, for a person has to rewrite them.
+        code: The source code.
+        marked: The number of comments on lines that need manual changes.
     """
 
     code: str
@@ -26,13 +26,13 @@ class Migrated:
 
 
 def migrate(code: str) -> Migrated:
-    r"""Return a program with today's names.
+    r"""Rewrite a program for today's JAX.
 
     Args:
-        code: Its text.
+        code: The source code.
 
     Raises:
-        libcst.ParserSyntaxError: It is not Python.
+        libcst.ParserSyntaxError: The code is not valid Python.
 
     Example:
         >>> print(migrate("from jax import tree_map\nx = tree_map(abs, [-1])\n").code, end="")
@@ -46,7 +46,7 @@ def migrate(code: str) -> Migrated:
 
 
 def _with_needs(module: cst.Module, needs: Needs) -> cst.Module:
-    """The program with the imports and functions that it needs besides."""
+    """Insert the required imports and helper functions into a program."""
     modules = {*needs.modules, *["jax"] * bool(needs.helpers)}
     modules |= {MODULES[name] for name in needs.helpers if name in MODULES}
     helpers = [source_of(name) for name in with_callees(needs.helpers)]
@@ -88,7 +88,7 @@ def _is_future(line: cst.CSTNode) -> bool:
 
 
 def _first_import(body: Sequence[cst.CSTNode]) -> int:
-    """Where an import may stand: before the first one, behind the docstring and `__future__`."""
+    """Return the position for new imports: after the docstring and `__future__` imports."""
     for place, line in enumerate(body):
         if _is_import(line) and not _is_future(line):
             return place
@@ -97,7 +97,7 @@ def _first_import(body: Sequence[cst.CSTNode]) -> int:
 
 
 def _last_import(body: Sequence[cst.CSTNode]) -> int:
-    """Behind the last import of the module's own level."""
+    """Return the position after the last import at module level."""
     places = [place for place, line in enumerate(body) if _is_import(line)]
     return places[-1] + 1 if places else _first_import(body)
 
@@ -136,7 +136,7 @@ _ALL = {
         """,
     "_device_put_sharded": """
         def _device_put_sharded(shards, devices):
-            \"\"\"Stack trees whose n-th one goes to the n-th device, as jax.pmap takes them.\"\"\"
+            \"\"\"Stack one tree per device, as jax.pmap takes them.\"\"\"
             mesh = jax.sharding.Mesh(list(devices), ("devices",))
             sharding = jax.sharding.NamedSharding(mesh, jax.P("devices"))
 
@@ -157,7 +157,7 @@ _ALL = {
         """,
     "_call_host": """
         def _call_host(callback_func, arg, *, result_shape=None):
-            \"\"\"Call a function of the host on a value, for its result or for its effect.\"\"\"
+            \"\"\"Call a Python function on the host, for its result or for its effect.\"\"\"
             if result_shape is None:
                 return jax.debug.callback(callback_func, arg)
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result_shape)
@@ -165,7 +165,7 @@ _ALL = {
         """,
     "_get_metadata": """
         def _get_metadata(arr):
-            \"\"\"Return what zarr stores about an array, with its dtype.\"\"\"
+            \"\"\"Return the zarr metadata of an array, with its dtype.\"\"\"
             spec = jax.experimental.array_serialization.serialization.get_tensorstore_spec(
                 "/array", arr=arr
             )
@@ -174,14 +174,14 @@ _ALL = {
         """,
     "_spec_has_metadata": """
         def _spec_has_metadata(spec):
-            \"\"\"Return whether a spec of TensorStore, or one inside of it, has metadata.\"\"\"
+            \"\"\"Return True if a TensorStore spec, or one inside it, has metadata.\"\"\"
             return "metadata" in spec or any(
                 isinstance(part, dict) and _spec_has_metadata(part) for part in spec.values()
             )
         """,
     "_id_tap": """
         def _id_tap(tap_func, arg, *, result=None, **kwargs):
-            \"\"\"Call a function of the host on a value, and return the value.\"\"\"
+            \"\"\"Call a Python function on the host, and return the value.\"\"\"
             jax.debug.callback(lambda value: tap_func(value, (), **kwargs), arg)
             return arg if result is None else result
         """,
@@ -193,21 +193,21 @@ MODULES = {
     "_call_host": "jax.experimental",
     "_get_metadata": "jax.experimental.array_serialization.serialization",
 }
-"""Modules that a function needs besides `jax`."""
+"""Modules that a helper needs besides `jax`."""
 
 
 def with_callees(names: Iterable[str]) -> list[str]:
-    """Return the names of functions and of those that they call.
+    """Return the names of helpers and of the helpers that they call.
 
     Args:
-        names: Those that a program calls.
+        names: The helpers that a program calls.
     """
     found = {*names}
     return sorted(found | {_CALLS[name] for name in found if name in _CALLS})
 
 
 def source_of(name: str) -> str:
-    """Return the source of a function that migrated programs may need.
+    """Return the source of a helper.
 
     Args:
         name: The function's name.

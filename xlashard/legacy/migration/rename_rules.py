@@ -1,4 +1,4 @@
-"""What each name of the era becomes in a migrated program, on the basis of the table."""
+"""Rules for rewriting each removed name, derived from its entry."""
 
 import re
 from dataclasses import dataclass
@@ -9,12 +9,11 @@ from xlashard.legacy.modules import Entry, entries, entries_by_module
 
 @dataclass(frozen=True)
 class Rename:
-    """A name that is replaced wherever it stands.
+    """Rule that replaces a name by today's name.
 
     Attributes:
-        to: The full name of today.
-        inline: Whether uses are replaced by that full name and the import goes; otherwise the
-            import is rewritten, and uses stay as they are.
+        to: Today's full name.
+        inline: True to replace uses and drop the import; False to rewrite the import only.
     """
 
     to: str
@@ -23,7 +22,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class Expression:
-    """A name that is replaced by an expression of today; its import goes.
+    """Rule that replaces a name by an expression and drops its import.
 
     Attributes:
         code: The expression.
@@ -34,10 +33,10 @@ class Expression:
 
 @dataclass(frozen=True)
 class Module:
-    """A module that is another one today, and keeps its name within the program.
+    """Rule that replaces a module and keeps its local name.
 
     Attributes:
-        to: The full name of the module of today.
+        to: The full name of today's module.
     """
 
     to: str
@@ -45,10 +44,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Helper:
-    """A function that is replaced by one that the program gets.
+    """Rule that replaces a function by a helper inserted into the program.
 
     Attributes:
-        name: The name of the function in `helpers`.
+        name: The name of the helper.
     """
 
     name: str
@@ -56,10 +55,10 @@ class Helper:
 
 @dataclass(frozen=True)
 class Mark:
-    """A name that a person has to replace.
+    """Rule that adds a comment, for names that need a manual change.
 
     Attributes:
-        text: The comment that the line gets.
+        text: The comment.
     """
 
     text: str
@@ -120,7 +119,7 @@ _TYPES = ("jax.Array", "jax.P", "jax.sharding.Sharding", "jax.sharding.NamedShar
 
 
 def canonical(name: str) -> str:
-    """Return the name that stands for a name and its twins: `jax.interpreters.pxla` for `jax.pxla`.
+    """Return the canonical form of a name, such as `jax.interpreters.pxla` for `jax.pxla`.
 
     Args:
         name: A full name.
@@ -133,7 +132,7 @@ def canonical(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def rule_of(name: str) -> Rule | None:
-    """Return what becomes of a full name; None for one that stays.
+    """Return the rule for a full name; None to keep the name.
 
     Args:
         name: The name, such as `jax.experimental.maps.Mesh`.
@@ -176,4 +175,4 @@ def _is_drop_in(entry: Entry) -> bool:
 
 def _mark(entry: Entry) -> Mark:
     why = f" ({entry.note.rstrip('.')})" if entry.treatment == "refused" else ""
-    return Mark(f"{entry.name} is gone since JAX {entry.gone}{why}. Write: {entry.today}")
+    return Mark(f"{entry.name} was removed in JAX {entry.gone}{why}. Write: {entry.today}")

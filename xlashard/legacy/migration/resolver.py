@@ -1,4 +1,4 @@
-"""Full names of what stands in a program: by its imports, and by variables that stand for them."""
+"""Resolution of full names through imports and variables, and facts of a whole program."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from xlashard.legacy.migration.rename_rules import GDA, Rename, rule_of
 
 
 class Resolver:
-    """The full names of the expressions of one module.
+    """Resolver of the full names of a module's expressions.
 
     Args:
         wrapper: The module with its metadata.
@@ -32,15 +32,15 @@ class Resolver:
         wrapper.module.visit(_Assignments(self._values))
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        """The node around a node."""
+        """Return the parent of a node."""
         return self._parents.get(node)
 
     def name(self, node: cst.CSTNode, depth: int = 0) -> str | None:
-        """The full name that an expression reads, if it is a name or a chain of attributes.
+        """Return the full name of a name or attribute chain; None if it is not imported.
 
         Args:
             node: The expression.
-            depth: How many variables were followed to come here.
+            depth: The number of variables followed so far.
         """
         if not isinstance(node, cst.Name | cst.Attribute) or not self.is_read(node):
             return None
@@ -59,7 +59,7 @@ class Resolver:
         return ".".join([before, *attributes]) if before else None
 
     def value(self, node: cst.CSTNode | None) -> cst.BaseExpression | None:
-        """The expression that a variable has, where it is assigned exactly once."""
+        """Return the value of a variable that is assigned exactly once."""
         if not isinstance(node, cst.Name):
             return None
         scope = self._scopes.get(node)
@@ -72,7 +72,7 @@ class Resolver:
         return None if assigned is None else self._values.get(assigned)
 
     def is_read(self, node: cst.CSTNode) -> bool:
-        """Whether a name is an expression, and not an attribute, a keyword or a target."""
+        """Return True if a name is an expression, not an attribute, keyword or target."""
         parent = self._parents.get(node)
         if isinstance(parent, cst.Attribute):
             return parent.value is node
@@ -90,21 +90,21 @@ class Resolver:
 
 
 class _Assignments(cst.CSTVisitor):
-    """Collects the values of variables, by the node of their name."""
+    """Visitor that collects assigned values, by the node of the variable."""
 
     def __init__(self, values: dict[cst.CSTNode, cst.BaseExpression]) -> None:
         super().__init__()
         self._values = values
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        """Note `name = value`, and nothing that takes a value apart."""
+        """Collect `name = value`, without unpacking."""
         for target in node.targets:
             if isinstance(target.target, cst.Name):
                 self._values[target.target] = node.value
 
 
 def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
-    """Return the name that a chain of attributes starts with, and the attributes.
+    """Return the root name of an attribute chain, and the attributes.
 
     Args:
         node: The expression.
@@ -123,15 +123,15 @@ def chain(node: cst.CSTNode) -> tuple[cst.Name | None, list[str]]:
 
 @dataclass
 class ProgramFacts:
-    """What a program imports, and what its variables are.
+    """Facts of a whole program.
 
     Attributes:
-        used: For each import the local names that the program uses of it.
-        spec_classes: What it calls `PartitionSpec`.
-        specs: Variables that have no value but a `PartitionSpec`, or a container of those.
-        walks_jaxprs: Whether it imports the classes that jaxprs are made of.
-        reads_mesh_axes: Whether `x.mesh_axes` is a member of GlobalDeviceArrays in it.
-        enters_meshes: Whether one of its functions enters a mesh.
+        used: The used local names of each import.
+        spec_classes: The program's names for `PartitionSpec`.
+        specs: Variables whose values are `PartitionSpec`s, or containers of them.
+        walks_jaxprs: True if it imports classes of jaxprs.
+        reads_mesh_axes: True if `x.mesh_axes` is an attribute of GlobalDeviceArrays.
+        enters_meshes: True if one of its functions enters a mesh.
     """
 
     used: dict[cst.CSTNode, list[str]] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class _Collect(cst.CSTVisitor):
         self._values.setdefault(node.name.value, []).append(False)
 
     def _is_spec(self, node: cst.BaseExpression) -> bool:
-        """Whether an expression is a spec, or a literal container of nothing but specs."""
+        """Return whether an expression is a spec, or a literal container of nothing but specs."""
         if isinstance(node, cst.Call):
             return isinstance(node.func, cst.Name) and node.func.value in self._classes
         if isinstance(node, cst.Tuple | cst.List | cst.Dict):

@@ -1,4 +1,4 @@
-"""Writes today's names into a program, statement by statement."""
+"""Rewriting of statements, and comments on lines that need manual changes."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from xlashard.legacy.migration.rename_rules import ENV
 from xlashard.legacy.migration.resolver import ProgramFacts, Resolver
 
 COMMENT = "# xlashard: "
-"""How the comment begins that marks what a person has to write."""
+"""Prefix of comments on lines that need manual changes."""
 
 _HAVE_LINES_ABOVE = (
     *(cst.SimpleStatementLine, cst.FunctionDef, cst.ClassDef, cst.If, cst.For, cst.While),
@@ -23,11 +23,11 @@ _SPEC_NAME = re.compile(r"(^|_)(pspec|spec|axes)$")
 
 
 class Rewriter(ExpressionRewriter):
-    """Rewrites a program; a line that it can't rewrite gets a comment.
+    """Transformer that rewrites a program, and adds comments where it cannot.
 
     Args:
-        resolver: The names of the program.
-        facts: What was found in it before.
+        resolver: Resolves the program's names.
+        facts: The facts of the program.
     """
 
     def __init__(self, resolver: Resolver, facts: ProgramFacts) -> None:
@@ -36,18 +36,18 @@ class Rewriter(ExpressionRewriter):
         self._folded: set[cst.CSTNode | None] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Collect the marks of each statement by itself."""
+        """Start to collect the comments of a statement."""
         if isinstance(node, cst.BaseStatement):
             self._marks.append([])
         return super().on_visit(node)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """Write the marks of a statement above it."""
+        """Insert the comments of a statement above it."""
         left = super().on_leave(original_node, updated_node)
         if not isinstance(original_node, cst.BaseStatement):
             return left
         marks = self._marks.pop()
-        # One statement may have become several, or none.
+        # A statement can become several statements, or none.
         lines: list[Any] = list(left) if isinstance(left, cst.FlattenSentinel) else [left]
         first = lines[0] if lines else left
         if not marks or not isinstance(first, _HAVE_LINES_ABOVE):
@@ -62,7 +62,7 @@ class Rewriter(ExpressionRewriter):
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> Any:
-        """Rewrite imports, and leave out where a flag of the era is set."""
+        """Rewrite imports, and remove settings of removed flags."""
         if len(original_node.body) != 1:
             return updated_node
         (statement,) = original_node.body
@@ -110,7 +110,7 @@ class Rewriter(ExpressionRewriter):
     def leave_FunctionDef(
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
     ) -> cst.FunctionDef:
-        """Write `with jax.set_mesh(mesh):` into a function that has a mesh as its decorator."""
+        """Replace a mesh decorator by `with jax.set_mesh(mesh):` in the function."""
         decorators = list(zip(original_node.decorators, updated_node.decorators, strict=True))
         meshes = [new for old, new in decorators if self._is_mesh(old.decorator)]
         if not meshes or not isinstance(updated_node.body, cst.IndentedBlock):
@@ -130,19 +130,21 @@ class Rewriter(ExpressionRewriter):
         return item.with_changes(item=expression(f"jax.set_mesh({mesh})"), asname=None)
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign:
-        """Mark what assigns the mesh in force."""
+        """Mark assignments of the mesh in force."""
         for target in original_node.targets:
             if isinstance(target.target, cst.Attribute) and self._canonical(target.target) == ENV:
-                self._mark("JAX has no mesh to assign. Write: with jax.set_mesh(mesh): ...")
+                self._mark(
+                    "The mesh in force cannot be assigned. Write: with jax.set_mesh(mesh): ..."
+                )
                 return original_node
         return updated_node
 
-    # What flags and comparisons come to.
+    # Flags and comparisons.
 
     def leave_Comparison(
         self, original_node: cst.Comparison, updated_node: cst.Comparison
     ) -> cst.BaseExpression:
-        """Compare specs as the tuples that they were, and the mesh in force as what it is."""
+        """Rewrite comparisons of specs with tuples, and of the mesh's shape with `()`."""
         if len(original_node.comparisons) != 1:
             return updated_node
         (target,) = original_node.comparisons
@@ -161,7 +163,7 @@ class Rewriter(ExpressionRewriter):
     def leave_BooleanOperation(
         self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
     ) -> cst.BaseExpression:
-        """Leave out flags that are always on, or off."""
+        """Fold flags with a constant value."""
         absorbing = "False" if isinstance(updated_node.operator, cst.And) else "True"
         for one, other in (
             (updated_node.left, updated_node.right),
@@ -174,14 +176,14 @@ class Rewriter(ExpressionRewriter):
     def leave_UnaryOperation(
         self, original_node: cst.UnaryOperation, updated_node: cst.UnaryOperation
     ) -> cst.BaseExpression:
-        """Turn round a flag that is always on, or off."""
+        """Fold the negation of a flag with a constant value."""
         inner = updated_node.expression
         if isinstance(updated_node.operator, cst.Not) and code_of(inner) in ("True", "False"):
             return cst.Name("False" if code_of(inner) == "True" else "True")
         return updated_node
 
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
-        """Keep the branch of a flag that is always taken."""
+        """Keep the taken branch of a constant flag."""
         test = updated_node.test
         if code_of(original_node.test) == code_of(test) or not isinstance(test, cst.Name):
             return updated_node
@@ -206,7 +208,7 @@ class Rewriter(ExpressionRewriter):
     def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
-        """Leave out what follows a `return` that is always reached since a flag is gone."""
+        """Drop code after a `return` that is always reached once a flag is folded."""
         if original_node not in self._folded:
             return updated_node
         lines = list(updated_node.body)
@@ -214,7 +216,7 @@ class Rewriter(ExpressionRewriter):
         return updated_node.with_changes(body=lines[: ends[0] + 1] if ends else lines)
 
     def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
-        """Leave `_global_avals` out of the arguments of `lower`, which it was one of."""
+        """Drop `_global_avals` from the keyword arguments of `lower`."""
         kept = [
             each
             for each in updated_node.elements
@@ -232,10 +234,10 @@ class Rewriter(ExpressionRewriter):
 
 
 class FromGdaRewriter(cst.CSTTransformer):
-    """Writes None for FROM_GDA where no `pjit` is around it."""
+    """Transformer that replaces FROM_GDA by None outside of `pjit` calls."""
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
-        """Replace the name that stood for it."""
+        """Replace the temporary name."""
         is_marker = updated_node.value == FROM_GDA
         return updated_node.with_changes(value="None") if is_marker else updated_node
 
@@ -251,7 +253,7 @@ def _is_end(line: cst.BaseStatement) -> bool:
 
 
 def _is_axes(node: cst.BaseExpression) -> bool:
-    """Whether an expression is a tuple of names of axes and None."""
+    """Return True for a tuple of axis names and None."""
     return isinstance(node, cst.Tuple) and all(
         isinstance(each.value, cst.SimpleString) or code_of(each.value) == "None"
         for each in node.elements

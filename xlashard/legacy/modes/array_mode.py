@@ -1,4 +1,4 @@
-"""The three worlds of the era: what kind of arrays its functions take and give."""
+"""Array modes: the class of arrays that the functions of 2022 and 2023 take and return."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ from xlashard.legacy.modes import config_flags as flags
 
 @dataclass(frozen=True)
 class ArrayMode:
-    """How values of parallel functions are meant.
+    """Array class of the arguments and results of parallel functions.
 
     Attributes:
-        jax_array: All are Arrays and global; the other field says nothing then.
-        output_gda: Without `jax_array`: results are `GlobalDeviceArray`s, and not this process's
-            part of them (`DeviceArray`, `ShardedDeviceArray`).
+        jax_array: True if all arrays are global `jax.Array`s; `output_gda` then has no effect.
+        output_gda: With `jax_array` off, True if results are `GlobalDeviceArray`s, and False if
+            they are host-local (`DeviceArray`, `ShardedDeviceArray`).
     """
 
     jax_array: bool = True
@@ -29,23 +29,23 @@ class ArrayMode:
 
     @property
     def returns_gda(self) -> bool:
-        """Whether results are GlobalDeviceArrays."""
+        """Return True if results are GlobalDeviceArrays."""
         return self.output_gda and not self.jax_array
 
     @property
     def returns_host_local(self) -> bool:
-        """Whether results are this process's part of what was computed."""
+        """Return True if results are host-local: this process's part of each array."""
         return not self.output_gda and not self.jax_array
 
 
 @dataclass(frozen=True)
 class CallFlags:
-    """All that the flags say of a call.
+    """Values of the flags that affect one call.
 
     Attributes:
-        world: The world that it is in.
-        checks_meshes: Whether the mesh in force is compared with those of its arguments.
-        logs_runs: Whether the run is logged.
+        mode: The array mode.
+        checks_meshes: True if the mesh in force is compared with the meshes of the arguments.
+        logs_runs: True if each run is logged.
     """
 
     mode: ArrayMode
@@ -54,7 +54,7 @@ class CallFlags:
 
     @property
     def bypasses_fast_path(self) -> bool:
-        """Whether calls that were seen before must come to Python again."""
+        """Return True if repeat calls must enter Python instead of the C++ dispatcher."""
         return self.checks_meshes or self.logs_runs
 
 
@@ -62,7 +62,9 @@ _WORLDS = {(a, g): ArrayMode(a, g) for a in (False, True) for g in (False, True)
 
 
 def current_array_mode() -> ArrayMode:
-    """The world that the flags say for this thread. Ask once, where a call comes in.
+    """Return the array mode that the flags select in this thread.
+
+    Read it once per call, at the entry point.
 
     Example:
         >>> from xlashard import legacy
@@ -75,9 +77,9 @@ def current_array_mode() -> ArrayMode:
 
 
 def as_jax_arrays(tree: Any) -> Any:
-    """Return a tree whose arrays are JAX's own if `jax_array` is on.
+    """Return a tree whose Arrays are converted to JAX's own class if `jax_array` is on.
 
-    In the era all arrays were of one class then, those of `jax.numpy` and of `pjit` alike.
+    With `jax_array` on, `jax.numpy` and `pjit` returned arrays of one class.
 
     Args:
         tree: A pytree; its Arrays are replaced by JAX's arrays over the same buffers.
@@ -88,9 +90,10 @@ def as_jax_arrays(tree: Any) -> Any:
 
 
 def current_call_flags() -> CallFlags:
-    """All that the flags say in this thread. Ask once, where a call comes in.
+    """Return the call flags of this thread.
 
-    With `jax_array` the other flag of the world says nothing, and is left out.
+    Read them once per call, at the entry point. With `jax_array` on, `output_gda` has no effect
+    and is False here.
     """
     mode = current_array_mode()
     mode = _WORLDS[True, False] if mode.jax_array else mode
@@ -98,19 +101,19 @@ def current_call_flags() -> CallFlags:
 
 
 class PositionalSemantics(Enum):
-    """How the shape of an argument or result is meant."""
+    """Meaning of the shape of an argument or result."""
 
     LOCAL = 0
-    """It is the part of this process; the array has that of every process."""
+    """The shape is host-local: the part of the array that this process holds."""
     GLOBAL = 1
-    """It is the whole array."""
+    """The shape is that of the global array."""
 
 
 class _PositionalValue:
-    """`val`, which each thread has its own of."""
+    """Holder of the thread-local attribute `val`."""
 
     def __init__(self) -> None:
-        # Repeat calls don't come to Python: their dispatcher must know of it.
+        # Repeat calls bypass Python, so the value must be part of the dispatcher's cache key.
         self._val = ThreadValue("xlashard_positional_semantics", PositionalSemantics.LOCAL)
 
     @property
@@ -122,30 +125,33 @@ class _PositionalValue:
     def val(self, value: PositionalSemantics) -> None:
         if not isinstance(value, PositionalSemantics):
             raise ArgumentError(
-                f"_positional_semantics.val must be LOCAL or GLOBAL, not {value!r}: write "
+                f"_positional_semantics.val={value!r} is invalid: expected LOCAL or GLOBAL; write "
                 "maps._PositionalSemantics.GLOBAL"
             )
         self._val.set(value)
 
 
 POSITIONAL = _PositionalValue()
-"""The era's `maps._positional_semantics`: assign `POSITIONAL.val`."""
+"""Value of `maps._positional_semantics`, whose `val` programs assign.
+
+It has an effect only while `jax_array` is off.
+"""
 
 
 def semantics_in_force() -> PositionalSemantics:
-    """What this thread's programs mean by the shape of an argument or result."""
+    """Return the positional semantics of this thread."""
     return POSITIONAL.val
 
 
 @contextmanager
 def positional_semantics(value: PositionalSemantics) -> Iterator[None]:
-    """Another meaning for a block of code, in this thread.
+    """Set the positional semantics of this thread for the duration of a block.
 
     Args:
-        value: The meaning.
+        value: `LOCAL` or `GLOBAL`.
 
     Raises:
-        ArgumentError: If it is none.
+        ArgumentError: `value` is not a `PositionalSemantics`.
 
     Example:
         >>> with positional_semantics(PositionalSemantics.GLOBAL):

@@ -1,16 +1,16 @@
-"""The flags of the era: by environment variable, `config.update`, the command line and contexts.
+"""Flags of 2022 and 2023, set by environment, `config.update`, command line or context manager.
 
-| flag | if nobody says | meaning |
+| flag | default | meaning |
 |---|---|---|
 | `jax_array` | True | all arrays are `jax.Array`s, and all values of `pjit` are global |
 | `jax_parallel_functions_output_gda` | False | without `jax_array`: results are global arrays |
-| `jax_pmap_no_rank_reduction` | False | buffers of arrays of the era's `pmap` keep its dimension |
-| `jax_spmd_mode` | `allow_jit` | kept and checked; computations are allowed in each mode |
+| `jax_pmap_no_rank_reduction` | False | buffers of results of `pmap` keep the mapped dimension |
+| `jax_spmd_mode` | `allow_jit` | stored and validated; every mode allows all computations |
 | `jax_enable_checks` | JAX's own | the mesh in force is compared with that of each global array |
-| `jax_distributed_debug` | JAX's own | each run of a program over many devices is logged |
+| `jax_distributed_debug` | JAX's own | each run of a program over several devices is logged |
 
-The environment variable of a flag is its name in capitals. Whoever wants to know what is in force
-asks `worlds.current_array_mode()`, once, where a call comes in.
+The environment variable of a flag is its name in capitals. Calls read the flags once, at their
+entry point, through `array_mode.current_array_mode()`.
 """
 
 import difflib
@@ -41,7 +41,7 @@ def _truth(name: str, value: Any) -> bool:
     word = str(int(value)) if isinstance(value, bool) else str(value).strip().lower()
     if word not in _WORDS:
         raise ConfigError(
-            f"{name} is {value!r}; it must be True or False: write "
+            f"{name}={value!r} is invalid: expected True or False; write "
             f"jax.config.update({name!r}, True), or export {name.upper()}=1"
         )
     return _WORDS[word]
@@ -53,16 +53,17 @@ _SPMD_MODES = ("allow_jit", "allow_pjit", "allow_all")
 def _spmd_mode(value: Any) -> str:
     if value not in _SPMD_MODES:
         raise ConfigError(
-            f"jax_spmd_mode is {value!r}; expected one of {', '.join(map(repr, _SPMD_MODES))}: "
-            "write jax.config.update('jax_spmd_mode', 'allow_all')"
+            f"jax_spmd_mode={value!r} is invalid: expected one of "
+            f"{', '.join(map(repr, _SPMD_MODES))}; write jax.config.update('jax_spmd_mode', "
+            "'allow_all')"
         )
     return value
 
 
 def _flag(name: str, default: bool, about: str) -> legacy_flags.Flag:
-    said = os.environ.get(name.upper(), "").strip()
+    text = os.environ.get(name.upper(), "").strip()
     return legacy_flags.new_flag(
-        name, _truth(name, said) if said else default, about, _reader(name)
+        name, _truth(name, text) if text else default, about, _reader(name)
     )
 
 
@@ -70,41 +71,41 @@ jax_array = _flag("jax_array", True, "All arrays are jax.Arrays; values of pjit 
 parallel_functions_output_gda = _flag(
     "jax_parallel_functions_output_gda",
     False,
-    "Without jax_array, pjit gives GlobalDeviceArrays.",
+    "With jax_array off, pjit returns GlobalDeviceArrays.",
 )
 pmap_no_rank_reduction = _flag(
     "jax_pmap_no_rank_reduction",
     False,
-    "Buffers of arrays with a PmapSharding keep the dimension that pmap dealt out.",
+    "Buffers of arrays with a PmapSharding keep the mapped dimension.",
 )
 spmd_mode = legacy_flags.new_flag(
     "jax_spmd_mode",
     _spmd_mode(os.environ.get("JAX_SPMD_MODE", "").strip() or _SPMD_MODES[0]),
-    "Which computations may take arrays that span processes; today all may.",
+    "Computations that may take arrays that span processes; JAX allows all of them today.",
     _spmd_mode,
 )
 enable_checks = legacy_flags.own_flag("jax_enable_checks")
 distributed_debug = legacy_flags.own_flag("jax_distributed_debug")
 
 OWN = (jax_array, parallel_functions_output_gda, pmap_no_rank_reduction, spmd_mode)
-"""The flags that today's JAX does not have."""
+"""The flags that today's JAX lacks."""
 
-# Whoever turns one of these on wants to see every call, also those that were seen before.
+# With one of these on, repeat calls enter Python too.
 legacy_flags.tell_calls_apart_by((enable_checks, distributed_debug), "xlashard_legacy_is_watched")
 
 
 def show_flags() -> None:
-    """Puts the era's flags on `jax.config`: as attributes, for `update` and for absl."""
+    """Add the flags to `jax.config`, as attributes, for `update` and for absl."""
     legacy_flags.show(OWN)
 
 
 def hide_flags() -> None:
-    """Takes them off again; their values stay."""
+    """Remove the flags from `jax.config`; their values stay."""
     legacy_flags.hide(OWN)
 
 
 class Config:
-    """`jax.config`, and the era's flags besides; it needs nothing installed.
+    """`jax.config` with the flags of 2022 and 2023, usable without installing anything.
 
     Example:
         >>> from xlashard.legacy import config
@@ -114,14 +115,14 @@ class Config:
     """
 
     def update(self, name: str, value: Any) -> None:
-        """Sets a flag for all threads.
+        """Set a flag for all threads.
 
         Args:
             name: The flag's name, such as `jax_array`.
-            value: True or False; 0, 1 and the words of environment variables count as well.
+            value: True or False; 0, 1 and the texts accepted in environment variables also work.
 
         Raises:
-            ConfigError: There is no such flag, or it can't have such a value.
+            ConfigError: Unknown flag, or invalid value.
         """
         with short_tracebacks:
             flag = _OWN_BY_NAME.get(name)
@@ -132,10 +133,10 @@ class Config:
             jax.config.update(name, value)
 
     def read(self, name: str) -> Any:
-        """The value of a flag in this thread.
+        """Return the value of a flag in this thread.
 
         Raises:
-            ConfigError: There is no such flag.
+            ConfigError: Unknown flag.
         """
         with short_tracebacks:
             if name in _OWN_BY_NAME:
@@ -144,11 +145,11 @@ class Config:
             return getattr(jax.config, name)
 
     def config_with_absl(self) -> None:
-        """Lets `absl.app.run` read the flags from the command line: `--jax_array=0`."""
+        """Define the flags for `absl.app.run`, so that `--jax_array=0` works."""
         legacy_flags.define_for_absl(OWN)
 
     def parse_flags_with_absl(self) -> None:
-        """Reads the flags from the command line now, for programs without `absl.app.run`."""
+        """Parse the flags from the command line, for programs without `absl.app.run`."""
         legacy_flags.parse_with_absl(OWN, sys.argv)
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +163,7 @@ class Config:
 _OWN_BY_NAME = {flag.name: flag for flag in OWN}
 
 config = Config()
-"""The settings of JAX and of the era."""
+"""Flags of JAX, and of 2022 and 2023."""
 
 
 def _check_known(name: str) -> None:
@@ -171,4 +172,4 @@ def _check_known(name: str) -> None:
     known = [*_OWN_BY_NAME, *jax.config.values]
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     advice = f"did you mean {close[0]!r}?" if close else "dir(legacy.config) lists them"
-    raise ConfigError(f"there is no flag {name!r}: {advice}")
+    raise ConfigError(f"unknown flag {name!r}: {advice}")

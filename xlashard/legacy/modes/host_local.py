@@ -1,7 +1,7 @@
-"""Calls with this process's part of each array, where a mesh spans processes.
+"""Calls with host-local arguments and results, where the mesh spans processes.
 
-Arguments are made global, the program runs on global arrays, and results are seen as the part of
-this process again. Shards that lie as their resource says are neither copied nor moved.
+Arguments become global arrays, the program runs on them, and its results become host-local again.
+Shards that are placed as their resource specifies are neither copied nor moved.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ _REPLICATED = PartitionSpec()
 
 
 class HostLocal:
-    """The edge between one process and a program of several, for one function and mesh.
+    """Conversion between host-local and global arrays, for one function and mesh.
 
     Args:
-        function: The function, in a world without `jax_array`.
+        function: The function, with `jax_array` off.
         mesh: The mesh in force, which spans processes.
     """
 
@@ -51,14 +51,13 @@ class HostLocal:
 
     @property
     def returns_host_local(self) -> bool:
-        """Whether results are this process's parts."""
+        """Return True if results are host-local."""
         return self._function.mode.returns_host_local
 
     def changes(self, args: tuple[Any, ...]) -> bool:
-        """Whether anything about a call with these arguments is this process's part.
+        """Return True if a result or one of these arguments is host-local.
 
-        Values that every process has alike, and that are bound to no device, go to a program of
-        several as they are.
+        Replicated, uncommitted values are passed to the program unchanged.
         """
         if self.returns_host_local:
             return True
@@ -66,19 +65,19 @@ class HostLocal:
         return not all(map(_goes_as_it_is, values, specs))
 
     def lift(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a call, as the global arrays of which they are parts."""
+        """Return the arguments of a call as global arrays."""
         return self._with_static(args, self.lift_dynamic(self._dynamic(args)))
 
     def lift_types(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a call, as the types of the global arrays of which they are parts."""
+        """Return the arguments of a call as types of global arrays."""
         return self._with_static(args, self._mapped(self._dynamic(args), self._lifted_type))
 
     def lift_dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments that are not static, as the global arrays of which they are parts."""
+        """Return the non-static arguments as global arrays."""
         return self._mapped(args, self._lifted)
 
     def lower(self, result: Any) -> Any:
-        """A result: this process's part of each array, unless results are global."""
+        """Return a result as host-local arrays, unless results are global."""
         if not self.returns_host_local:
             return result
         values, tree = jax.tree_util.tree_flatten(result)
@@ -89,7 +88,7 @@ class HostLocal:
             raise BoxError(_block_text("a result", error)) from None
 
     def lower_types(self, result: Any) -> Any:
-        """The types of what `lower` gives, of those of a result."""
+        """Return the types of a host-local result, from the types of the global one."""
         if not self.returns_host_local:
             return result
         values, tree = jax.tree_util.tree_flatten(result)
@@ -110,7 +109,7 @@ class HostLocal:
     def _mapped(
         self, dynamic: tuple[Any, ...], convert: Callable[[Any, Any], Any]
     ) -> tuple[Any, ...]:
-        """The arguments with every leaf converted by its spec."""
+        """Return the arguments with every leaf converted by its spec."""
         values, specs = self._with_specs(dynamic)
         made = []
         for value, spec in zip(values, specs, strict=True):
@@ -118,20 +117,19 @@ class HostLocal:
                 made.append(convert(value, spec))
             except XlashardError as error:
                 # no-catalogue: needs several processes
-                raise self._told(error, dynamic, len(made), spec) from None
+                raise self._with_path(error, dynamic, len(made), spec) from None
         return jax.tree_util.tree_structure(dynamic).unflatten(made)
 
-    def _told(
+    def _with_path(
         self, error: XlashardError, dynamic: tuple[Any, ...], index: int, spec: Any
     ) -> XlashardError:
-        """The error with the argument's path, and for a shape with what it must fit."""
+        """Return the error with the argument's path, its spec and the mesh."""
         path = self._path(dynamic, index)
         if isinstance(error, BoxError):
             return BoxError(_block_text(path, error))
         if isinstance(error, GeometryError):
             return PlacementError(
-                f"{path} is this process's part of an array, under {spec} on "
-                f"{self._host.describe()}: {error}"
+                f"{path} is host-local, with {spec} on {self._host.describe()}: {error}"
             )
         return at_path(error, path)
 
@@ -151,7 +149,7 @@ class HostLocal:
         return self._specs(function.out_resources(out_tree), function.options.out_resources.what)
 
     def _specs(self, resources: Sequence[Resource], what: str) -> tuple[Any, ...]:
-        """For each resource its spec; `FROM_GDA` and `AUTO` as they are."""
+        """Return the spec of each resource; `FROM_GDA` and `AUTO` stay unchanged."""
         return tuple(_spec(resource, self._mesh, what) for resource in resources)
 
     @property
@@ -166,7 +164,7 @@ class HostLocal:
         return as_global(value, self._host, spec)
 
     def _everywhere(self, value: Any) -> Any:
-        """A value that every process has, on all devices of the mesh, however they lie in it."""
+        """Return a replicated value on all devices of the mesh, in any order of its devices."""
         if is_key_array(value):
             return keys_over(self._everywhere(key_handle(value)).to_jax(), value)
         sharding, devices = NamedSharding(self._mesh, _REPLICATED), self._mesh.local_devices
@@ -200,9 +198,9 @@ class HostLocal:
 
 def _block_text(what: str, error: BoxError) -> str:
     return (
-        f"{what} is this process's part of an array while jax_array is off, and must be one block "
-        "of the mesh in force, here called global_mesh; GlobalDeviceArrays and what is replicated "
-        f"(None) need no block. {error}"
+        f"{what} is host-local while jax_array is off, so this process's devices must form one "
+        "contiguous block of the mesh in force (global_mesh below); GlobalDeviceArrays and "
+        f"replicated values (None) need no block. {error}"
     )
 
 
@@ -218,14 +216,14 @@ def _spec(resource: Resource, mesh: Mesh, what: str) -> Any:
     sharding = to_sharding(resource, mesh, what)
     if not isinstance(sharding, NamedSharding):
         raise ResourceError(  # no-catalogue: needs several processes
-            f"{what} holds {sharding}, but while jax_array is off values are parts of arrays, "
-            "which the names of mesh axes tell: give a PartitionSpec such as P('data')"
+            f"{what} contains {sharding}, but while jax_array is off values are host-local, which "
+            "requires named mesh axes: write a PartitionSpec such as P('data')"
         )
     return partition_spec(sharding.normal_spec)
 
 
 def _copies_here(value: Array) -> Array:
-    """This process's copies of an array of which every device has all."""
+    """Return this process's replicas of a fully replicated array."""
     pieces = split(value.to_jax())
     devices = tuple(piece.device for piece in pieces)
     there = places(value.shape, GSPMDSharding.get_replicated(devices))

@@ -1,4 +1,4 @@
-"""A pjit-ed function in one world: what the era asked of a call, and which arrays it gave."""
+"""A pjit-ed function in one array mode: checks of its calls, and the class of its results."""
 
 import logging
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from xlashard.pjit.resources import Auto, FromGda
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
-"""Where each run of a program is logged under `jax_distributed_debug`, as a warning."""
+"""Logger of each run of a program under `jax_distributed_debug`, at level warning."""
 
 _MESH_AROUND: ContextVar[Mesh | None] = ContextVar("mesh_around", default=None)
 """The mesh of the outermost pjit-ed function that this thread is tracing."""
@@ -38,13 +38,13 @@ _ON = "write jax.config.update('jax_array', True)"
 
 
 class ModeFunction(Function):
-    """What stands behind a function of the era in one world.
+    """Function of `legacy.pjit` for one set of call flags.
 
     Args:
         fun: The Python function.
         options: The checked options.
         static: Positions and names of static arguments.
-        manner: What the flags say of its calls.
+        call_flags: The flags of its calls.
     """
 
     def __init__(
@@ -62,34 +62,34 @@ class ModeFunction(Function):
         return type(self), (self.fun, self.options, self.static, self.call_flags)
 
     def admit(self, kwargs: dict[str, Any], *, global_avals: bool = False) -> Mesh | None:
-        """Checks what a world without `jax_array` asks of every call.
+        """Check the requirements of a call with `jax_array` off.
 
         Args:
             kwargs: The arguments by name.
-            global_avals: Whether the call says that all its shapes are global.
+            global_avals: True if the caller passed `_global_avals=True`.
 
         Returns:
             The mesh in force.
 
         Raises:
-            ArgumentError: Arguments by name.
+            ArgumentError: Arguments were passed by name.
             MeshError: No mesh is in force.
-            ResourceError: A resource that says nothing, or leaves it to the compiler.
+            ResourceError: A resource is unspecified, or `AUTO`.
         """
         mesh = tracing.mesh_in_force()
         if self.mode.jax_array:
             return mesh
         if kwargs:
             raise ArgumentError(
-                f"{self.name} was called with {', '.join(kwargs)} by name, but while jax_array is "
-                f"off pjit takes arguments by position alone, as its resources do: write "
+                f"{self.name} was called with {', '.join(kwargs)} by name, but pjit takes "
+                "positional arguments only while jax_array is off: write "
                 f"{self.name}({', '.join(self.parameters.signature.names)}), or {_ON}"
             )
         check_specified(self.options)
         if mesh is None:
             raise MeshError(
-                f"{self.name} was called with no mesh in force, which pjit needs while jax_array "
-                f"is off: call it inside `with mesh:`, or {_ON}"
+                f"{self.name} was called with no mesh in force, and pjit requires one while "
+                f"jax_array is off: call it inside `with mesh:`, or {_ON}"
             )
         if not global_avals:
             _check_not_auto(self.options)
@@ -105,8 +105,7 @@ class ModeFunction(Function):
         if mesh is not None and outer is not None and mesh != outer:
             raise MeshError(
                 f"{self.name} was called under {mesh}, inside a pjit-ed function that runs on "
-                f"{outer}: leave the inner `with mesh:` out, or call {self.name} outside of that "
-                "function"
+                f"{outer}: remove the inner `with mesh:`, or call {self.name} outside that function"
             )
         before = _MESH_AROUND.set(mesh or outer)
         try:
@@ -116,15 +115,15 @@ class ModeFunction(Function):
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
+        """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
         out, path, again = super().miss(*args, **kwargs)
         return out, None if self.call_flags.bypasses_fast_path else path, again
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
-        """Where the arguments of a call are.
+        """Return the arguments of a call with their current placements.
 
-        Without `jax_array` those that are this process's part of an array go where their resource
-        says, wherever they are; global ones must be there.
+        With `jax_array` off, host-local arguments are resharded as their resource specifies, and
+        global ones must already be placed so.
         """
         found = super().arguments(call)
         if self.call_flags.checks_meshes and call.mesh is not None:
@@ -134,7 +133,7 @@ class ModeFunction(Function):
         out = []
         resources = self.in_resources(call.traced.in_tree)
         every = zip(call.values, found, resources, call.in_shardings, strict=True)
-        for value, argument, resource, said in every:
+        for value, argument, resource, request in every:
             if not is_global(value):
                 if not isinstance(resource.given, FromGda):
                     argument = argument.unbound()
@@ -143,23 +142,23 @@ class ModeFunction(Function):
                         _from_gda_error(value, argument.path, self.options.in_resources.what),
                         path=argument.path,
                     )
-            elif is_gda(value) and said is not None:
-                if call.mesh is not None and said.devices != value.sharding.devices:
-                    # jit would move it between the devices.
+            elif is_gda(value) and request is not None:
+                if call.mesh is not None and request.devices != value.sharding.devices:
+                    # jax.jit would move the array to the devices of the resource.
                     check_gda_mesh((value,), (argument.path,), call.mesh)
-                _check_partitioning(argument, said, self.options.in_resources.what)
+                _check_partitioning(argument, request, self.options.in_resources.what)
             out.append(argument)
         return tuple(out)
 
     def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
-        """The program that a call needs."""
+        """Return the lowering request of a call."""
         spans = jax.process_count() > 1 and tracing.is_top_level()
         if spans and self.mode.jax_array:
             _check_same_everywhere(call)
         return super().order(call, arguments)
 
     def prepare(self, call: Call) -> Prepared:
-        """The compiled program of a call that is about to run."""
+        """Return the compiled program of a call that is about to run."""
         prepared = super().prepare(call)
         if self.call_flags.logs_runs:
             _log(call, prepared)
@@ -167,16 +166,16 @@ class ModeFunction(Function):
 
 
 def check_specified(options: PjitOptions) -> None:
-    """Refuses resources that say nothing, which need `jax_array`.
+    """Reject unspecified resources, which require `jax_array`.
 
     Raises:
-        ResourceError: If there is one.
+        ResourceError: A resource is unspecified.
     """
     name = _holding(options, UnspecifiedValue)
     if name is not None:
         raise ResourceError(
-            f"{name} is not given, and while jax_array is off nothing else says where values go: "
-            f"give {name}=P('data'), None for replicated, or {_ON}"
+            f"{name} is missing, and it is required while jax_array is off: write "
+            f"{name}=P('data'), or None for replicated, or {_ON}"
         )
 
 
@@ -184,14 +183,14 @@ def _check_not_auto(options: PjitOptions) -> None:
     name = _holding(options, Auto)
     if name is not None:
         raise ResourceError(
-            f"{name} holds AUTO, which needs shapes that are global while jax_array is off: write "
+            f"{name} contains AUTO, which requires global shapes while jax_array is off: write "
             "compiled = pjit(f, ...).lower(*args, _global_avals=True).compile(), and call that, "
             f"or {_ON}"
         )
 
 
 def _holding(options: PjitOptions, kind: type) -> str | None:
-    """The name of the resources of which one is of a kind."""
+    """Return the name of the resources that contain an instance of a class."""
     for tree in (options.in_resources, options.out_resources):
         if any(isinstance(leaf.given, kind) for leaf in tree.leaves):
             return tree.what
@@ -201,22 +200,21 @@ def _holding(options: PjitOptions, kind: type) -> str | None:
 def _from_gda_error(value: Any, path: str, what: str) -> str:
     return (
         f"{what} of {path} is FROM_GDA, but {path} is a {type(value).__name__}, which "
-        "is this process's part of an array while jax_array is off: give P(...) for it, or pass a "
-        "GlobalDeviceArray"
+        "is host-local while jax_array is off: write P(...) for it, or pass a GlobalDeviceArray"
     )
 
 
-def _check_partitioning(argument: Argument, said: Any, what: str) -> None:
-    """Refuses a GlobalDeviceArray that lies otherwise than its resource says, on its devices."""
-    there, ndim = argument.sharding, argument.aval.ndim
-    if there is None or not isinstance(said, XLACompatibleSharding):
+def _check_partitioning(argument: Argument, request: Any, what: str) -> None:
+    """Reject a GlobalDeviceArray whose sharding differs from its resource on the same devices."""
+    sharding, ndim = argument.sharding, argument.aval.ndim
+    if sharding is None or not isinstance(request, XLACompatibleSharding):
         return
-    if said.devices != there.devices or said.is_equivalent_to(there, ndim):
+    if request.devices != sharding.devices or request.is_equivalent_to(sharding, ndim):
         return
     raise ResourceError(
-        f"{what} of {argument.describe()} says {described(said)}, but the "
-        f"GlobalDeviceArray lies as {described(there)}: give FROM_GDA to take it as it lies, or "
-        f"{_spec_of(there)} in {what}",
+        f"{what} of {argument.describe()} is {described(request)}, but the "
+        f"GlobalDeviceArray has {described(sharding)}: write FROM_GDA to keep that, or "
+        f"{_spec_of(sharding)} in {what}",
         path=argument.path,
     )
 
@@ -228,9 +226,9 @@ def _spec_of(sharding: XLACompatibleSharding) -> str:
 
 
 def _check_same_everywhere(call: Call) -> None:
-    """Refuses arrays of NumPy that a program of several processes would cut.
+    """Reject NumPy arrays that would be sharded across processes.
 
-    Before `jax_array` they were each process's own part; now they would be taken for the whole.
+    With `jax_array` off they were host-local; with it on they would be taken as global.
     """
     places = zip(call.values, call.traced.arg_names, call.in_shardings, strict=True)
     for value, path, sharding in places:
@@ -240,9 +238,9 @@ def _check_same_everywhere(call: Call) -> None:
             continue
         spec = _spec_of(sharding)
         raise ResourceError(  # no-catalogue: needs several processes
-            f"{path} is an array of NumPy that {described(sharding)} cuts across processes: if it "
-            "is this process's part, pass multihost.host_local_array_to_global_array("
-            f"{path}, mesh, {spec}); if all have the same, pass "
+            f"{path} is a NumPy array that {described(sharding)} shards across processes: if it "
+            "is host-local, pass multihost.host_local_array_to_global_array("
+            f"{path}, mesh, {spec}); if it is equal in all processes, pass "
             f"make_array_from_callback({path}.shape, NamedSharding(mesh, {spec}), {path}"
             ".__getitem__)",
             path=path,

@@ -1,7 +1,7 @@
-"""Traced, lowered and compiled functions of the era, with the dialects and methods of 2022.
+"""Traced, lowered and compiled stages of `legacy.pjit`, with the dialects and methods of 2022.
 
-Without `jax_array` they take and give what a call would: this process's parts of arrays, unless
-they were made for global shapes. What they report of the program (`in_avals`, its text) is global.
+With `jax_array` off their arguments and results are host-local, as those of a call are, unless
+they were lowered with `_global_avals=True`. The shapes that they report are global.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from xlashard.pjit.prepare import Prepared
 
 
 class ModeTraced(stages.Traced):
-    """A function after tracing.
+    """Traced function.
 
     Args:
         function: The function.
         call: The call that it was traced for.
-        host_local: Where this process's parts become global; None if they are so already.
+        host_local: Converts host-local arguments and results; None if they are global.
     """
 
     def __init__(self, function: ModeFunction, call: Call, host_local: HostLocal | None) -> None:
@@ -36,7 +36,7 @@ class ModeTraced(stages.Traced):
 
     @shortened
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs what was traced."""
+        """Run the traced function."""
         host_local_call = self._host_local
         if host_local_call is None or kwargs:
             return super().__call__(*args, **kwargs)
@@ -44,25 +44,25 @@ class ModeTraced(stages.Traced):
 
     @property
     def out_info(self) -> Any:
-        """Shapes and dtypes of what a call gives, as its tree of `jax.ShapeDtypeStruct`."""
+        """Shapes and dtypes of the result, as a tree of `jax.ShapeDtypeStruct`."""
         whole = super().out_info
         return whole if self._host_local is None else self._host_local.lower_types(whole)
 
     @shortened
     def lower(self, **options: Any) -> Any:
-        """Chooses the place and writes the module, as `xlashard.pjit` does."""
+        """Resolve the shardings and lower the function, as `xlashard.pjit` does."""
         lowered = super().lower(**options)
         if not isinstance(lowered, stages.Lowered):
-            return lowered  # by JAX itself, for its jax.export
+            return lowered  # JAX's own, for jax.export
         return ModeLowered(lowered, self._host_local)
 
 
 class ModeLowered(stages.Lowered):
-    """A module whose program will be called as the era called it.
+    """Lowered function whose compiled program takes host-local or global arguments.
 
     Args:
         lowered: The module.
-        host_local: Where this process's parts become global; None if they are so already.
+        host_local: Converts host-local arguments and results; None if they are global.
     """
 
     def __init__(self, lowered: stages.Lowered, host_local: HostLocal | None) -> None:
@@ -99,7 +99,7 @@ class ModeLowered(stages.Lowered):
         share_binary: bool | None = None,
         device_assignment: Sequence[Any] | None = None,
     ) -> "ModeCompiled":
-        """Compiles the module, as `xlashard.pjit` does."""
+        """Compile the module, as `xlashard.pjit` does."""
         made = super().compile(
             compiler_options, share_binary=share_binary, device_assignment=device_assignment
         )
@@ -109,13 +109,13 @@ class ModeLowered(stages.Lowered):
 
 
 class ModeCompiled(compiled.Compiled):
-    """A compiled program.
+    """Compiled program.
 
     Args:
         face: Its outside.
         prepared: The program.
         body: Its jaxpr.
-        host_local: Where this process's parts become global; None if they are so already.
+        host_local: Converts host-local arguments and results; None if they are global.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ModeCompiled(compiled.Compiled):
         self._host_local = host_local
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program."""
+        """Run the program."""
         host_local_call = self._host_local
         if host_local_call is None or kwargs:
             return super().__call__(*args, **kwargs)
@@ -141,7 +141,7 @@ class ModeCompiled(compiled.Compiled):
 
 
 class HostLocalCompiled(ModeCompiled):
-    """A program that moves arguments to its devices; global arrays must be there."""
+    """Compiled program that moves host-local arguments to its devices, but no global ones."""
 
     def _check_places(self, values: Sequence[Any]) -> None:
         super()._check_places([v if is_global(v) else _type_of(v) for v in values])
@@ -153,7 +153,7 @@ def _type_of(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def compiled_ir(self: Any) -> list[Any]:
-    """Return the optimised modules of a compiled stage: the era's `Compiled.compiler_ir`."""
+    """Return the optimised modules of a compiled stage: `Compiled.compiler_ir` until JAX 0.3.25."""
     return self.runtime_executable().hlo_modules()
 
 

@@ -1,4 +1,4 @@
-"""The era's `pjit`, in whichever of the three worlds a call comes."""
+"""`pjit` and `with_sharding_constraint` of 2022 and 2023, in the array mode of each call."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -58,22 +58,23 @@ def pjit(
     donation: DonationMode = "warn",
     share_binary: bool = False,
 ) -> Any:
-    """Compiles a function into one program over the devices of the mesh in force at each call.
+    """Compile a function into one SPMD program over the mesh in force at each call.
 
-    Each call is in the world that the flags say then. With `jax_array` it is `xlashard.pjit`, whose
-    results are arrays of JAX's own class. Without, a mesh and both resources are needed, arguments
-    go by position, and arrays of NumPy, `DeviceArray`s and `ShardedDeviceArray`s are this process's
-    part of global ones, put side by side along the mesh axes that cross processes; results are such
-    parts too, or with `jax_parallel_functions_output_gda` GlobalDeviceArrays.
+    The flags select the array mode of each call. With `jax_array` on, `legacy.pjit` is
+    `xlashard.pjit` with results of JAX's own array class. With `jax_array` off, a mesh and both
+    resources are required, arguments are positional, and NumPy arrays, `DeviceArray`s and
+    `ShardedDeviceArray`s are host-local: they are concatenated along the mesh axes that cross
+    processes. Results are then host-local too, or GlobalDeviceArrays with
+    `jax_parallel_functions_output_gda`.
 
     Args:
-        fun: A function of pytrees of arrays. Without it comes a decorator with these options.
-        in_axis_resources: A prefix of the tuple of arguments whose leaves are None (replicated), a
-            PartitionSpec on the mesh in force at the call, or `FROM_GDA` (as the GlobalDeviceArray
-            lies); static arguments have no entry.
-        out_axis_resources: The same of the result, without `FROM_GDA`.
-        static_argnums: Positions of arguments that are part of the program; hashable.
-        donate_argnums: Positions of arguments whose buffers the results may take over.
+        fun: A function of pytrees of arrays. Without it, `pjit` returns a decorator.
+        in_axis_resources: A prefix of the tuple of arguments. Each leaf is None (replicated), a
+            PartitionSpec on the mesh in force at the call, or `FROM_GDA` (the sharding of the
+            GlobalDeviceArray). Static arguments have no entry.
+        out_axis_resources: A prefix of the result, with the same leaves except `FROM_GDA`.
+        static_argnums: Positions of static arguments, which must be hashable.
+        donate_argnums: Positions of donated arguments.
         in_shardings: A later name of `in_axis_resources`.
         out_shardings: A later name of `out_axis_resources`.
         static_argnames: As in `xlashard.pjit`.
@@ -91,8 +92,8 @@ def pjit(
         `eval_shape` and `clear_cache`.
 
     Raises:
-        ArgumentError: If an option is of the wrong kind.
-        ResourceError: If a resource is none, or is missing while `jax_array` is off.
+        ArgumentError: An option has the wrong type.
+        ResourceError: A resource is invalid, or is missing while `jax_array` is off.
 
     Example:
         >>> import jax, numpy as np
@@ -125,7 +126,7 @@ def pjit(
 
 
 class LegacyFunction:
-    """What stands behind a function of the era: its worlds, one of which takes each call.
+    """Function of `legacy.pjit`, with one `ModeFunction` for each set of call flags.
 
     Args:
         fun: The Python function.
@@ -159,7 +160,7 @@ class LegacyFunction:
         return self.today.name
 
     def in_force(self) -> ModeFunction:
-        """The function as the flags of this thread will have it."""
+        """Return the function for the call flags of this thread."""
         call_flags = current_call_flags()
         found = self._by_flags.get(call_flags)
         return self._made(call_flags) if found is None else found
@@ -174,7 +175,7 @@ class LegacyFunction:
 
     @shortened
     def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-        """A call that the dispatcher has not seen: runs it in its world."""
+        """Run a call that missed the dispatcher's cache, in its array mode."""
         function = self.in_force()
         mesh = function.admit(kwargs)
         host_local_call = self.host_local_call(function, mesh)
@@ -183,7 +184,7 @@ class LegacyFunction:
         return function.miss(*args, **kwargs)
 
     def host_local_call(self, function: ModeFunction, mesh: Mesh | None) -> "_HostLocalCall | None":
-        """What stands between this process and the program; None where all shapes are global."""
+        """Return the host-local form of a call; None if all its shapes are global."""
         if function.mode.jax_array or mesh is None or _is_here(mesh):
             return None
         if semantics_in_force() is PositionalSemantics.GLOBAL or not tracing.is_top_level():
@@ -204,7 +205,7 @@ class LegacyFunction:
         return self.in_force().may_share(args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets what was traced and compiled, in all worlds."""
+        """Drop the traced and compiled programs of all array modes."""
         with self._lock:
             functions = list(self._by_flags.values())
             self._host_local_calls.clear()
@@ -213,7 +214,7 @@ class LegacyFunction:
 
 
 class _HostLocalCall:
-    """Calls of a function by one process of several, with its part of each array."""
+    """Callable that converts host-local arguments and results of one function."""
 
     def __init__(self, function: ModeFunction, mesh: Mesh) -> None:
         self.host_local = HostLocal(function, mesh)
@@ -257,7 +258,7 @@ def _traced(
     *,
     global_avals: bool = False,
 ) -> stages.Traced:
-    """The function traced in its world, for this process's parts or for global shapes."""
+    """Return the traced function in its array mode, for host-local or global shapes."""
     chosen = function.in_force()
     mesh = chosen.admit(kwargs, global_avals=global_avals)
     host_local_call = None if global_avals else function.host_local_call(chosen, mesh)
@@ -270,25 +271,26 @@ def _traced(
 def with_sharding_constraint(
     x: Any, axis_resources: Any = UNSPECIFIED, shardings: Any = UNSPECIFIED
 ) -> Any:
-    """Tells the partitioner how a value inside a program is dealt out.
+    """Constrain the sharding of a value inside a program.
 
-    With `jax_array` it is `xlashard.with_sharding_constraint`, and moves concrete arrays outside of
-    any program. Without, it needs a program around it, and a mesh in force for named axes.
+    With `jax_array` on it is `xlashard.with_sharding_constraint`, which reshards concrete arrays
+    outside of programs. With `jax_array` off it must be called while a program is traced, and
+    named axes require a mesh in force.
 
     Args:
         x: A pytree of arrays.
-        axis_resources: A prefix of it: at each leaf None for replicated, a PartitionSpec on the
-            mesh in force (`UNCONSTRAINED` dimensions stay with the partitioner), or a Sharding.
+        axis_resources: A prefix of `x`. Each leaf is None (replicated), a PartitionSpec on the
+            mesh in force (the partitioner chooses `UNCONSTRAINED` dimensions), or a Sharding.
         shardings: A later name of `axis_resources`.
 
     Returns:
         The same values.
 
     Raises:
-        ResourceError: With the leaf's path, if a resource does not fit; both names or none given;
-            without `jax_array`, for a named axis and no mesh in force.
-        MeshError: With `jax_array`, for a PartitionSpec without a mesh in force.
-        RefusedError: Without `jax_array`, outside of any program.
+        ResourceError: A resource does not fit, with the leaf's path; both names or neither are
+            given; with `jax_array` off, an axis is named and no mesh is in force.
+        MeshError: With `jax_array` on, a PartitionSpec and no mesh in force.
+        RefusedError: With `jax_array` off, a call outside of any program.
 
     Example:
         >>> import jax, numpy as np
@@ -305,8 +307,8 @@ def with_sharding_constraint(
         both = axis_resources is not UNSPECIFIED and shardings is not UNSPECIFIED
         if both or resources is UNSPECIFIED:
             raise ResourceError(
-                "with_sharding_constraint takes axis_resources, or shardings, which means the "
-                "same: write with_sharding_constraint(x, P('data'))"
+                "with_sharding_constraint requires exactly one of axis_resources and shardings: "
+                "write with_sharding_constraint(x, P('data'))"
             )
         if not current_array_mode().jax_array and not _is_to_do(resources):
             return x
@@ -314,17 +316,17 @@ def with_sharding_constraint(
 
 
 def _is_to_do(resources: Any) -> bool:
-    """Return whether resources constrain anything while `jax_array` is off.
+    """Return True if resources constrain a value while `jax_array` is off.
 
     Raises:
-        RefusedError: There is no program around the call.
+        RefusedError: The call is outside of any program.
         ResourceError: A spec names an axis, and no mesh is in force.
     """
     if tracing.is_top_level():
         raise RefusedError(
-            "with_sharding_constraint constrains values inside a program while jax_array is off, "
-            "and was called outside of any: place arrays with pjit(lambda x: x, None, P('data'))(x)"
-            ", or write jax.config.update('jax_array', True)",
+            "with_sharding_constraint was called outside of a program, which is invalid while "
+            "jax_array is off: place arrays with pjit(lambda x: x, None, P('data'))(x), or write "
+            "jax.config.update('jax_array', True)",
             name="jax.experimental.pjit.with_sharding_constraint",
         )
     if tracing.mesh_in_force() is not None:
@@ -334,9 +336,9 @@ def _is_to_do(resources: Any) -> bool:
         axes = [a for axes in leaf for a in axes or ()] if _is_spec(leaf) else []
         if axes:
             raise ResourceError(
-                f"axis_resources of with_sharding_constraint has {leaf.get_partition_spec()}, and "
-                f"no mesh is in force that has the axis {axes[0]!r}: call the function around it "
-                "inside `with mesh:`"
+                f"axis_resources of with_sharding_constraint contains {leaf.get_partition_spec()}, "
+                f"but no mesh is in force, so the axis {axes[0]!r} is undefined: call the "
+                "enclosing function inside `with mesh:`"
             )
     return not all(map(_is_spec, leaves))
 

@@ -1,4 +1,4 @@
-"""What the era's pjit did with types and shardings before it ran, as programs reach for it."""
+"""Internals of `jax.experimental.pjit` that programs call: checks and conversions of shardings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax, 
 
 
 class _OnFakeDevices(GSPMDSharding):
-    """Tiles on objects that stand for devices, such as the mocks of a test.
+    """`GSPMDSharding` over objects other than devices, such as mocks of a test.
 
     Args:
         devices: The objects.
-        assignment: The tiles.
+        assignment: The tile assignment.
     """
 
     def __init__(self, devices: Sequence[Any], assignment: TileAssignment) -> None:
@@ -34,14 +34,14 @@ class _OnFakeDevices(GSPMDSharding):
 
 
 def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDSharding:
-    """The same placement of arrays of a rank as bare tiles, which remember what they were made of.
+    """Return a sharding as an equivalent `GSPMDSharding` with an `_original_sharding`.
 
     Args:
         s: A sharding of this package or of JAX.
         ndim: The rank of the arrays.
 
     Raises:
-        RankError: If the rank is too low.
+        RankError: The rank is too low.
     """
     own = from_jax(s)
     if isinstance(own, NamedSharding) and not isinstance(own.devices[0], jax.Device):
@@ -54,27 +54,28 @@ def to_op_sharding_sharding(s: JaxSharding | Sharding, ndim: int) -> GSPMDShardi
 
 
 def create_sharding_for_array(mesh: Mesh, x: Any) -> Any:
-    """The sharding that a resource means on a mesh; one that is none comes back as it is.
+    """Return the sharding of a resource on a mesh.
 
     Args:
         mesh: The mesh.
-        x: A leaf of what `prepare_axis_resources` gives.
+        x: A leaf that `prepare_axis_resources` returned; shardings and markers are returned
+            unchanged.
 
     Raises:
-        MeshError: If it is a spec, and the mesh is the empty one.
+        MeshError: `x` is a spec, and the mesh is empty.
     """
     if isinstance(x, JaxSharding | Sharding) or is_unspecified_or_from_gda_or_auto(x):
         return x
     if mesh.empty:
         raise MeshError(
-            f"{x.get_partition_spec()} needs a mesh, and none is in force: call inside "
-            "`with mesh:`, or give NamedSharding(mesh, P(...))"
+            f"{x.get_partition_spec()} requires a mesh, and no mesh is in force: call inside "
+            "`with mesh:`, or pass NamedSharding(mesh, P(...))"
         )
     return mesh_sharding(mesh, x)
 
 
 class HashableTree:
-    """A pytree with a hash, which gives the tree when it is called.
+    """Hashable pytree, whose call returns the tree.
 
     Args:
         tree: A tree whose leaves have hashes.
@@ -85,7 +86,7 @@ class HashableTree:
         self._leaves = tuple(leaves)
 
     def __call__(self) -> Any:
-        """The tree."""
+        """Return the tree."""
         return self._treedef.unflatten(self._leaves)
 
     def __eq__(self, other: object) -> bool:
@@ -98,7 +99,7 @@ class HashableTree:
 
 
 def hashable_pytree(pytree: Any) -> Callable[[], Any]:
-    """A function without arguments that gives a tree, equal to that of an equal tree.
+    """Return a hashable callable that returns a tree; callables of equal trees are equal.
 
     Args:
         pytree: A tree whose leaves have hashes.
@@ -113,16 +114,16 @@ def hashable_pytree(pytree: Any) -> Callable[[], Any]:
 def flatten_axis_resources(
     what: str, tree: Any, shardings: Any, tupled_args: bool
 ) -> tuple[Any, ...]:
-    """For each leaf of a tree what a prefix of it says.
+    """Broadcast a prefix of a tree to its leaves.
 
     Args:
-        what: What to call the prefix in an error.
+        what: The name of the prefix in errors.
         tree: The structure of the tree.
-        shardings: The prefix. A list at its top counts as a tuple where `tupled_args` is set.
-        tupled_args: Whether the tree is that of the arguments of a call.
+        shardings: The prefix. With `tupled_args`, a list at its top is taken as a tuple.
+        tupled_args: True if the tree is the tuple of a call's arguments.
 
     Raises:
-        ArgumentError: If it is no prefix of the tree, with the place.
+        ArgumentError: `shardings` is not a prefix of the tree, with the path.
 
     Example:
         >>> tree = jax.tree.structure(({"w": 1, "b": 2}, 3))
@@ -142,16 +143,16 @@ def check_aval_shardings(
     what_aval: str,
     allow_uneven_sharding: bool,
 ) -> None:
-    """Checks that arrays of some types can be placed as some shardings say.
+    """Check that shardings fit the shapes of arrays.
 
     Args:
-        shardings: One for each type; what says no placement is passed over.
+        shardings: One sharding for each type; markers such as `AUTO` are skipped.
         flat_avals: The types.
-        what_aval: What to call them in an error: `pjit arguments`.
-        allow_uneven_sharding: Whether a dimension may leave its last tiles smaller.
+        what_aval: The name of the arrays in errors: `pjit arguments`.
+        allow_uneven_sharding: True if the last tiles of a dimension may be smaller.
 
     Raises:
-        ShardingError: With the first that does not fit, and the numbers.
+        ShardingError: A sharding does not fit; names the first one, with the numbers.
     """
     for number, (sharding, aval) in enumerate(zip(shardings, flat_avals, strict=True)):
         if is_unspecified_or_from_gda_or_auto(sharding):
@@ -164,7 +165,7 @@ def check_aval_shardings(
                 own.is_compatible_aval(aval.shape)
         except GeometryError as error:
             raise ShardingError(
-                f"number {number} of {what_aval}, of shape {tuple(aval.shape)}, can't be placed by "
+                f"number {number} of {what_aval}, of shape {tuple(aval.shape)}, does not fit "
                 f"{sharding}: {error}"
             ) from None
 
@@ -195,10 +196,10 @@ def _scaled(
 def global_to_local(
     positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
 ) -> Sequence[Any]:
-    """The types of this process's parts of arrays; with `jax_array` on they stay what they are.
+    """Return the host-local types of global arrays; with `jax_array` on, the types unchanged.
 
     Args:
-        positional_semantics: One for all, or one for each; the `GLOBAL` ones stay.
+        positional_semantics: One for all, or one for each; `GLOBAL` types stay unchanged.
         avals: The types of the arrays.
         shardings: Their shardings.
         mesh: The mesh of all processes.
@@ -211,7 +212,7 @@ def global_to_local(
 def local_to_global(
     positional_semantics: Any, avals: Sequence[Any], shardings: Sequence[Any], mesh: Mesh
 ) -> Sequence[Any]:
-    """The types of the arrays of which this process has parts; see `global_to_local`."""
+    """Return the global types of host-local arrays; see `global_to_local`."""
     if current_array_mode().jax_array:
         return avals
     return _scaled(meshes.local_to_global, positional_semantics, avals, shardings, mesh)
@@ -220,23 +221,23 @@ def local_to_global(
 def check_gda_or_array_xla_sharding_match(
     args: Sequence[Any], in_xla_shardings: Sequence[Any]
 ) -> None:
-    """Check that global arrays lie as a compiled program takes them.
+    """Check that global arrays have the input shardings of a compiled program.
 
     Args:
-        args: The arguments; only arrays that are committed are checked.
-        in_xla_shardings: The sharding of each.
+        args: The arguments; only committed arrays are checked.
+        in_xla_shardings: The input sharding of each argument.
 
     Raises:
-        ShardingError: With the first array that lies otherwise, and both shardings.
+        ShardingError: A sharding differs; names the first argument and both shardings.
     """
-    for number, (x, wanted) in enumerate(zip(args, in_xla_shardings, strict=True)):
+    for number, (x, request) in enumerate(zip(args, in_xla_shardings, strict=True)):
         if not isinstance(x, jax.Array) or not x.committed:
             continue
-        if is_unspecified_or_from_gda_or_auto(wanted):
+        if is_unspecified_or_from_gda_or_auto(request):
             continue
-        here, there = from_jax(x.sharding), from_jax(wanted)
-        if not here.is_equivalent_to(there, x.ndim):
+        actual, expected = from_jax(x.sharding), from_jax(request)
+        if not actual.is_equivalent_to(expected, x.ndim):
             raise ShardingError(
-                f"args[{number}] has the sharding {here}, but the compiled program takes {there}: "
-                f"write jax.device_put(args[{number}], sharding)"
+                f"args[{number}] has the sharding {actual}, but the compiled program takes "
+                f"{expected}: write jax.device_put(args[{number}], sharding)"
             )

@@ -1,4 +1,4 @@
-"""Which class of arrays a result has in each world, and which arguments are global."""
+"""Array class of a result in each array mode, and the test for global arguments."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from xlashard.legacy.modes.array_mode import ArrayMode
 
 
 def kind_of(mode: ArrayMode) -> KindOf | None:
-    """Return the function from a result's handle to its class; with `jax_array`, JAX's own."""
+    """Return the function that maps a result's handle to its array class in a mode."""
     if mode.jax_array:
         return unwrapped
     return gda_class if mode.output_gda else host_local_class
@@ -29,9 +29,9 @@ def host_local_class(handle: Any) -> type[Array]:
 
 
 def is_global(value: Any) -> bool:
-    """Whether the shape of an argument is that of the whole array, whatever world it is in.
+    """Return True if a value is global in every array mode.
 
-    Those are GlobalDeviceArrays, arrays that span processes, and traced values.
+    GlobalDeviceArrays, arrays that span processes, and tracers are global.
     """
     if isinstance(value, GlobalDeviceArray | Tracer):
         return True
@@ -39,5 +39,5 @@ def is_global(value: Any) -> bool:
 
 
 def is_gda(value: Any) -> bool:
-    """Whether a value is a GlobalDeviceArray."""
+    """Return True if a value is a GlobalDeviceArray."""
     return isinstance(value, GlobalDeviceArray)

@@ -1,4 +1,4 @@
-"""`jax.abstract_arrays`: types of arrays."""
+"""`jax.abstract_arrays`."""
 
 from xlashard._jax.era import core, jaxprs
 from xlashard.legacy.modules.core import raise_to_shaped

@@ -1,4 +1,4 @@
-"""`jax.config` as a module, beside the object of that name."""
+"""`jax.config` as a module, and its removed flags."""
 
 import jax
 
@@ -32,8 +32,8 @@ ENTRIES: tuple[Entry, ...] = (
             source="xlashard.legacy.modes.config_flags:spmd_mode",
             today="jax.jit(f)(x)",
             note=(
-                "It is kept and checked, and computations on arrays that span processes are "
-                "allowed in each mode, as in JAX today"
+                "It is stored and validated, and every mode allows computations on arrays that "
+                "span processes, as in JAX today"
             ),
         )
         for name in ("jax.config.jax_spmd_mode", "jax.spmd_mode")
@@ -45,9 +45,8 @@ ENTRIES: tuple[Entry, ...] = (
         source="xlashard.legacy.modes.config_flags:pmap_no_rank_reduction",
         today="xlashard.unstacked_shards(x)",
         note=(
-            "It says whether device_buffers of arrays with a PmapSharding keep the dimension that "
-            "was dealt out, of size 1, as what `jax.pmap` gives has while the era's names are "
-            "installed"
+            "With it on, `device_buffers` of arrays with a PmapSharding, which `jax.pmap` returns "
+            "while the removed names are installed, keep the mapped dimension of size 1"
         ),
     ),
 )

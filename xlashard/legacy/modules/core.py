@@ -1,4 +1,4 @@
-"""`jax.core`: what jaxprs are made of, and what programs that walk through them need."""
+"""`jax.core`: jaxprs, primitives, abstract values and named shapes."""
 
 from collections.abc import Sequence
 from math import prod
@@ -67,11 +67,11 @@ thread_local_state = RemovedApi("jax.core.thread_local_state")
 
 
 def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
-    """The type of an abstract value without its value, which none has any more.
+    """Return an abstract value without a concrete value, which today's never have.
 
     Args:
         aval: The abstract value.
-        weak_type: Whether its type is weak; by default as it is.
+        weak_type: The weak type of the result; None to keep it.
     """
     if weak_type is None or not isinstance(aval, core.ShapedArray):
         return aval
@@ -79,27 +79,27 @@ def raise_to_shaped(aval: Any, weak_type: bool | None = None) -> Any:
 
 
 def gensym(jaxprs: Any = None, suffix: str = "") -> Any:
-    """Makes new variables of abstract values; today they need no numbers to differ.
+    """Return the constructor of variables, which need no numbers today.
 
     Args:
-        jaxprs: Those that the variables must not be in.
-        suffix: What their names ended with.
+        jaxprs: Ignored.
+        suffix: Ignored.
     """
     return Var
 
 
 def canonicalize_shape(shape: Any, context: str = "") -> tuple[Any, ...]:
-    """A shape as a tuple of numbers.
+    """Return a shape as a tuple of integers.
 
     Args:
-        shape: Its sizes.
-        context: What it is of, for errors.
+        shape: The sizes.
+        context: A text for errors.
     """
     return core.canonicalize_shape(shape, context)
 
 
 class AxisFrame:
-    """A named axis that is mapped over.
+    """Named axis of a mapped function.
 
     Attributes:
         name: Its name.
@@ -112,24 +112,24 @@ class AxisFrame:
 
 
 def axis_frame(axis_name: Any, main_trace: Any = None) -> AxisFrame:
-    """A named axis that the calling function is mapped over.
+    """Return a named axis over which the calling function is mapped.
 
     Args:
         axis_name: Its name.
-        main_trace: Not looked at.
+        main_trace: Ignored.
 
     Raises:
-        NameError: Nothing maps over such an axis.
+        NameError: The axis name is unbound.
     """
     return AxisFrame(axis_name, jax.lax.axis_size(axis_name))
 
 
 class NamedShape:
-    """A shape some of whose dimensions have names instead of places.
+    """Shape with positional and named dimensions.
 
     Args:
-        *positional: The sizes of those with places.
-        **named: The sizes of those with names.
+        *positional: The sizes of the positional dimensions.
+        **named: The sizes of the named dimensions.
 
     Example:
         >>> shape = NamedShape(2, 3, batch=8)
@@ -143,22 +143,22 @@ class NamedShape:
 
     @property
     def rank(self) -> int:
-        """How many dimensions."""
+        """The number of dimensions."""
         return len(self._positional) + len(self._named)
 
     @property
     def positional_rank(self) -> int:
-        """How many dimensions with places."""
+        """The number of positional dimensions."""
         return len(self._positional)
 
     @property
     def named_rank(self) -> int:
-        """How many dimensions with names."""
+        """The number of named dimensions."""
         return len(self._named)
 
     @property
     def positional(self) -> tuple[int, ...]:
-        """The sizes of the dimensions with places."""
+        """The sizes of the positional dimensions."""
         return self._positional
 
     @property
@@ -168,7 +168,7 @@ class NamedShape:
 
     @property
     def named_sizes(self) -> tuple[int, ...]:
-        """The sizes of the dimensions with names."""
+        """The sizes of the named dimensions."""
         return tuple(self._named.values())
 
     @property
@@ -195,7 +195,7 @@ class NamedShape:
         return isinstance(other, tuple) and not self._named and self._positional == other
 
     def __hash__(self) -> int:
-        # As the tuple's, which it may be equal to.
+        # Equal to the hash of an equal tuple.
         if not self._named:
             return hash(self._positional)
         return hash((self._positional, frozenset(self._named.items())))
@@ -206,11 +206,11 @@ class NamedShape:
 
 
 def as_named_shape(shape: Any) -> NamedShape:
-    """A shape that may be a tuple as one whose dimensions may have names."""
+    """Return a shape as a `NamedShape`."""
     return shape if isinstance(shape, NamedShape) else NamedShape(*shape)
 
 
-_NO_STACK = "JAX keeps one trace at a time and no stack of them"
+_NO_STACK = "JAX has one current trace instead of a stack of traces"
 
 
 def _extended(*names: str) -> dict[str, str]:
@@ -294,36 +294,36 @@ ENTRIES: tuple[Entry, ...] = (
         "Jaxpr",
         "0.6.0",
         "jax.extend.core.Jaxpr",
-        "a jaxpr holds the values that it closes over, so this and ClosedJaxpr are one class",
+        "a jaxpr contains its closed-over constants, so Jaxpr and ClosedJaxpr are one class",
     ),
     _differs(
         "ClosedJaxpr",
         "0.6.0",
         "jax.extend.core.Jaxpr",
-        "this and Jaxpr are one class; `closed.jaxpr` is the object itself",
+        "ClosedJaxpr and Jaxpr are one class; `closed.jaxpr` is the object itself",
     ),
     _differs(
         "JaxprEqn",
         "0.6.0",
         "jax.extend.core.JaxprEqn",
-        "it is no tuple: change fields by `eqn.replace`, make it by `new_jaxpr_eqn`",
+        "it is not a tuple: change fields with `eqn.replace`, construct it with `new_jaxpr_eqn`",
     ),
     _differs(
         "Var",
         "0.6.0",
         "jax.extend.core.Var",
-        "it is made of an abstract value alone and has no `count` or `suffix`",
+        "its constructor takes only an abstract value, and it has no `count` or `suffix`",
     ),
-    _differs("UnitVar", "0.4.4", "False", "nothing is one any more; it can't be made"),
-    _differs("ConcreteArray", "0.4.36", "False", "nothing is one any more; it can't be made"),
+    _differs("UnitVar", "0.4.4", "False", "it has no instances and cannot be constructed"),
+    _differs("ConcreteArray", "0.4.36", "False", "it has no instances and cannot be constructed"),
     _refused(
         "CallPrimitive",
         "0.11.0",
         "jax.extend.core.create_call_primitive",
-        "a primitive that calls is made with all of its rules at once",
+        "a call primitive is created together with all of its rules",
     ),
-    _refused("MapPrimitive", "0.6.0", "jax.shard_map", "no primitive of JAX maps by itself"),
-    _refused("UnshapedArray", "0.8.2", "jax.core.ShapedArray", "each abstract array has a shape"),
+    _refused("MapPrimitive", "0.6.0", "jax.shard_map", "JAX has no map primitives"),
+    _refused("UnshapedArray", "0.8.2", "jax.core.ShapedArray", "every abstract array has a shape"),
     _refused("MainTrace", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
     _refused("new_main", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
     _refused("new_base_main", "0.4.36", "jax.extend.core.take_current_trace()", _NO_STACK),
@@ -335,6 +335,6 @@ ENTRIES: tuple[Entry, ...] = (
         "extend_axis_env",
         "0.4.36",
         "jax.vmap(f, axis_name=name)",
-        "names of axes come with the function that maps over them",
+        "axis names are bound by the mapping function",
     ),
 )

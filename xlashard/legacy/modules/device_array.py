@@ -1,4 +1,4 @@
-"""`jax._src.device_array`: the class of arrays on one device."""
+"""`jax._src.device_array`."""
 
 from typing import Any
 

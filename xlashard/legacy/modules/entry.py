@@ -1,4 +1,4 @@
-"""One name of the era, and what is done about it."""
+"""`Entry`: a removed name, its replacement, and today's code."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -10,17 +10,16 @@ type Treatment = Literal["works", "differs", "refused"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A name that programs of the era import or reach for.
+    """Name that programs of 2022 and 2023 use, and JAX has removed or changed.
 
     Attributes:
-        name: Where they find it: `jax.experimental.maps.Mesh`.
-        gone: The release of JAX since which it is gone, or is something else: `0.4.14`.
-        treatment: Whether it works as it did, works with differences, or refuses to be used and
-            says what to do instead.
-        source: What is put there, imported when first asked for: `module:attribute`, or `module`
+        name: The full name: `jax.experimental.maps.Mesh`.
+        gone: The release of JAX that removed or changed it: `0.4.14`.
+        treatment: `works`, `differs` (works with differences) or `refused` (raises an error).
+        source: The installed object, imported on first access: `module:attribute`, or `module`
             for a whole module.
-        today: What to write today, as code.
-        note: How it differs, or why it is refused; empty where it works as it did.
+        today: Today's code.
+        note: The difference, or the reason of the refusal; empty if it works unchanged.
     """
 
     name: str
@@ -32,7 +31,7 @@ class Entry:
 
     @property
     def stays(self) -> bool:
-        """Whether a program may keep the name: today's JAX has it, for the same purpose."""
+        """True if a program may keep the name, because today's JAX has it too."""
         parent = self.name.rpartition(".")[0]
         above, _, module = parent.rpartition(".")
         if self.name in _STAYING or _MULTIHOST in (self.name, parent):
@@ -52,13 +51,13 @@ _STAYING = frozenset(
 
 
 def members(parent: str, gone: str, source: str, today: Mapping[str, str]) -> Iterator[Entry]:
-    """Entries of names of one module that went together and work as they did.
+    """Yield entries of one module that were removed together and work unchanged.
 
     Args:
         parent: The module.
-        gone: The release since which they are gone.
-        source: The module that they are taken from, where they have the same names.
-        today: What to write today, by name.
+        gone: The release that removed them.
+        source: The module that defines them, under the same names.
+        today: Today's code, by name.
     """
     for name, code in today.items():
         yield Entry(f"{parent}.{name}", gone, "works", f"{source}:{name}", code)
@@ -93,14 +92,14 @@ IMPORTED = {
     "jax.interpreters.pxla": ("ad", "batching", "lu", "mlir", "np", "pe", "xb", "xla"),
     "jax.interpreters.xla": ("ad", "lu", "np", "pe", "xb"),
 }
-"""The attributes that each module of the era had, by the name of that module."""
+"""The imported modules of each module of 2022, by its name."""
 
 
 def imports(module: str) -> dict[str, str]:
     """Map each imported module's short name to the statement that imports it today.
 
     Args:
-        module: The name of the era's module.
+        module: The full name of the module.
     """
     return {name: f"import {_TODAY.get(name, _HOMES[name])}" for name in IMPORTED[module]}
 
@@ -108,10 +107,10 @@ def imports(module: str) -> dict[str, str]:
 def imported_modules(module: str) -> Callable[[str], Any]:
     """Return a module's `__getattr__`, which imports the modules of `IMPORTED` when they are read.
 
-    While the era's names are installed these are the modules that the installer put in place.
+    While the removed names are installed, they resolve to the installed shims.
 
     Args:
-        module: The name of the era's module.
+        module: The full name of the module.
 
     Example:
         >>> imported_modules("jax.experimental.pjit")("np").__name__

@@ -1,4 +1,4 @@
-"""`jax.linear_util`: functions with transformations put around them."""
+"""`jax.linear_util`."""
 
 from xlashard._jax.era import functions, linear_util
 from xlashard.legacy.modules.entry import Entry, members

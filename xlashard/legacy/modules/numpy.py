@@ -1,4 +1,4 @@
-"""What `jax.numpy`, `jax.lax`, `jax.nn` and `jax.scipy` had besides today's names."""
+"""`jax.numpy`, `jax.lax`, `jax.nn`, `jax.ops` and `jax.scipy`."""
 
 from typing import Any
 
@@ -29,19 +29,19 @@ zeros_like_array = jnp.zeros_like
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> jax.Array:
-    """For each element of a flat array whether another array has it too.
+    """Test each element of a flattened array for membership in another array.
 
     Args:
         ar1: The elements.
         ar2: The other array.
-        assume_unique: Whether neither has an element twice.
-        invert: To say where it has not.
+        assume_unique: True if neither array has duplicates.
+        invert: True to invert the result.
     """
     return jnp.isin(jnp.ravel(ar1), ar2, assume_unique=assume_unique, invert=invert)
 
 
 def isscalar(element: Any) -> bool:
-    """Return whether a value is a number of Python or NumPy, or a traced number of Python.
+    """Return True for a scalar of Python or NumPy, or a traced Python scalar.
 
     An array of rank 0 with a dtype of its own is not one, as in `numpy.isscalar`.
 
@@ -54,17 +54,17 @@ def isscalar(element: Any) -> bool:
 
 
 def msort(a: Any) -> jax.Array:
-    """The elements sorted along the first dimension."""
+    """Return the elements sorted along the first dimension."""
     return jnp.sort(a, axis=0)
 
 
 def tie_in(x: Any, y: Any) -> Any:
-    """The second argument: under today's tracing nothing has to be tied to an argument."""
+    """Return the second argument: under today's tracing nothing has to be tied to an argument."""
     return y
 
 
 class _Index:
-    """What stands in brackets, as a value."""
+    """Object whose indexing returns the index."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
@@ -74,27 +74,27 @@ index = _Index()
 
 
 def index_update(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
-    """An array with other values at an index."""
+    """Return an array with other values at an index."""
     return jnp.asarray(x).at[idx].set(y, **options)
 
 
 def index_add(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
-    """An array with values added at an index."""
+    """Return an array with values added at an index."""
     return jnp.asarray(x).at[idx].add(y, **options)
 
 
 def index_mul(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
-    """An array multiplied at an index."""
+    """Return an array multiplied at an index."""
     return jnp.asarray(x).at[idx].multiply(y, **options)
 
 
 def index_min(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
-    """An array with the smaller of its values and others at an index."""
+    """Return an array with the smaller of its values and others at an index."""
     return jnp.asarray(x).at[idx].min(y, **options)
 
 
 def index_max(x: Any, idx: Any, y: Any, **options: Any) -> jax.Array:
-    """An array with the larger of its values and others at an index."""
+    """Return an array with the larger of its values and others at an index."""
     return jnp.asarray(x).at[idx].max(y, **options)
 
 
@@ -136,7 +136,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:xeinsum",
         "jax.numpy.einsum",
-        "subscripts with names of axes went with xmap",
+        "subscripts with named axes were removed with xmap",
     ),
     *members("jax.nn", "0.4.30", __name__, {"normalize": "jax.nn.standardize"}),
     *members(

@@ -1,4 +1,4 @@
-"""`jax.prng`: kinds of random generators, and keys of them."""
+"""`jax.prng`: PRNG implementations and key arrays."""
 
 from xlashard._jax.era import generators, key_types
 from xlashard.legacy.modules.entry import Entry, members

@@ -1,4 +1,4 @@
-"""What `jax.random` had besides today's names: the type of keys, and makers of keys of one kind."""
+"""`jax.random`: the type of keys, and constructors of keys of one implementation."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from xlashard.legacy.modules.entry import Entry, members
 
 
 class _KeyType(type):
-    """Arrays of keys count as instances, and so do arrays of the words that keys consist of."""
+    """Metaclass that counts typed and raw key arrays as instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, jax.Array) and _is_key(instance)
@@ -22,7 +22,7 @@ def _is_key(x: jax.Array) -> bool:
 
 
 class KeyArray(metaclass=_KeyType):
-    """The type of random keys: for annotations and `isinstance`, which JAX's own keys pass.
+    """Type of PRNG keys, for annotations and `isinstance`.
 
     Example:
         >>> isinstance(jax.random.PRNGKey(0), KeyArray), isinstance(jax.random.key(0), KeyArray)
@@ -30,11 +30,11 @@ class KeyArray(metaclass=_KeyType):
     """
 
     def __new__(cls, impl: Any, key_data: Any) -> Any:
-        """An array of keys of their words.
+        """Make a key array from its raw data.
 
         Args:
-            impl: The kind of generator.
-            key_data: The words, `[..., words]`.
+            impl: The PRNG implementation.
+            key_data: The raw data, `[..., words]`.
         """
         return jax.random.wrap_key_data(key_data, impl=impl)
 
@@ -45,22 +45,22 @@ threefry_2x32 = generators.threefry_2x32
 
 
 def threefry2x32_key(seed: Any) -> jax.Array:
-    """A key for the generator of this name, as words."""
+    """Return a raw key of this PRNG implementation."""
     return jax.random.PRNGKey(seed, impl="threefry2x32")
 
 
 def rbg_key(seed: Any) -> jax.Array:
-    """A key for the generator of this name, as words."""
+    """Return a raw key of this PRNG implementation."""
     return jax.random.PRNGKey(seed, impl="rbg")
 
 
 def unsafe_rbg_key(seed: Any) -> jax.Array:
-    """A key for the generator of this name, as words."""
+    """Return a raw key of this PRNG implementation."""
     return jax.random.PRNGKey(seed, impl="unsafe_rbg")
 
 
 def shuffle(key: jax.Array, x: Any, axis: int = 0) -> jax.Array:
-    """The elements of an array in a random order along one dimension, each line by itself.
+    """Shuffle an array along one dimension, each slice independently.
 
     Args:
         key: The key.
@@ -71,7 +71,7 @@ def shuffle(key: jax.Array, x: Any, axis: int = 0) -> jax.Array:
 
 
 def unsafe_raw_array(keys: jax.Array) -> jax.Array:
-    """Return the words of random keys as numbers of type uint32, `[..., words]`."""
+    """Return the raw data of PRNG keys, uint32 `[..., words]`."""
     return jax.random.key_data(keys)
 
 

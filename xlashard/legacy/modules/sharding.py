@@ -1,4 +1,4 @@
-"""What `jax.experimental.sharding` held, and `jax.sharding` lacks or has otherwise today."""
+"""`jax.sharding` and `jax.experimental.sharding`, and `PartitionSpec` in each of its modules."""
 
 from xlashard import (
     GSPMDSharding,
@@ -35,8 +35,8 @@ __all__ = [
 _SPECS = "xlashard.legacy.shardings.partition_spec:PartitionSpec"
 
 _SPEC_NOTE = (
-    "A tuple, as it was, that JAX takes for one of its own. It equals the spec of today that says "
-    "the same, but has another hash; specs that JAX gives back (`x.sharding.spec`) are today's."
+    "It is a tuple, and JAX accepts it as its own. It is equal to today's spec with the same "
+    "entries, but has another hash; specs that JAX returns (`x.sharding.spec`) are today's."
 )
 
 _HOMES = (
@@ -52,7 +52,7 @@ _CLASSES = (
         "MeshPspecSharding",
         "0.4.9",
         "jax.sharding.NamedSharding(mesh, spec)",
-        "It is `NamedSharding`, which it was called from 0.4.1 on.",
+        "It is `NamedSharding`, its name since 0.4.1.",
     ),
     (
         "OpShardingSharding",
@@ -70,19 +70,19 @@ _CLASSES = (
         "PmapSharding",
         "0.10.0",
         "jax.sharding.NamedSharding(mesh, P('devices'))",
-        "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
+        "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
     ),
     (
         "PositionalSharding",
         "0.7.0",
         "jax.sharding.NamedSharding(jax.make_mesh(shape, names), P(*names))",
-        "Results of `jax.jit` lie as `GSPMDSharding`s of the same tiles.",
+        "Results of `jax.jit` have the equivalent `GSPMDSharding`.",
     ),
     (
         "XLACompatibleSharding",
         "0.4.34",
         "jax.sharding.Sharding",
-        "For `isinstance`, of which every sharding that XLA can be told of is an instance.",
+        "Every sharding with an XLA equivalent is an instance.",
     ),
 )
 
@@ -97,7 +97,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:Mesh",
         "jax.sharding.Mesh",
-        "What it makes are meshes of today; also of devices without a hash.",
+        "It makes today's meshes, also of unhashable devices.",
     ),
     *(
         Entry(f"jax.sharding.{name}", gone, "works", f"{__name__}:{name}", today, note)
@@ -135,7 +135,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         "xlashard.legacy.shardings.partition_spec:AUTO_ON_MESH",
         "xlashard.AUTO",
-        "It is no class: `AUTO` and `AUTO(mesh)` are the same, on the mesh in force at the call.",
+        "It is not a class: `AUTO` and `AUTO(mesh)` are equal, on the mesh in force at the call.",
     ),
     Entry(
         "jax._src.sharding_impls.PmapSharding",
@@ -143,7 +143,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:PmapSharding",
         "jax.sharding.NamedSharding(mesh, P('devices'))",
-        "It is `xlashard.PmapSharding`, whose `devices` also answer as an array of NumPy.",
+        "It is `xlashard.PmapSharding`, whose `devices` have the attributes of a NumPy array.",
     ),
     Entry(
         "jax._src.sharding_impls.PositionalSharding",

@@ -1,4 +1,4 @@
-"""What `jax` and `jax.experimental` had besides today's names."""
+"""`jax` itself, and single names of other modules."""
 
 import math
 import unittest
@@ -22,33 +22,33 @@ xla_computation = RemovedApi("jax.xla_computation")
 
 
 def curry(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes the first arguments, and gives one that takes the others."""
+    """Return the curried form of a function."""
     return partial(partial, f)
 
 
 def live_buffers(device: Any) -> list[jax.Array]:
-    """The arrays that lie on one device alone."""
+    """Return the arrays that are on one device only."""
     return [x for x in device.client.live_arrays() if x.devices() == {device}]
 
 
 def to_dlpack(x: Any, **options: Any) -> Any:
-    """An array's memory as a capsule of DLPack, which other libraries take.
+    """Return the DLPack capsule of an array.
 
     Args:
         x: The array.
-        **options: Those of today's `__dlpack__`; `take_ownership` is not looked at.
+        **options: Options of `__dlpack__`; `take_ownership` is ignored.
     """
     options.pop("take_ownership", None)
     return x.__dlpack__(**options)
 
 
 def enable_x64(new_val: bool = True) -> Any:
-    """A context in which numbers have 64 bits."""
+    """Return a context manager that enables 64-bit types."""
     return jax.enable_x64(new_val)
 
 
 def disable_x64() -> Any:
-    """A context in which numbers have 32 bits."""
+    """Return a context manager that disables 64-bit types."""
     return jax.enable_x64(False)
 
 
@@ -60,13 +60,13 @@ def create_global_mesh(mesh_shape: Sequence[int], axis_names: Sequence[str]) -> 
         axis_names: The name of each axis.
 
     Raises:
-        unittest.SkipTest: There are fewer devices, so the test can't run.
+        unittest.SkipTest: JAX has fewer devices.
     """
     size, devices = math.prod(mesh_shape), sorted(jax.devices(), key=lambda device: device.id)
     if len(devices) < size:
         raise unittest.SkipTest(  # no-catalogue: skips a test
-            f"the test needs {size} devices for a mesh of shape {tuple(mesh_shape)}, and there are "
-            f"{len(devices)}"
+            f"the test requires {size} devices for a mesh of shape {tuple(mesh_shape)}, and JAX "
+            f"has {len(devices)}"
         )
     grid = np.array(devices[:size], dtype=object).reshape(tuple(mesh_shape))
     return Mesh(grid, tuple(axis_names))
@@ -91,7 +91,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:xla_computation",
         "jax.jit(f).lower(x).compiler_ir('hlo')",
-        "functions are lowered by `jit` alone",
+        "only `jit` lowers functions",
     ),
     Entry(
         "jax.soft_pmap",
@@ -99,7 +99,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:soft_pmap",
         "jax.vmap",
-        "it went with xmap",
+        "it was removed with xmap",
     ),
     Entry(
         "jax.mask",
@@ -107,7 +107,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:mask",
         "jax.numpy.where(valid, x, 0)",
-        "no function is rewritten for padded arrays any more",
+        "JAX has no transformation for padded arrays",
     ),
     *members(
         "jax.experimental",
@@ -121,7 +121,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:loops",
         "jax.lax.fori_loop",
-        "loops are functions of their state",
+        "JAX's loops are functions of their state",
     ),
     Entry(
         "jax.experimental.optimizers",
@@ -152,7 +152,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:live_buffers",
         "jax.live_arrays()",
-        "arrays over several devices are not among them; jax.live_arrays() has all",
+        "arrays over several devices are excluded; jax.live_arrays() returns all",
     ),
     Entry(
         "jax.pmap",
@@ -160,7 +160,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         "xlashard.legacy.arrays.pmap:pmap",
         "jax.shard_map(f, mesh=mesh, in_specs=P('batch'), out_specs=P('batch'))",
-        "One index of a result is the piece of one device again; of today's `jax.pmap` it is a "
-        "copy on every device.",
+        "An index of a result is the shard of one device; an index of today's `jax.pmap` result is "
+        "replicated.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The tree functions and keys that `jax` and `jax.tree_util` had besides today's."""
+"""`jax.tree_util`, and the tree functions of `jax`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +11,13 @@ from xlashard.legacy.modules.entry import Entry, members
 def tree_multimap(
     f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Calls a function with the leaves at each place of several trees.
+    """Map a function over the leaves of several pytrees.
 
     Args:
         f: The function.
-        tree: The first tree, which says what the places are.
-        *rest: The others.
-        is_leaf: Says of a node of the first tree whether it is a leaf.
+        tree: The first pytree, which determines the structure.
+        *rest: The other pytrees.
+        is_leaf: Returns True for nodes of the first pytree to treat as leaves.
 
     Returns:
         A tree of the results.
@@ -26,17 +26,17 @@ def tree_multimap(
 
 
 def build_tree(treedef: Any, xs: Any) -> Any:
-    """A tree of a structure and a nesting of its leaves that has the same form.
+    """Return the pytree of a structure and a nested sequence of its leaves.
 
     Args:
         treedef: The structure.
-        xs: The leaves.
+        xs: The leaves, nested like the structure.
     """
     return treedef.from_iterable_tree(xs)
 
 
 class GetitemKeyPathEntry(NamedTuple):
-    """The step of a path from a node to its child that `node[key]` is.
+    """Key path entry of the child `node[key]`.
 
     Example:
         >>> GetitemKeyPathEntry("w").pprint()
@@ -46,12 +46,12 @@ class GetitemKeyPathEntry(NamedTuple):
     key: Any
 
     def pprint(self) -> str:
-        """Return the step as code."""
+        """Return the entry as code."""
         return f"[{self.key!r}]"
 
 
 class AttributeKeyPathEntry(NamedTuple):
-    """The step of a path from a node to its child that `node.key` is.
+    """Key path entry of the child `node.key`.
 
     Example:
         >>> AttributeKeyPathEntry("weight").pprint()
@@ -61,19 +61,18 @@ class AttributeKeyPathEntry(NamedTuple):
     key: str
 
     def pprint(self) -> str:
-        """Return the step as code."""
+        """Return the entry as code."""
         return f".{self.key}"
 
 
 KEY_PATHS: dict[type, Callable[[Any], Sequence[Any]]] = {}
-"""The handlers that programs have registered, by the type of the node."""
+"""The registered handlers, by node type."""
 
 
 def register_keypaths(ty: type, handler: Callable[[Any], Sequence[Any]]) -> None:
-    """Register the steps from nodes of a type to their children.
+    """Register the key path entries of a node type.
 
-    JAX's registry takes the keys of a type together with the type, so paths in messages go on
-    with the numbers of the children.
+    JAX registers key paths together with the type, so its messages keep using child numbers.
 
     Args:
         ty: The type of the nodes.
@@ -115,6 +114,6 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:register_keypaths",
         "jax.tree_util.register_pytree_with_keys",
-        "The keys of a type come into the paths of messages only by the function of today.",
+        "JAX's messages use the keys only if they are registered with today's function.",
     ),
 )

@@ -1,4 +1,4 @@
-"""`jax.util`: small functions on sequences."""
+"""`jax.util`."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ wraps = util.wraps
 
 
 def as_hashable_function(closure: Any) -> Any:
-    """Makes a function equal to each other one that is made with an equal key.
+    """Return a decorator that makes functions with equal keys equal.
 
     Args:
         closure: The key.
@@ -31,14 +31,14 @@ def as_hashable_function(closure: Any) -> Any:
 
 
 def split_dict(dct: Mapping[Any, Any], names: Iterable[Any]) -> list[Any]:
-    """The values of some keys; the mapping must have no others.
+    """Return the values of all keys of a mapping, in a given order.
 
     Args:
         dct: The mapping.
         names: The keys.
 
     Raises:
-        KeyError: A key is missing, or one is left over.
+        KeyError: A key is missing in `dct` or in `names`.
     """
     rest = dict(dct)
     values = [rest.pop(name) for name in names]
@@ -48,10 +48,10 @@ def split_dict(dct: Mapping[Any, Any], names: Iterable[Any]) -> list[Any]:
 
 
 def split_merge(predicate: Any, xs: Iterable[Any]) -> Any:
-    """The elements for which something holds, the others, and what puts such lists together again.
+    """Partition a sequence, and return both parts and a function that merges such parts.
 
     Args:
-        predicate: What holds or not.
+        predicate: True for elements of the first part.
         xs: The elements.
     """
     xs = list(xs)

@@ -1,4 +1,4 @@
-"""`jax.lib.xla_bridge`: backends."""
+"""`jax.lib.xla_bridge`, `xla_client` and `xla_extension`."""
 
 import jax
 
@@ -19,7 +19,7 @@ local_devices = jax.local_devices
 process_count = jax.process_count
 process_index = jax.process_index
 READERS = {name: (jax, era.xla_bridge) for name in ("process_index", "process_count")}
-"""The modules in which JAX reads a name that tests replace here by `mock.patch`."""
+"""The modules in which JAX reads a name that tests patch here with `mock.patch`."""
 
 register_backend_factory = era.xla_bridge.register_backend_factory
 xla_client = era.xla_client
@@ -56,7 +56,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         "xlashard._jax.era:xla_client",
         "import jax.extend.xla",
-        "it has what jaxlib has today",
+        "it has the attributes of today's jaxlib",
     ),
     Entry(
         "jax.lib.xla_extension",
@@ -64,6 +64,6 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         "xlashard._jax.era:xla_extension",
         "import jax.extend.xla",
-        "it has what jaxlib has today",
+        "it has the attributes of today's jaxlib",
     ),
 )

@@ -1,4 +1,4 @@
-"""Reads the command line of `python -m xlashard.legacy`."""
+"""Command line of `python -m xlashard.legacy`."""
 
 import atexit
 import os
@@ -29,32 +29,31 @@ usage: python -m xlashard.legacy [--report[=FILE]] [--FLAG=VALUE ...] script.py 
 
 _HELP = f"""{_USAGE}
 
-Runs a program of 2022 or 2023 as it is: the names of JAX that it imports are there again.
+Runs an unchanged program of 2022 or 2023, with the removed names of JAX installed.
 
-  --report         at the end, list which of these names ran, from which lines, and what to write
-                   today
-  --report=FILE    write that list to a file, as JSON, for other programs
-  --jax_array=0    any flag of JAX or of the era, as the program could set it itself:
+  --report         at exit, list the removed names that ran, their lines, and today's code
+  --report=FILE    write that list to a file, as JSON
+  --jax_array=0    set a flag of JAX, or of 2022 and 2023, before the program starts; also
                    --jax_parallel_functions_output_gda=1, --jax_enable_x64=1
   -m module        run a module, as `python -m module` does
-  -h, --help       show this
+  -h, --help       show this help
 
-Everything behind script.py or module is the program's own."""
+Arguments after script.py or module are passed to the program."""
 
 
 class UsageError(Exception):
-    """A command line that can't be understood; says what to write."""
+    """Invalid command line."""
 
 
 @dataclass(frozen=True)
 class RunCommand:
-    """What a command line asks for.
+    """Parsed command line.
 
     Attributes:
-        program: What to run.
-        report: Whether to report on the names that it uses.
-        report_file: Where to write the report to, instead of showing it.
-        flags: Flags to set before, by name.
+        program: The script or module to run.
+        report: True to report the removed names that it uses.
+        report_file: The file of the report; empty to print it.
+        flags: Flags to set before the program starts, by name.
     """
 
     program: ScriptOrModule
@@ -64,13 +63,13 @@ class RunCommand:
 
 
 def read_command(words: Sequence[str]) -> RunCommand:
-    """Reads a command line.
+    """Parse a command line.
 
     Args:
-        words: Without the program's name.
+        words: The arguments, without the program's name.
 
     Raises:
-        UsageError: It makes no sense.
+        UsageError: The command line is invalid.
 
     Example:
         >>> read_command(["--jax_array=0", "train.py", "--steps=3"]).program
@@ -83,13 +82,13 @@ def read_command(words: Sequence[str]) -> RunCommand:
         if name == "--report":
             if equals and not value:
                 # no-catalogue: an error of the command line
-                raise UsageError("--report= needs the name of a file: --report=uses.json")
+                raise UsageError("--report= requires a file name: write --report=uses.json")
             report, file = True, value
         elif name.startswith(("--jax_", "--nojax_")):
             flags.update([_flag(name, equals, value)])
         else:
             # no-catalogue: an error of the command line
-            raise UsageError(f"{name} is none of its options; those of the program go behind it")
+            raise UsageError(f"unknown option {name}: write options of the program after it")
     if rest[:1] == ["--"]:
         rest.pop(0)
     return RunCommand(_program(rest), report, file, flags)
@@ -106,19 +105,19 @@ def _program(words: list[str]) -> ScriptOrModule:
     if is_module:
         words = words[1:]
     if not words:
-        what = "-m needs the name of a module" if is_module else "there is no program to run"
+        what = "-m requires a module name" if is_module else "missing program to run"
         raise UsageError(what)  # no-catalogue: an error of the command line
     return ScriptOrModule(words[0], is_module, tuple(words[1:]))
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a program with the era's names.
+    """Run a program with the removed names installed.
 
     Args:
-        words: The command line without the program's name.
+        words: The arguments, without the program's name.
 
     Returns:
-        The exit code, where the program itself did not end the process: 0 done, 2 wrong use.
+        The exit code, unless the program exits itself: 0, or 2 for an invalid command line.
     """
     if words[:1] in (["-h"], ["--help"]):
         print(_HELP)
@@ -136,7 +135,7 @@ def main(words: Sequence[str]) -> int:
         _advise_about_arrays()
     recorder = Recorder() if command.report else None
     if recorder is not None:
-        # The last of all that the program leaves to be done at its end.
+        # Runs after the exit handlers that the program registers.
         atexit.register(_write_report, recorder, command.report_file)
         INSTALLER.install(recorder.listen)
         recorder.start()
@@ -166,7 +165,7 @@ def _write_report(recorder: Recorder, file: str) -> None:
     try:
         Path(_own_file(file)).write_text(json_of(report), encoding="utf-8")
     except OSError as error:
-        print_error(f"no report, for {error.filename!r} can't be written")
+        print_error(f"the report cannot be written to {error.filename!r}")
 
 
 def _own_folder() -> str:
@@ -177,7 +176,7 @@ def _own_folder() -> str:
 
 
 def _advise_about_arrays() -> None:
-    """Name `--jax_array=0` at the end of a program that asks for GlobalDeviceArrays in vain."""
+    """Advise `--jax_array=0` at exit, if the program enabled the GDA flag without effect."""
     asked: list[bool] = []
     tell_when_set(
         parallel_functions_output_gda, lambda: asked.append(parallel_functions_output_gda.value)
@@ -197,14 +196,14 @@ def _advise_about_arrays() -> None:
 
 
 def _own_file(file: str) -> str:
-    """The file of this process: in a pod each writes its own, `uses.1.json`."""
+    """Return the report file of this process, such as `uses.1.json` in a pod."""
     process = process_index()
     stem, suffix = os.path.splitext(file)
     return f"{stem}.{process}{suffix}" if process else file
 
 
 def _typed(name: str, value: str | bool) -> Any:
-    """A flag's value of the type that it has now."""
+    """Return a flag's value, converted to the type of its current value."""
     now = config.read(name)
     if isinstance(value, bool) or not isinstance(now, bool | int) or isinstance(now, bool):
         return value
@@ -212,7 +211,7 @@ def _typed(name: str, value: str | bool) -> Any:
 
 
 class _InstallOnUnpickle:
-    """Where it is unpickled, the flags are set and the names are there."""
+    """Object whose unpickling sets the flags and installs the names."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         self._flags = dict(flags)
@@ -228,34 +227,36 @@ def _begin(flags: Mapping[str, Any]) -> None:
 
 
 def install_in_children(flags: Mapping[str, Any]) -> Callable[[], None]:
-    """Gives the names to all processes that `multiprocessing` starts from now on.
+    """Install the names in all processes that `multiprocessing` spawns from now on.
 
-    Those that it forks have them anyway; this is for `spawn` and `forkserver`.
+    A spawned process imports the program's main module again, so the names must be installed
+    before; forked processes inherit them.
 
     Args:
-        flags: What the runner was told to set, by name.
+        flags: The flags of the command line, by name.
 
     Returns:
-        What ends that.
+        A function that undoes it.
     """
-    told = spawn.get_preparation_data
+    original = spawn.get_preparation_data
 
     def with_install(name: str) -> dict[str, Any]:
-        return {**told(name), "xlashard.legacy": _InstallOnUnpickle(flags)}
+        return {**original(name), "xlashard.legacy": _InstallOnUnpickle(flags)}
 
     spawn.get_preparation_data = with_install
 
     def end() -> None:
-        spawn.get_preparation_data = told
+        spawn.get_preparation_data = original
 
     return end
 
 
 def join_pod() -> None:
-    """Makes this process one of those of its emulated pod, if it is in one.
+    """Initialize this process of an emulated pod.
 
-    A program that calls `jax.distributed.initialize()` afterwards is right as well: what it asks
-    for is done.
+    The TPU runtime connected the processes of a pod in 2022, so programs did not call
+    `jax.distributed.initialize()`; emulated devices have no such runtime. A later call of
+    `jax.distributed.initialize()` has no effect.
     """
     if read_flags(os.environ).pod is None:
         return
@@ -264,4 +265,4 @@ def join_pod() -> None:
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for `jax.distributed.initialize`, whose work is done."""
+    """Replace `jax.distributed.initialize` after `join_pod`."""

@@ -1,4 +1,4 @@
-"""Which names of the era a program uses, and at which of its lines."""
+"""Recording of removed names and behaviours that a program uses, with their lines."""
 
 import contextlib
 import linecache
@@ -27,31 +27,31 @@ from xlashard.legacy.modules import Entry, entries
 from xlashard.legacy.shardings.mesh import ThreadResources
 from xlashard.sharding import Mesh
 
-# Whoever runs in these folders is not the program that is asked about.
+# Code in these folders is not the user's program.
 _NOT_USER_CODE = (
     str(Path(__file__).parents[2]) + os.sep,
     JAX_FOLDER,
     "<frozen ",
 )
 _FREE_TOOLS = (3, 4)
-"""Numbers of tools that Python's monitoring gives to nobody in particular."""
+"""Tool ids of `sys.monitoring` that have no predefined use."""
 
 
 _CONTEXTS = contextlib.__file__
-"""`with` blocks of programs that pass through Python's own helpers."""
+"""File of `contextlib`, through which programs enter contexts."""
 
 _CALLED_BY_NAME = re.compile(r"\w+\s*\(")
 
 
 @dataclass(frozen=True)
 class Use:
-    """A name of the era at a line of a program.
+    """Use of a removed name at a line of a program.
 
     Attributes:
-        entry: The name.
-        file: The file of the line.
-        line: Its number, from 1.
-        count: How often it ran.
+        entry: The entry of the name.
+        file: The file.
+        line: The line number, from 1.
+        count: The number of times that it ran.
     """
 
     entry: Entry
@@ -65,11 +65,11 @@ type _Place = tuple[str, str, int]
 
 
 class Recorder:
-    """Counts the uses of the era's names, from `start` to `end`.
+    """Recorder of uses of removed names, from `start` to `end`.
 
-    An import is a use, and so is reading a name from a module, calling what was imported, also
-    through another name or file, handing it to a function such as `functools.partial`, reading or
-    setting a flag, and a behaviour of the era: `with mesh:`, `in_axis_resources=None`.
+    Uses are: importing a name, reading it from a module, calling it (also under another name or
+    in another file), passing it to a function such as `functools.partial`, reading or setting a
+    flag, and the behaviours `with mesh:` and `in_axis_resources=None`.
     """
 
     def __init__(self) -> None:
@@ -77,18 +77,17 @@ class Recorder:
         self._entries: dict[str, Entry] = {}
         self._asked: Counter[_Place] = Counter()
         self._called: Counter[_Place] = Counter()
-        # What a file has asked for, by identity: these are the calls to count in it. The values
-        # are kept, so that no other object can have the identity of one of them.
+        # Objects that a file has read, by identity: their calls are counted in this file. Keeping
+        # the objects alive keeps the identities unique.
         self._known: defaultdict[str, dict[int, tuple[Entry, Any]]] = defaultdict(dict)
-        # Functions and classes of the era that today's JAX has under no name: a call of one is a
-        # use in any file.
+        # Functions and classes that today's JAX lacks: a call of one is a use in every file.
         self._shared: dict[int, tuple[Entry, Any]] = {}
         self._watched: dict[CodeType, Callable[[FrameType], Sequence[Entry]]] = {}
         self._tool: int | None = None
         self._endings: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Begins to count calls and settings; `listen` counts what is asked for."""
+        """Start to count calls and flags; `listen` counts accesses."""
         for flag in flags.OWN:
             entry = entries()[f"jax.config.{flag.name}"]
             self._endings.append(tell_when_set(flag, _flag_listener(self, entry)))
@@ -106,13 +105,13 @@ class Recorder:
             monitoring.set_local_events(self._tool, code, monitoring.events.PY_START)
 
     def end(self) -> None:
-        """Counts no longer."""
+        """Stop counting."""
         for end in self._endings:
             end()
         self._endings.clear()
         if self._tool is not None:
             monitoring = sys.monitoring
-            # Some Pythons go on calling when the number is free, until all modules are torn down.
+            # Some Python versions keep calling after the tool id is freed, until shutdown.
             monitoring.set_events(self._tool, monitoring.events.NO_EVENTS)
             for code in self._watched:
                 monitoring.set_local_events(self._tool, code, monitoring.events.NO_EVENTS)
@@ -122,12 +121,12 @@ class Recorder:
             self._tool = None
 
     def listen(self, entry: Entry, value: Any, frame: FrameType) -> None:
-        """Counts that a name was asked for.
+        """Count an access to a name.
 
         Args:
-            entry: The name.
-            value: What it is.
-            frame: Who asked.
+            entry: The entry of the name.
+            value: The object.
+            frame: The accessing frame.
         """
         file = frame.f_code.co_filename
         if file.startswith(_NOT_USER_CODE):
@@ -140,10 +139,10 @@ class Recorder:
             self._asked[entry.name, file, frame.f_lineno] += 1
 
     def uses(self) -> Sequence[Use]:
-        """What was counted, by name, file and line."""
+        """Return the counted uses, sorted by name, file and line."""
         with self._lock:
             places = sorted({*self._asked, *self._called})
-            # A call by its full name asks for the name and calls it: one use.
+            # A call by its full name is an access and a call, and counts once.
             return [
                 Use(self._entries[place[0]], *place[1:], max(self._asked[place], called))
                 for place in places
@@ -151,7 +150,7 @@ class Recorder:
             ]
 
     def _call(self, code: CodeType, offset: int, function: Any, argument: Any) -> Any:
-        """Count a call of something known, or one that gets it as its first argument."""
+        """Count a call of a recorded object, or a call with it as the first argument."""
         file = code.co_filename
         found = self._found_in(file, _called(function))
         handed_on = found is None and argument is not sys.monitoring.MISSING
@@ -159,12 +158,12 @@ class Recorder:
             found = self._found_in(file, [argument])
         place = _place_of_call(code, offset) if found else None
         if found is None or place is None:
-            # Python does not ask again about this place.
+            # Disable the event at this call site.
             return sys.monitoring.DISABLE
         entry, value = found
         first, last, by_name = place
         if not (handed_on or by_name):
-            # Behind a dot: read from a module of the era, which counted it, or from another one.
+            # An attribute: counted already if it was read from a shim.
             lines = range(first, last + 1)
             if id(value) not in self._shared or any(
                 self._asked[entry.name, file, line] for line in lines
@@ -176,7 +175,7 @@ class Recorder:
         return None
 
     def _found_in(self, file: str, values: Sequence[Any]) -> tuple[Entry, Any] | None:
-        """The first of some values that a file has read, or that only the era has."""
+        """Return the first of some values that a file has read, or that today's JAX lacks."""
         if file.startswith(_NOT_USER_CODE):
             return None
         known = self._known.get(file, {})
@@ -184,7 +183,7 @@ class Recorder:
         return next((each for each in found if each is not None), None)
 
     def _enter(self, code: CodeType, offset: int) -> None:
-        """Count what a call of a watched function stands for, at the line of the program."""
+        """Count the behaviour of a watched function, at the calling line of the program."""
         frame: FrameType | None = sys._getframe(1)
         found = self._watched[code](frame)
         caller = frame.f_back
@@ -199,7 +198,7 @@ class Recorder:
 
 
 def _called(function: Any) -> list[Any]:
-    """What a call calls: also the function of a `partial`, and the class of a class method."""
+    """Return the called objects: also the function of a `partial`, or the class of a method."""
     if isinstance(function, partial):
         function = function.func
     owner = getattr(function, "__self__", None)
@@ -207,25 +206,25 @@ def _called(function: Any) -> list[Any]:
 
 
 def _is_legacy_object(value: Any) -> bool:
-    """Return whether a value is a function or class of this package, not one of JAX's own."""
+    """Return True for a function or class of this package."""
     of_module = getattr(value, "__module__", None)
     return callable(value) and isinstance(of_module, str) and of_module.startswith("xlashard.")
 
 
 def _flag_listener(recorder: Recorder, entry: Entry) -> Callable[[], None]:
-    def told() -> None:
+    def on_set() -> None:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
             frame = frame.f_back
         if frame is not None:
             recorder.listen(entry, entry, frame)
 
-    return told
+    return on_set
 
 
 @lru_cache(maxsize=4096)
 def _place_of_call(code: CodeType, offset: int) -> tuple[int, int, bool] | None:
-    """First and last line of a call, and whether what is called is a name without dots."""
+    """Return first and last line of a call, and True if the called object is a plain name."""
     line, last, column, _ = next(islice(code.co_positions(), offset // 2, None))
     if line is None:
         return None

@@ -1,4 +1,4 @@
-"""Runs a program as Python would, with the era's names in place."""
+"""Running a script or module as `__main__`, as Python does."""
 
 import builtins
 import importlib.util
@@ -20,12 +20,12 @@ _NOT_USER_CODE = (
 
 @dataclass(frozen=True)
 class ScriptOrModule:
-    """What to run.
+    """Program to run.
 
     Attributes:
         target: The path of a script or folder, or the name of a module.
-        is_module: Whether it is a name.
-        arguments: What follows on the command line.
+        is_module: True if `target` is the name of a module.
+        arguments: The command-line arguments of the program.
     """
 
     target: str
@@ -34,21 +34,20 @@ class ScriptOrModule:
 
 
 class ProgramNotFoundError(Exception):
-    """There is no such program; says what there is instead."""
+    """Missing script or module."""
 
 
 def run(program: ScriptOrModule) -> None:
-    """Runs a program as `__main__`, in this process.
+    """Run a program as `__main__`, in this process.
 
-    It stays `__main__`, as it does under Python: threads and handlers that outlive its last line
-    find its classes there. What it raises is shown as Python would show it, with the program's own
-    frames alone, before it is raised on.
+    It stays `__main__` after its last line, for its threads and exit handlers. Its exception is
+    printed as Python prints it, with the program's own frames only, and raised again.
 
     Raises:
-        ProgramNotFoundError: There is none.
+        ProgramNotFoundError: The script or module does not exist.
     """
     sys.argv = [program.target, *program.arguments]
-    # It stays as it is: what JAX would rather read in it is for the report to say.
+    # The program stays unchanged: the report lists `with mesh:`.
     warnings.filterwarnings("ignore", r"`with mesh:`", DeprecationWarning)
     try:
         code, about = _read(program)
@@ -61,33 +60,33 @@ def run(program: ScriptOrModule) -> None:
     except BaseException as error:
         error.__traceback__ = _from_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        # It has been shown; what is left to Python is to end as it does after such an error.
+        # The traceback is printed; let Python exit with the right code.
         sys.excepthook = lambda *_: None
         raise
 
 
 def _read(program: ScriptOrModule) -> tuple[CodeType, dict[str, Any]]:
-    """A program's code, and what its module says of itself; lets it import what lies beside it."""
+    """Return a program's code and module attributes, and add its folder to `sys.path`."""
     target = program.target
     if program.is_module:
-        return _load_spec(_module_to_run(target), f"there is no module {target!r} to run")
+        return _load_spec(_module_to_run(target), f"no module {target!r}")
     path = os.path.abspath(target)
     if not os.path.exists(path):
         # no-catalogue: an error of the command line
-        raise ProgramNotFoundError(f"there is no file {target!r}")
+        raise ProgramNotFoundError(f"no file {target!r}")
     inside = PathFinder.find_spec("__main__", [path])
     if inside is None and not os.path.isdir(path):
         # Also a pipe, such as `<(sed ... train.py)` or /dev/stdin.
         _add_to_path(os.path.dirname(os.path.realpath(path)))
         return _read_script(path)
     _add_to_path(path)
-    found = _load_spec(inside, f"the folder {target!r} has no __main__.py: name a script in it")
+    found = _load_spec(inside, f"the folder {target!r} has no __main__.py: pass a script in it")
     sys.argv[0] = target
     return found
 
 
 def _add_to_path(folder: str) -> None:
-    """Lets a program import what lies in a folder, and not what lies where Python was started."""
+    """Replace the first entry of `sys.path` by the program's folder."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
@@ -101,9 +100,9 @@ def _read_script(path: str) -> tuple[CodeType, dict[str, Any]]:
 
 
 def _module_to_run(name: str) -> ModuleSpec | None:
-    """The module of that name; of a package the module that stands for it when it is run."""
+    """Return the spec of a module, or of the `__main__` module of a package."""
     if name.startswith("."):
-        # Relative to nothing.
+        # A relative name without a package.
         return None
     try:
         found = importlib.util.find_spec(name)
@@ -111,18 +110,18 @@ def _module_to_run(name: str) -> ModuleSpec | None:
             return importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            # Found, and imports something that there is not.
+            # The package exists, but imports a missing module.
             raise
         return None
     return found
 
 
-def _load_spec(spec: ModuleSpec | None, else_say: str) -> tuple[CodeType, dict[str, Any]]:
+def _load_spec(spec: ModuleSpec | None, error: str) -> tuple[CodeType, dict[str, Any]]:
     code_of = getattr(spec and spec.loader, "get_code", None)
     code = code_of(spec.name) if spec is not None and code_of is not None else None
     if spec is None or code is None:
-        # Also modules that are not written in Python, which have no code to run.
-        raise ProgramNotFoundError(else_say)  # no-catalogue: an error of the command line
+        # Also raised for extension modules, which have no code object.
+        raise ProgramNotFoundError(error)  # no-catalogue: an error of the command line
     sys.argv[0] = spec.origin or sys.argv[0]
     return code, {
         "__spec__": spec,
@@ -134,7 +133,7 @@ def _load_spec(spec: ModuleSpec | None, else_say: str) -> tuple[CodeType, dict[s
 
 
 def _from_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback from the first frame that is neither ours nor of the import of the program."""
+    """Return a traceback without its leading frames of this package and of importlib."""
     while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
     return traceback

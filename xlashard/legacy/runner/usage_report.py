@@ -1,4 +1,4 @@
-"""What a program uses of the era, for people and for other programs."""
+"""Report of the removed names that a program uses, as text and as JSON."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from rich.text import Text
 from xlashard.errors import counted
 from xlashard.legacy.runner.recorder import Use
 
-_NOTHING = "no name of 2022 or 2023 ran: today's JAX runs this program as it is"
-_APART = "in installed packages, not counted: newer releases of them have today's names"
+_NOTHING = "no removed names were used: today's JAX runs this program unchanged"
+_APART = "in installed packages, not counted: their newer releases use today's names"
 _INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib", "stdlib")})
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run used of the era, as far as something else is to be written today.
+    """Uses of names that a program must replace.
 
     Attributes:
         own: Uses in the program's own files.
-        installed: Uses in packages that are installed, which the program's author can't change.
+        installed: Uses in installed packages.
     """
 
     own: Sequence[Use]
@@ -37,8 +37,8 @@ class Report:
         """Sort the uses of a run.
 
         Args:
-            uses: What ran.
-            folder: Folder of the program, which counts as its own even where it is installed.
+            uses: The recorded uses.
+            folder: The program's folder; its files are the program's own even if installed.
         """
         asking = [use for use in uses if not use.entry.stays]
         apart = {use for use in asking if _is_installed(use) and not _is_below(use.file, folder)}
@@ -46,11 +46,11 @@ class Report:
 
 
 def show_report(report: Report, to: TextIO) -> None:
-    """Writes which names ran, where, and what to write today.
+    """Print a report: names, lines and today's code.
 
     Args:
         report: The sorted uses.
-        to: Where to write it: in colours on a terminal, elsewhere lines of plain text.
+        to: The stream; a terminal gets colours, other streams plain text.
     """
     if not to.isatty():
         to.write(text_of(report))
@@ -59,7 +59,7 @@ def show_report(report: Report, to: TextIO) -> None:
 
 
 def text_of(report: Report) -> str:
-    """The report as plain text: each name with what to write, and its lines below it.
+    """Return the report as plain text: each name with today's code, and its lines.
 
     Args:
         report: The sorted uses.
@@ -80,7 +80,7 @@ def _lines(uses: Sequence[Use]) -> Iterator[str]:
 
 
 def json_of(report: Report) -> str:
-    """The report for programs: `{"uses": [{"name", "today", "lines", ...}], "installed": [...]}`.
+    """Return the report as JSON: `{"uses": [{"name", "today", ...}], "installed": [...]}`.
 
     Args:
         report: The sorted uses.
@@ -116,11 +116,11 @@ def _title(uses: Sequence[Use]) -> str:
         return _NOTHING
     names = len({use.entry.name for use in uses})
     lines = len({(use.file, use.line) for use in uses})
-    return f"{counted(names, 'name')} of 2022 and 2023 ran, at {counted(lines, 'line')}"
+    return f"{counted(names, 'removed name')} used, at {counted(lines, 'line')}"
 
 
 def _coloured(report: Report) -> Iterator[RenderableType]:
-    """The report for a terminal of any width: nothing stands beside anything else."""
+    """Return the report for a terminal of any width, without columns."""
     yield Text(_title(report.own), "italic")
     yield from _coloured_lines(report.own)
     if report.installed:
@@ -140,7 +140,7 @@ def _coloured_lines(uses: Sequence[Use]) -> Iterator[RenderableType]:
 
 
 def _indented(text: Text) -> Padding:
-    """Also the lines that follow where the terminal is too narrow for one."""
+    """Indent a text, including its wrapped lines."""
     return Padding(text, (0, 0, 0, 2), expand=False)
 
 
@@ -153,7 +153,7 @@ def _is_below(file: str, folder: str) -> bool:
 
 
 def _place(use: Use) -> str:
-    """File and line, as short as a person needs it to find them."""
+    """Return file and line, relative to the working directory or to site-packages."""
     folders = [folder for folder in _INSTALLED if use.file.startswith(folder)]
     if folders:
         return f"{use.file.removeprefix(max(folders, key=len))}:{use.line}"

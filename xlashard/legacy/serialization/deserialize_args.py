@@ -1,11 +1,11 @@
-"""What programs say of arrays that they want to read, in each of the ways in which they do.
+"""Arguments of `async_deserialize` and `run_deserialization`, in both of their signatures.
 
-Until the autumn of 2022 an array's place was a mesh and a spec, since then it is a sharding:
+Until autumn 2022 an array was placed by a mesh and a spec, and since then by a sharding:
 
     async_deserialize(mesh, mesh_axes, tensorstore_spec, global_shape, dtype, byte_limiter)
     async_deserialize(sharding, tensorstore_spec, global_shape, dtype, byte_limiter)
 
-and so with lists of them for `run_deserialization` and the manager's `deserialize`.
+`run_deserialization` and the manager's `deserialize` take lists of the same arguments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _ALL_BY_SHARDING = ("shardings", "tensorstore_specs")
 _ALL_BY_MESH = ("global_meshes", "mesh_axes", "tensorstore_specs")
 _REST = ("global_shape", "dtype", "byte_limiter", "context", "chunk_layout", "assume_metadata")
 _ALL_REST = ("global_shapes", "dtypes", "concurrent_gb")
-# How JAX and programs besides call the first of them.
+# Other names of the first arguments, in JAX and in programs.
 _OTHER_NAMES = {"in_sharding": "sharding", "in_type": "sharding", "global_mesh": "mesh"}
 
 _GB = 10**9
@@ -38,15 +38,14 @@ _GB = 10**9
 
 @dataclass(frozen=True)
 class ArrayRequest:
-    """One array to be read.
+    """Request to read one array.
 
     Attributes:
-        sharding: Where its pieces go.
-        layout: In what layout; None for the device's own.
-        spec: Where it is stored.
-        shape: What shape it is to have, zeros where more is asked for than is stored; None for
-            the stored one.
-        dtype: What it is to be made of; None for what is stored.
+        sharding: The sharding of the result.
+        layout: The layout of the result; None for the device's default.
+        spec: The TensorStore spec of the stored array.
+        shape: The shape of the result, padded with zeros or cropped; None for the stored shape.
+        dtype: The dtype of the result; None for the stored dtype.
     """
 
     sharding: Sharding
@@ -57,18 +56,18 @@ class ArrayRequest:
 
     @property
     def stored_at(self) -> str:
-        """Where it is stored."""
+        """The location of the stored array."""
         return stored_at(self.spec)
 
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """How TensorStore opens what it reads.
+    """Options with which TensorStore opens an array.
 
     Attributes:
-        context: Its limits and caches.
-        chunk_layout: How to cut, where the metadata don't say.
-        assume_metadata: Whether to take the spec's word for the metadata.
+        context: The TensorStore context, with limits and caches.
+        chunk_layout: The chunk layout, if the metadata lack one.
+        assume_metadata: True if the spec's metadata are used without reading the stored ones.
     """
 
     context: Any = TS_CONTEXT
@@ -78,12 +77,12 @@ class OpenOptions:
 
 @dataclass(frozen=True)
 class ReadOneArgs:
-    """A call for one array.
+    """Arguments of a call that reads one array.
 
     Attributes:
         wanted: The array.
-        byte_limiter: Whom to ask for memory; None if nobody.
-        opening: How to open it.
+        byte_limiter: Limits the bytes in flight; None for no limit.
+        opening: The options for opening it.
     """
 
     request: ArrayRequest
@@ -93,11 +92,11 @@ class ReadOneArgs:
 
 @dataclass(frozen=True)
 class ReadManyArgs:
-    """A call for several arrays.
+    """Arguments of a call that reads several arrays.
 
     Attributes:
         wanted: The arrays.
-        concurrent_bytes: How much memory to read into at a time.
+        concurrent_bytes: The maximum number of bytes in flight.
     """
 
     requests: tuple[ArrayRequest, ...]
@@ -105,10 +104,10 @@ class ReadManyArgs:
 
 
 def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadOneArgs:
-    """Reads the arguments of `async_deserialize`.
+    """Parse the arguments of `async_deserialize`.
 
     Raises:
-        ArgumentError: They are none of the two forms, by the argument's name.
+        ArgumentError: The arguments match neither signature; names the argument.
     """
     given = _bound("async_deserialize", args, kwargs, (_BY_SHARDING, _BY_MESH), _REST)
     place = (given.get("mesh"), given["mesh_axes"]) if "mesh" in given else given["sharding"]
@@ -124,15 +123,15 @@ def read_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadOneArgs:
 
 
 def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ReadManyArgs:
-    """Reads the arguments of `run_deserialization` or of a manager's `deserialize`.
+    """Parse the arguments of `run_deserialization` or of a manager's `deserialize`.
 
     Args:
-        name: What was called.
+        name: The name of the called function.
         args: The positional arguments.
-        kwargs: The others.
+        kwargs: The keyword arguments.
 
     Raises:
-        ArgumentError: They are none of the two forms, or lists of different lengths.
+        ArgumentError: The arguments match neither signature, or the lists differ in length.
     """
     given = _bound(name, args, kwargs, (_ALL_BY_SHARDING, _ALL_BY_MESH), _ALL_REST)
     count = len(as_list(given["tensorstore_specs"], "tensorstore_specs"))
@@ -156,20 +155,21 @@ def read_many(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Read
 
 
 def as_list(given: Any, name: str, count: int | None = None) -> list[Any]:
-    """A list or tuple that a caller gave, of so many entries.
+    """Return an argument as a list, after checking its type and length.
 
     Raises:
-        ArgumentError: It is something else, or of another length.
+        ArgumentError: The argument is not a list or tuple, or has the wrong length.
     """
     if not isinstance(given, list | tuple) or isinstance(given, PartitionSpec):
         raise ArgumentError(
-            f"{name} is {type(given).__name__}, not a list with one entry for each array: write "
-            f"jax.tree.leaves({name}) of a tree, and treedef.unflatten(...) of what comes back"
+            f"{name} of type {type(given).__name__} is invalid: expected a list with one entry per "
+            f"array; for a tree write jax.tree.leaves({name}), and treedef.unflatten(...) of the "
+            "result"
         )
     if count is not None and len(given) != count:
         raise ArgumentError(
             f"{name} has {counted(len(given), 'entry', 'entries')} for "
-            f"{counted(count, 'tensorstore_spec')}: give one for each array"
+            f"{counted(count, 'tensorstore_spec')}: pass one per array"
         )
     return list(given)
 
@@ -181,7 +181,7 @@ def _bound(
     forms: tuple[tuple[str, ...], tuple[str, ...]],
     rest: tuple[str, ...],
 ) -> dict[str, Any]:
-    """The arguments by name, those that are None and have another meaning left out."""
+    """Return the arguments by name, without optional ones that are None."""
     kwargs = {_OTHER_NAMES.get(key, key): value for key, value in kwargs.items()}
     by_sharding, by_mesh = forms
     by_mesh_now = _is_mesh_form(args[0]) if args else by_mesh[0] in kwargs
@@ -192,9 +192,9 @@ def _bound(
     missing = [key for key in required if key not in positional and key not in kwargs]
     if unknown or missing or len(args) > len(form):
         wrong = (
-            f"it lacks {', '.join(missing)}"
+            f"missing argument {', '.join(missing)}"
             if missing
-            else f"{', '.join(unknown) or 'more than these'} is none of its arguments"
+            else f"unexpected argument {', '.join(unknown) or 'at the end'}"
         )
         raise ArgumentError(
             f"{name}: {wrong}. Write {name}({', '.join(by_sharding + rest[:3])}), or "
@@ -211,7 +211,7 @@ def _is_mesh_form(first: Any) -> bool:
 
 
 def _array_request(place: Any, spec: Any, shape: Any, dtype: Any, number: str) -> ArrayRequest:
-    """One array to be read; `number` is where it stands in lists of them, `[3]`."""
+    """Return the request of one array; `number` is its index in a list, such as `[3]`."""
     many = f"s{number}" if number else ""
     try:
         read = spec_to_read(spec)
@@ -236,13 +236,13 @@ def _on_mesh(place: tuple[Any, ...], number: str) -> NamedSharding:
     if not isinstance(mesh, Mesh):
         name = f"global_meshes{number}" if number else "mesh"
         raise ArgumentError(
-            f"{name} is {type(mesh).__name__}, not a Mesh: give a Mesh and its mesh_axes for each "
-            "array, or one sharding such as x.sharding"
+            f"{name} of type {type(mesh).__name__} is invalid: expected a Mesh and its mesh_axes "
+            "for each array, or a sharding such as x.sharding"
         )
     if not isinstance(axes, list | tuple | PartitionSpec | None):
         raise ArgumentError(
-            f"mesh_axes{number} is {axes!r}, not a PartitionSpec: write P({axes!r}), or None for "
-            "replicated"
+            f"mesh_axes{number}={axes!r} is invalid: expected a PartitionSpec such as P({axes!r}), "
+            "or None for replicated"
         )
     try:
         return NamedSharding(mesh, axes if isinstance(axes, PartitionSpec) else _spec_of(axes))
@@ -259,6 +259,6 @@ def _as_dtype(given: Any, name: str) -> np.dtype:
         return np.dtype(jax.dtypes.canonicalize_dtype(jnp.dtype(given)))
     except TypeError:
         raise ArgumentError(
-            f"{name} is {given!r}, which no device can hold: give one such as 'float32' or "
-            "jnp.bfloat16"
+            f"{name}={given!r} is invalid: expected a dtype that devices support, such as "
+            "'float32' or jnp.bfloat16"
         ) from None

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the program goes on: whole in all processes, or an error."""
+"""Asynchronous checkpoints that all processes commit together, or none."""
 
 import json
 import logging
@@ -22,28 +22,27 @@ from xlashard.legacy.serialization.writing import serialize_all
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError
 
 logger = logging.getLogger("xlashard.legacy")
-"""Says what a program that never waits for its checkpoint would not hear."""
+"""Logger of failed checkpoints, for programs that never wait for them."""
 
-# Managers that write do so in the same order in all processes.
+# Managers write in the same order in all processes, so numbers match.
 _numbers = count()
 _WRITING, _COMMITTING = "writing a checkpoint", "committing a checkpoint"
 
 
 class AsyncManager:
-    """Waits, in a thread, for what is being written, and for the other processes.
+    """Base class that waits in a thread for pending writes and for the other processes.
 
-    Programs derive from it: `_add_futures(futures)`, whose `result()` is waited for, then
-    `_start_async_commit(on_commit_callback)`.
+    Subclasses call `_add_futures(futures)`, then `_start_async_commit(on_commit_callback)`.
 
     Args:
-        timeout_secs: How long a process that is done waits for the others, in seconds.
+        timeout_secs: The timeout for the other processes, in seconds.
     """
 
     def __init__(self, timeout_secs: float = 300) -> None:
         if jax.process_count() > 1 and coordination.client() is None:
             raise ProcessesError(  # no-catalogue: needs processes without a coordinator
-                f"this is one of {jax.process_count()} processes that can't hear of each other: "
-                "call jax.distributed.initialize() at the start of the program",
+                f"this program has {jax.process_count()} processes but no coordination service: "
+                "call jax.distributed.initialize() at its start",
                 processes=(),
             )
         self._timeout_secs = timeout_secs
@@ -53,22 +52,22 @@ class AsyncManager:
         self._series = ""
 
     def check_for_errors(self) -> None:
-        """Raises what went wrong meanwhile, once; it waits for nothing.
+        """Raise the error of the last checkpoint once, without waiting.
 
         Raises:
-            SerializationError: Something could not be written.
-            ProcessesError: Another process failed, or did not come.
+            SerializationError: An array could not be written.
+            ProcessesError: Another process failed, or timed out.
         """
         error, self._exception = self._exception, None
         if error is not None:
             raise error  # no-catalogue: raises an error of JAX or of the caller again
 
     def wait_until_finished(self) -> None:
-        """Returns when all processes have written what they were given, and it is committed.
+        """Wait until all processes have written their shards and the checkpoint is committed.
 
         Raises:
-            SerializationError: Something could not be written.
-            ProcessesError: Another process failed, or did not come.
+            SerializationError: An array could not be written.
+            ProcessesError: Another process failed, or timed out.
         """
         with short_tracebacks:
             if self._thread is not None:
@@ -87,17 +86,17 @@ class AsyncManager:
         self._thread.start()
 
     def _number(self) -> None:
-        """Tells its meetings from those of other managers, alike in all processes."""
+        """Number the manager, so that its barriers differ from those of other managers."""
         self._series = self._series or f"legacy checkpoints/{next(_numbers)}"
 
     def _commit(self, on_commit_callback: Callable[[], None] | None) -> None:
-        """Waits for this process, then for the others; then the first process commits."""
+        """Wait for this process and the others; then process 0 commits."""
         error = _failure(self._wait_for_futures)
-        error = self._heard(_WRITING, error)
+        error = self._sync(_WRITING, error)
         if error is None:
             if jax.process_index() == 0 and on_commit_callback is not None:
                 error = _failure(on_commit_callback)
-            error = self._heard(_COMMITTING, error)
+            error = self._sync(_COMMITTING, error)
         if error is not None:
             logger.warning("a checkpoint was not written: %s", error)
         self._exception = error
@@ -107,8 +106,8 @@ class AsyncManager:
         for future in futures:
             future.result()
 
-    def _heard(self, what: str, own: BaseException | None) -> BaseException | None:
-        """Why it failed, here or in another process, once all are as far as this one."""
+    def _sync(self, what: str, own: BaseException | None) -> BaseException | None:
+        """Wait for all processes, and return the error of this or another process."""
         everybody = tuple(range(jax.process_count()))
         invitation = Barrier(everybody, self._series, self._timeout_secs, what=what)
         try:
@@ -119,8 +118,8 @@ class AsyncManager:
             text = f"{what}: waited {self._timeout_secs:g} s, and {missed}"
             doing = f" ({missed.doing})" if missed.doing else ""
             return own or ProcessesError(
-                f"{text}{doing}. See what became of it, or give "
-                "GlobalAsyncCheckpointManager(timeout_secs=...) more time",
+                f"{text}{doing}. Look for its error, or increase "
+                "GlobalAsyncCheckpointManager(timeout_secs=...)",
                 processes=missed.processes,
             )
         except DeadlockError as error:
@@ -128,8 +127,8 @@ class AsyncManager:
         failed = {process: json.loads(said) for process, said in came.items() if said != '""'}
         if own is not None or not failed:
             return own
-        told = "; ".join(f"process {process}: {text}" for process, text in failed.items())
-        return ProcessesError(f"{what} failed: {told}", processes=tuple(failed))
+        reported = "; ".join(f"process {process}: {text}" for process, text in failed.items())
+        return ProcessesError(f"{what} failed: {reported}", processes=tuple(failed))
 
 
 def _failure(act: Callable[[], Any]) -> BaseException | None:
@@ -147,16 +146,15 @@ def _first_line(error: BaseException) -> str:
 
 
 class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
-    """Writes arrays while the program goes on; one checkpoint at a time.
+    """Asynchronous checkpoint manager that writes one checkpoint at a time.
 
-    In several processes all of them have one, and call its methods in the same order.
+    With several processes, each has a manager and calls its methods in the same order.
 
     Args:
-        timeout_secs: How long a process that has written its part waits for the others, in
-            seconds.
+        timeout_secs: The timeout for the other processes, in seconds.
 
     Raises:
-        ProcessesError: One of several processes that can't hear of each other.
+        ProcessesError: There are several processes but no coordination service.
 
     Example:
         >>> import os, tempfile, numpy as np
@@ -185,22 +183,22 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
         final_checkpoint_dir: str | None = None,
         transaction: Any = None,
     ) -> None:
-        """Begins to write arrays; waits for the checkpoint before this one first.
+        """Start writing arrays, after waiting for the previous checkpoint.
 
         When it returns, the arrays may be deleted or donated.
 
         Args:
-            gdas: As for `async_serialize`: a list, not a tree.
-            tensorstore_specs: Where to, one for each.
-            on_commit_callback: Is called in the first process when all have written all.
-            temp_checkpoint_dir: As until 2022, in place of a callback: the folder of the arrays,
-            final_checkpoint_dir: and what it is renamed to when all have written all.
-            transaction: One of TensorStore's, in which to write.
+            gdas: A list of arrays, as for `async_serialize`.
+            tensorstore_specs: A TensorStore spec for each array.
+            on_commit_callback: Called in process 0 once all processes have written their shards.
+            temp_checkpoint_dir: Instead of a callback, as in 2022: the folder of the arrays.
+            final_checkpoint_dir: The folder to which `temp_checkpoint_dir` is renamed.
+            transaction: A TensorStore transaction in which to write.
 
         Raises:
-            SerializationError: The checkpoint before this one could not be written; or this one.
-            ProcessesError: The same in another process.
-            ArgumentError: Lists of different lengths, or none; one folder without the other.
+            SerializationError: This checkpoint or the previous one could not be written.
+            ProcessesError: Another process failed.
+            ArgumentError: The lists differ in length, or only one folder is given.
         """
         with short_tracebacks:
             commit = _commit_action(on_commit_callback, temp_checkpoint_dir, final_checkpoint_dir)
@@ -210,17 +208,17 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
                 options: Any = {"transaction": transaction}
                 run_coroutine(serialize_all(gdas, tensorstore_specs, futures, options))
             except Exception as error:
-                self._tell_others(error)
+                self._report_failure(error)
                 raise
             self._add_futures(futures)
             self._start_async_commit(commit)
 
-    def _tell_others(self, error: Exception) -> None:
-        """Lets those who wait for this process hear why it doesn't come."""
+    def _report_failure(self, error: Exception) -> None:
+        """Report an error of this process to the processes that wait for it."""
         self._number()
-        telling = threading.Thread(target=self._heard, args=(_WRITING, error), name="checkpoint")
-        telling.start()
-        telling.join()
+        reporting = threading.Thread(target=self._sync, args=(_WRITING, error), name="checkpoint")
+        reporting.start()
+        reporting.join()
 
     def serialize_with_paths(
         self,
@@ -230,7 +228,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
         on_commit_callback: Callable[[], None] | None = None,
         transaction: Any = None,
     ) -> None:
-        """As `serialize`, to the folders of these paths."""
+        """Start writing arrays to paths; see `serialize`."""
         self.serialize(
             arrays,
             [get_tensorstore_spec(path) for path in paths],
@@ -239,7 +237,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
         )
 
     def deserialize(self, *args: Any, **kwargs: Any) -> list[Array]:
-        """Waits for the checkpoint that is being written, and reads; see `run_deserialization`."""
+        """Wait for the pending checkpoint, then read arrays; see `run_deserialization`."""
         with short_tracebacks:
             self.wait_until_finished()
             return deserialize_all("deserialize", args, kwargs)
@@ -247,7 +245,7 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
     def deserialize_with_paths(
         self, shardings: Sequence[Any], paths: Sequence[str], *args: Any, **kwargs: Any
     ) -> list[Array]:
-        """As `deserialize`, from the folders of these paths."""
+        """Read arrays from paths; see `deserialize`."""
         specs = [get_tensorstore_spec(path) for path in paths]
         return self.deserialize(shardings, specs, *args, **kwargs)
 
@@ -255,22 +253,22 @@ class GlobalAsyncCheckpointManager(AsyncManager, ManagerBase):
 def _commit_action(
     callback: Callable[[], None] | None, temporary: Any, final: Any
 ) -> Callable[[], None] | None:
-    """What commits a checkpoint."""
+    """Return the function that commits a checkpoint."""
     if temporary is None and final is None:
         return callback
     if temporary is None or final is None:
         raise ArgumentError(
-            f"temp_checkpoint_dir={temporary!r}, final_checkpoint_dir={final!r}: give both, or "
+            f"temp_checkpoint_dir={temporary!r} and final_checkpoint_dir={final!r}: pass both, or "
             "on_commit_callback=lambda: os.rename(temporary, final)"
         )
 
     def rename() -> None:
-        # Stores of objects have no rename: there programs write to the final folder at once.
+        # Object stores cannot rename: programs write to the final folder directly.
         if str(temporary) != str(final):
             if is_remote_storage(str(temporary)):
                 raise SerializationError(
-                    f"{temporary!r} can't be renamed to {final!r}, for a store of objects has no "
-                    "folders: give final_checkpoint_dir for both",
+                    f"{temporary!r} cannot be renamed to {final!r}, because an object store has no "
+                    "folders: pass final_checkpoint_dir for both",
                     stored_at=str(temporary),
                 )
             Path(temporary).rename(final)

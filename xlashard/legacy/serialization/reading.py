@@ -1,4 +1,4 @@
-"""Files to arrays: each process reads the pieces that its devices hold, each of them once."""
+"""Reading arrays from TensorStore: each process reads each of its distinct shards once."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -54,19 +54,19 @@ async def async_deserialize(
     context: Any = ...,
 ) -> Array: ...
 async def async_deserialize(*args: Any, **kwargs: Any) -> Array:
-    """Reads one array, to whichever devices and in whichever dtype; see `run_deserialization`.
+    """Read one array, with any sharding and dtype; see `run_deserialization`.
 
-    Two forms: `(sharding, tensorstore_spec, ...)` and, as until 2022, `(mesh, mesh_axes,
-    tensorstore_spec, ...)`. Then `global_shape`, `dtype`, `byte_limiter` (who is asked for memory
-    before a piece is read), `context`, `chunk_layout`, `assume_metadata`.
+    Signatures: `(sharding, tensorstore_spec, ...)` and, until 2022, `(mesh, mesh_axes,
+    tensorstore_spec, ...)`, followed by `global_shape`, `dtype`, `byte_limiter` (limits the bytes
+    in flight), `context`, `chunk_layout` and `assume_metadata`.
 
     Returns:
-        An Array; without `jax_array` a GlobalDeviceArray.
+        An Array; with `jax_array` off a GlobalDeviceArray.
 
     Raises:
-        SerializationError: There is nothing, or not all of it, or it can't be read.
-        PlacementError: It can't be dealt out so.
-        ArgumentError: Arguments of neither form.
+        SerializationError: The array does not exist, is incomplete, or cannot be read.
+        PlacementError: The sharding does not fit the shape.
+        ArgumentError: The arguments match neither signature.
 
     Example:
         >>> import asyncio, tempfile, jax, numpy as np
@@ -103,23 +103,22 @@ def run_deserialization(
     concurrent_gb: float = 32,
 ) -> list[Array]: ...
 def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
-    """Reads arrays, all at the same time.
+    """Read arrays concurrently.
 
-    They may come to another mesh, spec or number of processes than they were written from, and
-    in another dtype or shape. All arguments are lists, with one entry for each array.
+    The mesh, spec, number of processes, dtype and shape may differ from those with which the
+    arrays were written. All arguments are lists with one entry per array.
 
-    Two forms: `(shardings, tensorstore_specs, ...)` and, as until 2022, `(global_meshes,
-    mesh_axes, tensorstore_specs, ...)`. Then `global_shapes` (what is stored beyond is left out,
-    what is not stored is zero), `dtypes`, and `concurrent_gb`: into how much memory to read at a
-    time, in units of 10^9 bytes.
+    Signatures: `(shardings, tensorstore_specs, ...)` and, until 2022, `(global_meshes, mesh_axes,
+    tensorstore_specs, ...)`, followed by `global_shapes` (larger ones are padded with zeros,
+    smaller ones crop), `dtypes`, and `concurrent_gb`: the limit of bytes in flight, in 10^9 bytes.
 
     Returns:
-        Arrays; without `jax_array` GlobalDeviceArrays.
+        Arrays; with `jax_array` off GlobalDeviceArrays.
 
     Raises:
-        SerializationError: There is nothing, or not all of it, or it can't be read.
-        PlacementError: An array can't be dealt out so.
-        ArgumentError: Arguments of neither form, or of different lengths.
+        SerializationError: An array does not exist, is incomplete, or cannot be read.
+        PlacementError: A sharding does not fit its shape.
+        ArgumentError: The arguments match neither signature, or the lists differ in length.
 
     Example:
         >>> import tempfile, jax, numpy as np
@@ -138,7 +137,7 @@ def run_deserialization(*args: Any, **kwargs: Any) -> list[Array]:
 
 
 def deserialize_all(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
-    """Reads arrays for a caller that is called `name`; see `run_deserialization`."""
+    """Read arrays; `name` is the called function in errors. See `run_deserialization`."""
     call = read_many(name, args, kwargs)
     mode = current_array_mode()
 
@@ -158,8 +157,8 @@ async def _read(request: ArrayRequest, limiter: Any, opening: OpenOptions, mode:
         shape = tuple(store.shape) if request.shape is None else request.shape
         if len(shape) != store.rank:
             raise SerializationError(
-                f"the array at {request.stored_at!r} has shape {tuple(store.shape)}, and "
-                f"global_shape says {shape}: sizes may differ, the number of dimensions may not",
+                f"the array at {request.stored_at!r} has shape {tuple(store.shape)}, but "
+                f"global_shape={shape}: pass a shape of the same rank",
                 stored_at=request.stored_at,
             )
         stored = store.dtype.numpy_dtype
@@ -192,12 +191,12 @@ async def _open(request: ArrayRequest, opening: OpenOptions) -> Any:
             open=True,
             assume_metadata=opening.assume_metadata,
             context=opening.context,
-            # TensorStore takes none for layers or values in a spec, which have their own.
+            # TensorStore rejects a chunk layout for layers or values, which have their own.
             **({"chunk_layout": opening.chunk_layout} if is_chunked(spec) else {}),
         )
 
     store = await opened(request.spec)
-    # Files that say what stands for parts that are not there, as other writers leave out zeros.
+    # The metadata have a fill value, so missing chunks are valid: other writers omit zeros.
     return store if store.fill_value is None else await opened(filling(request.spec))
 
 
@@ -211,22 +210,22 @@ def _target(shape: tuple[int, ...], request: ArrayRequest) -> Places:
 async def _read_piece(
     store: Any, target: Places, numbers: list[int], dtype: np.dtype, limiter: Any
 ) -> dict[int, Any]:
-    """Reads what some devices hold: by their numbers the buffers, or what becomes them."""
+    """Read one shard, and return a buffer (or host value) for each device number."""
     index = target.indices[numbers[0]]
-    asked = tensorstore.IndexTransform(input_shape=target.shape)[index].domain
-    there = store.domain.intersect(asked)
+    requested = tensorstore.IndexTransform(input_shape=target.shape)[index].domain
+    stored = store.domain.intersect(requested)
     if store.chunk_layout.rank != store.rank:  # a stack, whose layers have layouts of their own
-        size = there.size * store.dtype.numpy_dtype.itemsize
+        size = stored.size * store.dtype.numpy_dtype.itemsize
     else:
-        size = estimate_read_memory_footprint(store, there)
+        size = estimate_read_memory_footprint(store, stored)
     if limiter is not None:
         await limiter.wait_for_bytes(size)
     try:
         out = aligned_empty(target.shard_shape, store.dtype.numpy_dtype)
-        if there != asked:
+        if stored != requested:
             out[...] = np.zeros((), out.dtype)
-        at = tensorstore.d[:].translate_to[asked.origin]
-        await tensorstore.array(out)[at][there].write(store[there])
+        at = tensorstore.d[:].translate_to[requested.origin]
+        await tensorstore.array(out)[at][stored].write(store[stored])
         return _put(out.astype(dtype, copy=False), target, numbers)
     finally:
         if limiter is not None:
@@ -235,25 +234,25 @@ async def _read_piece(
 
 def _put(value: np.ndarray, target: Places, numbers: list[int]) -> dict[int, Any]:
     if target.on_host:
-        return dict.fromkeys(numbers, value)  # the memory itself becomes the buffers, at the end
+        return dict.fromkeys(numbers, value)  # becomes the buffers without a copy
     kind = target.sharding.memory_kind
     return {n: put_on(target.devices[n], value, memory_kind=kind, alias=True) for n in numbers}
 
 
 def _check_place(request: ArrayRequest, mode: ArrayMode) -> None:
-    """Refuses a place that an array of a world can't have, before anything is read.
+    """Reject a sharding that the array mode does not allow, before reading.
 
     Raises:
-        ArgumentError: Without `jax_array`, a place that is not named by a mesh.
+        ArgumentError: `jax_array` is off, and the sharding is not a `NamedSharding`.
     """
     if not mode.jax_array and not isinstance(request.sharding, NamedSharding):
         raise ArgumentError(
-            f"the array at {request.stored_at!r} is to go to {request.sharding}, but without "
-            "jax_array it becomes a GlobalDeviceArray, which is placed by a mesh and axes: give "
+            f"the array at {request.stored_at!r} has sharding {request.sharding}, but with "
+            "jax_array off it becomes a GlobalDeviceArray, which requires mesh axes: pass "
             "NamedSharding(mesh, P(...))"
         )
 
 
 def _in_mode(x: Array, mode: ArrayMode) -> Any:
-    """Return what a world reads, over the buffers of an Array: JAX's array, or a GDA."""
+    """Return an Array in the class of the array mode: JAX's own, or GlobalDeviceArray."""
     return x.to_jax() if mode.jax_array else GlobalDeviceArray.from_array(x)

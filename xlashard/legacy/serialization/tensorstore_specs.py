@@ -1,4 +1,4 @@
-"""Where an array is stored and how, as TensorStore is told: specs, and the metadata of arrays."""
+"""TensorStore specs, the metadata of arrays, and errors that name the stored array."""
 
 import copy
 import re
@@ -15,15 +15,15 @@ from xlashard.array.host_put import as_host_value
 from xlashard.errors import ArgumentError, SerializationError
 
 type Spec = dict[str, Any]
-"""What `get_tensorstore_spec` gives, or any other spec of TensorStore's, as JSON has it."""
+"""TensorStore spec in JSON form, such as `get_tensorstore_spec` returns."""
 
 _CHUNKED = ("zarr", "zarr3", "n5")
-# Drivers without a store of their own: of values in the spec, and of other drivers side by side.
+# Drivers without a key-value store: values in the spec, and stacks of other drivers.
 _WITHOUT_STORE = {"array": "array", "stack": "layers"}
-# How what is stored was cut and packed: its own files say so, and whoever reads need not know.
+# Metadata of the writer, which the stored files contain and readers need not specify.
 _OF_THE_WRITER = ("compressor", "chunks", "codecs", "chunk_grid")
 _SHOWN = 4
-# Where a message of TensorStore's goes on with specs, lines of C++ and numbers of errors.
+# Start of the specs, C++ source lines and error codes in a message of TensorStore.
 _FOR_MACHINES = re.compile(r" \[(?=\w+( \w+)?=')")
 
 
@@ -34,17 +34,17 @@ def get_tensorstore_spec(
     arr: Any = None,
     driver: str = "zarr",
 ) -> Spec:
-    """Says where an array is stored: a folder of zarr files.
+    """Return the TensorStore spec of an array in a folder of zarr files.
 
     Args:
         ckpt_path: The folder, also `gs://bucket/...` and `s3://bucket/...`.
-        ocdbt: One database for all arrays of a folder, in place of a folder for each.
-        process_idx: Puts it into a folder of that process's own.
-        arr: An array whose metadata are to be in the spec.
-        driver: How TensorStore stores it.
+        ocdbt: True for one OCDBT database per folder instead of a folder per array.
+        process_idx: Store the array in a subfolder of this process.
+        arr: An array whose metadata are added to the spec.
+        driver: The TensorStore driver.
 
     Returns:
-        A spec of TensorStore's, to which you may add.
+        The spec, which may be modified.
 
     Example:
         >>> get_tensorstore_spec("/checkpoints/step_100/params.w")["kvstore"]["path"]
@@ -56,16 +56,16 @@ def get_tensorstore_spec(
 
 
 def get_metadata(arr: Any) -> dict[str, Any]:
-    """What is written down beside an array: its shape and dtype, how it is cut and packed.
+    """Return the zarr metadata of an array: shape, dtype, chunks and compressor.
 
-    Each piece that a device holds becomes a file, so that processes never write to the same one.
+    Each shard is one chunk, so processes never write to the same file.
 
     Args:
         arr: An Array, an array of JAX or of NumPy.
 
     Returns:
-        The metadata of a zarr array. `dtype` is a name of NumPy's such as `'<f4'`, or that of a
-        type that NumPy hasn't, such as `'bfloat16'`.
+        The metadata. `dtype` is a NumPy type string such as `'<f4'`, or the name of an extension
+        type such as `'bfloat16'`.
 
     Example:
         >>> import numpy as np
@@ -84,7 +84,7 @@ def get_metadata(arr: Any) -> dict[str, Any]:
 
 
 def spec_to_write(given: Any, x: Any) -> Spec:
-    """A spec with the metadata of an array, if it has none; the given one stays as it is."""
+    """Return a copy of a spec with the metadata of an array, unless it has metadata."""
     spec = as_spec(given)
     inner = _innermost(spec)
     if door.spec_has_metadata(spec) or not is_chunked(spec):
@@ -100,9 +100,9 @@ def spec_to_write(given: Any, x: Any) -> Spec:
 
 
 def spec_to_read(given: Any) -> Spec:
-    """A spec by which what is stored is read, whoever has written it and however it is packed.
+    """Return a copy of a spec for reading, without the writer's chunks and compressor.
 
-    Parts that are missing are an error in it, where TensorStore would take them for zeros.
+    Missing chunks are errors in it, where TensorStore would read zeros.
     """
     spec = as_spec(given)
     for inner in _stored_parts(spec):
@@ -115,7 +115,7 @@ def spec_to_read(given: Any) -> Spec:
 
 
 def filling(spec: Spec) -> Spec:
-    """A spec to read in which parts that are missing are what the files say to fill them with."""
+    """Return a copy of a spec in which missing chunks are read as the stored fill value."""
     out = copy.deepcopy(spec)
     for inner in _stored_parts(out):
         if inner.get("driver") not in _WITHOUT_STORE:
@@ -124,17 +124,17 @@ def filling(spec: Spec) -> Spec:
 
 
 def as_spec(given: Any) -> Spec:
-    """A copy of what a caller gave for a spec.
+    """Return a copy of a spec in JSON form.
 
     Raises:
-        ArgumentError: It is none.
+        ArgumentError: The argument is not a TensorStore spec.
     """
     if isinstance(given, door.tensorstore.Spec):
         given = given.to_json()
     if not isinstance(given, Mapping) or not _has_store(given):
         shown = f"a dict with keys {sorted(given)}" if isinstance(given, Mapping) else repr(given)
         raise ArgumentError(
-            f"a TensorStore spec says where an array is stored, but here is {shown}: write "
+            f"invalid TensorStore spec: expected a dict with a kvstore, got {shown}; write "
             "get_tensorstore_spec('/checkpoints/step_100/w')"
         )
     return copy.deepcopy(dict(given))
@@ -152,7 +152,7 @@ def _has_store(spec: Mapping[str, Any]) -> bool:
 
 
 def _innermost(spec: Spec) -> Spec:
-    """Below drivers that change what they pass on, such as `cast`, the one that stores."""
+    """Return the spec of the driver that stores, below drivers such as `cast`."""
     while isinstance(spec.get("base"), dict):
         spec = spec["base"]
     return spec
@@ -198,42 +198,40 @@ def _joined(folder: str, name: str) -> str:
 
 
 def read_error(error: Exception, given: Any) -> SerializationError:
-    """What to say of an array that TensorStore can't read.
+    """Return the error for an array that TensorStore cannot read.
 
     Args:
-        error: What TensorStore raised.
+        error: The error of TensorStore.
         given: The spec.
     """
     where, text = stored_at(given), reason(error)
     if text.startswith("NOT_FOUND") and "etadata" in text:
-        return SerializationError(
-            f"there is no array at {where!r}{_siblings(where)}", stored_at=where
-        )
+        return SerializationError(f"no array at {where!r}{_siblings(where)}", stored_at=where)
     if text.startswith("NOT_FOUND"):
         return SerializationError(
-            f"the array at {where!r} is not whole: {text.removeprefix('NOT_FOUND: ')}. Its "
-            "writing was broken off, or not all files were copied: take another checkpoint",
+            f"the array at {where!r} is incomplete: {text.removeprefix('NOT_FOUND: ')}. Its "
+            "writing was interrupted, or files were not copied: read another checkpoint",
             stored_at=where,
         )
-    return SerializationError(f"the array at {where!r} can't be read: {text}", stored_at=where)
+    return SerializationError(f"the array at {where!r} cannot be read: {text}", stored_at=where)
 
 
 def write_error(error: Exception, given: Any) -> SerializationError:
-    """What to say of an array that TensorStore can't write."""
+    """Return the error for an array that TensorStore cannot write."""
     where, text = stored_at(given), reason(error)
     if "but received" in text:
-        text += ". Another array is stored there: give each checkpoint a folder of its own"
-    return SerializationError(f"the array at {where!r} can't be written: {text}", stored_at=where)
+        text += ". Another array is stored at this path: use a new folder for each checkpoint"
+    return SerializationError(f"the array at {where!r} cannot be written: {text}", stored_at=where)
 
 
 def reason(error: BaseException) -> str:
-    """The part of an error's text that is for people: without specs and lines of C++."""
+    """Return an error's text without specs, C++ source lines and codes."""
     text = str(error) or type(error).__name__
     return _FOR_MACHINES.split(text)[0].replace("\\x00", "/")
 
 
 def _siblings(where: str) -> str:
-    """What there is in place of something that is not."""
+    """Return a text that lists the contents of the closest existing folder of a path."""
     path = Path(where)
     if "://" in where:
         return ""
@@ -242,5 +240,5 @@ def _siblings(where: str) -> str:
             names = sorted(entry.name for entry in folder.iterdir())[: _SHOWN + 1]
             more = ", ..." if len(names) > _SHOWN else ""
             found = ", ".join(map(repr, names[:_SHOWN])) + more if names else "nothing"
-            return f"; in {str(folder)!r} there is {found}"
+            return f"; {str(folder)!r} contains {found}"
     return ""

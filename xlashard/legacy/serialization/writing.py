@@ -1,4 +1,4 @@
-"""Arrays to files: each process writes the pieces that it holds and that are the first copies."""
+"""Writing arrays to TensorStore: each process writes its shards with replica id 0."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,13 @@ from xlashard.wording import typed
 
 
 class WriteOptions(TypedDict, total=False):
-    """What few programs say of writing.
+    """Rarely used options of writing.
 
     Attributes:
-        chunk_layout: How to cut an array, where the spec doesn't say.
-        primary_host: The one process that writes what is beside the pieces; None for each that
-            has a piece.
-        replica_id: Which copies are written, where there are several.
-        transaction: One of TensorStore's, in which to write.
+        chunk_layout: The chunk layout, if the spec lacks one.
+        primary_host: The process that writes the metadata; None for every process with a shard.
+        replica_id: The replica id of the shards that are written.
+        transaction: A TensorStore transaction in which to write.
     """
 
     chunk_layout: Any
@@ -44,11 +43,11 @@ class WriteOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _ShardToWrite:
-    """A part of an array that this process writes.
+    """Shard that this process writes.
 
     Attributes:
-        index: Which part.
-        data: On one device, or in the host's memory.
+        index: The index of the shard.
+        data: The data, on one device or in host memory.
     """
 
     index: tuple[slice, ...]
@@ -57,13 +56,13 @@ class _ShardToWrite:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be written of one array.
+    """Plan of writing one array.
 
     Attributes:
-        spec: Where to, with metadata.
-        pieces: What this process writes.
-        unchanging: Whether nobody will write to the memory of the pieces.
-        options: What the caller says besides.
+        spec: The TensorStore spec, with metadata.
+        pieces: The shards that this process writes.
+        unchanging: True if the memory of the shards is immutable.
+        options: The caller's options.
     """
 
     spec: Spec
@@ -73,7 +72,7 @@ class _Plan:
 
     @property
     def writes_metadata(self) -> bool:
-        """Whether this process writes what is beside the pieces."""
+        """True if this process writes the metadata."""
         primary = self.options.get("primary_host")
         return bool(self.pieces) if primary is None else jax.process_index() == primary
 
@@ -85,24 +84,25 @@ async def async_serialize(
     context: Any = TS_CONTEXT,
     **options: Unpack[WriteOptions],
 ) -> None:
-    """Writes one array.
+    """Write one array.
 
-    All processes that hold pieces of it call this, and each writes its own, copies once.
+    Every process that holds shards calls it and writes its own shards, each replica once.
 
     Args:
-        gda_inp: An Array, a GlobalDeviceArray or an array of JAX; of a value on the host, the same
-            in all processes, the first process writes all.
-        tensorstore_spec: Where to: `get_tensorstore_spec(path)`, or another spec of TensorStore's.
-        commit_future: Takes what is still to be waited for, by `.result()`. The array may be
-            deleted or donated when this returns. Without it, all is written by then.
-        context: TensorStore's limits and caches.
+        gda_inp: An Array, a GlobalDeviceArray or an array of JAX. Of a host value, which must be
+            equal in all processes, process 0 writes all.
+        tensorstore_spec: `get_tensorstore_spec(path)`, or another TensorStore spec.
+        commit_future: A list that receives futures; wait for them with `.result()`. The array may
+            be deleted or donated when the call returns. Without it, the call waits itself.
+        context: The TensorStore context, with limits and caches.
         **options: `chunk_layout`, `primary_host`, `replica_id`, `transaction`.
 
     Raises:
-        SerializationError: It can't be written there.
-        PlacementError: In one of several processes: an array of this process alone.
-        ArgumentError: No array, a traced one, or keys; no spec.
-        DeletedError: A deleted array.
+        SerializationError: The array cannot be written.
+        PlacementError: There are several processes, and the array is fully addressable.
+        ArgumentError: The value is not an array, is a tracer, or contains PRNG keys; or the spec
+            is invalid.
+        DeletedError: The array was deleted or donated.
 
     Example:
         >>> import asyncio, tempfile, numpy as np
@@ -121,7 +121,7 @@ async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> No
     if not plan.pieces and not plan.writes_metadata:
         return
     try:
-        # What is there already must be of this type before a piece of it is written over.
+        # An existing array must have the same type before a shard overwrites part of it.
         store = await tensorstore.open(
             tensorstore.Spec(plan.spec),
             open=True,
@@ -138,7 +138,7 @@ async def _serialize(plan: _Plan, commits: list[Any] | None, context: Any) -> No
             return
         commits += [WriteFuture(writing.commit, plan.spec) for writing in writings]
         for writing in writings:
-            # To await what is done already costs a turn of the loop, for each of many pieces.
+            # Awaiting a completed future costs a turn of the event loop per shard.
             if not writing.copy.done():
                 await writing.copy
     except XlashardError:
@@ -156,7 +156,7 @@ def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
     where = stored_at(given)
     _check(x, where)
     if not isinstance(x, jax.Array):
-        value = as_host_value(x, lambda: f"what is to be written at {where!r}").value
+        value = as_host_value(x, lambda: f"the value to write at {where!r}").value
         whole = (_ShardToWrite((), value),) if jax.process_index() == 0 else ()
         return _Plan(spec_to_write(given, value), whole, unchanging=False, options=options)
     pieces = tuple(
@@ -170,35 +170,35 @@ def _plan(x: Any, given: Any, options: WriteOptions) -> _Plan:
 def _check(x: Any, where: str) -> None:
     if isinstance(x, Tracer):
         raise ArgumentError(
-            f"what is to be written at {where!r} is traced, and only known values can be: call "
-            "async_serialize outside of jit, grad and vmap"
+            f"the value to write at {where!r} is a tracer: call async_serialize outside of jit, "
+            "grad and vmap"
         )
     if not isinstance(x, jax.Array):
         return
     if is_key_array(x):
         raise ArgumentError(
-            f"what is to be written at {where!r} are keys, which no file can hold: write "
-            "jax.random.key_data(keys), and jax.random.wrap_key_data(...) of what is read"
+            f"the value to write at {where!r} contains PRNG keys, which cannot be stored: write "
+            "jax.random.key_data(keys), and call jax.random.wrap_key_data(...) after reading"
         )
     check_alive(x)
     if jax.process_count() > 1 and x.is_fully_addressable:
         raise PlacementError(  # no-catalogue: needs several processes
-            f"the array {typed(x.dtype, x.shape)} that is to be written at {where!r} is on the "
-            "devices of this process alone, and each process would write another one there: write "
-            "host_local_array_to_global_array(x, mesh, spec), or np.asarray(x) if all have the same"
+            f"the array {typed(x.dtype, x.shape)} to write at {where!r} is host-local, so every "
+            "process would overwrite it: pass host_local_array_to_global_array(x, mesh, spec), or "
+            "np.asarray(x) if it is equal in all processes"
         )
 
 
 def run_serialization(gdas: Sequence[Any], tensorstore_specs: Sequence[Any]) -> None:
-    """Writes arrays, all at the same time, and returns when they are written.
+    """Write arrays concurrently, and wait until they are written.
 
     Args:
-        gdas: As for `async_serialize`: a list, not a tree.
-        tensorstore_specs: Where to, one for each.
+        gdas: A list of arrays, as for `async_serialize`.
+        tensorstore_specs: A TensorStore spec for each array.
 
     Raises:
-        SerializationError: One can't be written.
-        ArgumentError: Lists of different lengths, or none.
+        SerializationError: An array cannot be written.
+        ArgumentError: The lists differ in length.
 
     Example:
         >>> import tempfile, numpy as np
@@ -220,7 +220,7 @@ async def serialize_all(
     commit_futures: list[Any] | None,
     options: WriteOptions,
 ) -> None:
-    """Writes arrays at the same time; see `async_serialize`."""
+    """Write arrays concurrently; see `async_serialize`."""
     specs = as_list(specs, "tensorstore_specs")
     arrays = as_list(gdas, "gdas", len(specs))
     await gather_or_cancel(
@@ -231,27 +231,27 @@ async def serialize_all(
 
 @dataclass(frozen=True, eq=False)
 class WriteFuture:
-    """A future of TensorStore whose errors say which array they are about.
+    """TensorStore future whose errors name the array.
 
-    Programs call `result()` of it, in any thread, or await it.
+    Programs call `result()` in any thread, or await it.
 
     Attributes:
-        future: TensorStore's.
-        spec: Where the array is stored.
+        future: The future of TensorStore.
+        spec: The spec of the array.
     """
 
     future: Any
     spec: Spec
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits until it is written.
+        """Wait until the array is written.
 
         Args:
-            timeout: For how long, in seconds; None for as long as it takes.
+            timeout: The timeout in seconds; None for no timeout.
 
         Raises:
-            SerializationError: It can't be written.
-            TimeoutError: It took longer.
+            SerializationError: The array cannot be written.
+            TimeoutError: The timeout elapsed.
         """
         try:
             return self.future.result(timeout=timeout)
@@ -260,12 +260,12 @@ class WriteFuture:
             raise write_error(error, self.spec) from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits until it is written: why it could not be; None if it is."""
+        """Wait until the array is written, and return its error; None on success."""
         error = self.future.exception(timeout=timeout)
         return write_error(error, self.spec) if isinstance(error, ValueError) else error
 
     def done(self) -> bool:
-        """Whether it is written, or can't be."""
+        """Return True once the array is written, or has failed."""
         return self.future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:

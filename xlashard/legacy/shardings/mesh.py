@@ -1,4 +1,4 @@
-"""The era's `Mesh` and `mesh`, and its sums over the part of a mesh that one process has."""
+"""`Mesh`, `mesh`, `ResourceEnv` and `thread_resources` of `jax.experimental.maps`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 else:
 
     class _MeshType(type(TodaysMesh)):
-        """Makes meshes of today, which are its instances, and of fake devices others."""
+        """Metaclass that makes today's meshes, or `_FakeMesh`es of fake devices."""
 
         def __call__(cls, devices: Any, axis_names: Any, **options: Any) -> TodaysMesh:
             names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
             if not isinstance(devices, np.ndarray):
                 devices = np.asarray(devices, dtype=object)
-            # An empty mesh holds None.
+            # The array of an empty mesh contains None.
             if devices.ndim and devices.ndim == len(names) and _is_fake(devices):
                 return _FakeMesh(devices, names)
             return TodaysMesh(devices, names, **options)
@@ -39,14 +39,14 @@ else:
             return issubclass(subclass, TodaysMesh)
 
     class Mesh(TodaysMesh, metaclass=_MeshType):
-        """Devices in a grid with named axes: what it makes is a `jax.sharding.Mesh`.
+        """Mesh of devices with named axes: instances are `jax.sharding.Mesh`es.
 
-        Unlike that class it also takes what only stands for devices, with a hash or without, such
-        as the dataclasses of tests; what asks only for places works on a mesh of those.
+        It also takes fake devices, hashable or not, such as dataclasses in tests. Functions that
+        only compute indices work on such a mesh.
 
         Args:
             devices: An array, or nested lists, of devices.
-            axis_names: One name for each of its dimensions; a single one may stand alone.
+            axis_names: A name for each dimension, or one name.
 
         Example:
             >>> with Mesh(jax.devices()[:1], "data") as mesh:
@@ -56,11 +56,11 @@ else:
 
 
 def mesh(devices: Any, axis_names: Sequence[str]) -> TodaysMesh:
-    """A mesh for a `with` block or as a decorator.
+    """Return a mesh, for a `with` block or as a decorator.
 
     Args:
         devices: An array, or nested lists, of devices.
-        axis_names: One name for each of its dimensions.
+        axis_names: A name for each dimension.
 
     Example:
         >>> with mesh([jax.devices()[:1]], ("x", "y")) as made:
@@ -71,25 +71,25 @@ def mesh(devices: Any, axis_names: Sequence[str]) -> TodaysMesh:
 
 
 def _is_fake(devices: Any) -> bool:
-    """Whether what stands there is none of JAX's devices; the first one tells."""
+    """Return True if the first device is not a `jax.Device`."""
     return devices.size > 0 and not isinstance(devices.flat[0], jax.Device)
 
 
 class _FakeMesh(StrangersMesh):
-    """A mesh of devices that JAX knows nothing of but what they have as attributes."""
+    """Mesh of fake devices, which have only attributes."""
 
     @property
     def local_devices(self) -> list[Any]:
-        """The devices whose `process_index` is this process's."""
+        """The devices of this process, by their `process_index`."""
         return [d for d in self.devices.flat if d.process_index == jax.process_index()]
 
     @property
     def local_mesh(self) -> TodaysMesh:
-        """The mesh of those, which must be a contiguous part of it.
+        """The mesh of this process's devices, which must be contiguous.
 
         Raises:
-            MeshError: If there are none.
-            BoxError: If they leave a gap.
+            MeshError: This process has no device of the mesh.
+            BoxError: This process's devices are not contiguous.
         """
         return self._local_mesh(jax.process_index())
 
@@ -100,8 +100,8 @@ class _FakeMesh(StrangersMesh):
         ]
         if not positions:
             raise MeshError(
-                f"{self} has no device of process {process_index}: ask for its local mesh in "
-                f"process {self.devices.flat[0].process_index}"
+                f"{self} has no device of process {process_index}: read local_mesh in process "
+                f"{self.devices.flat[0].process_index}"
             )
         box: Box = grid.local_box(positions)
         window = tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
@@ -109,39 +109,39 @@ class _FakeMesh(StrangersMesh):
 
 
 def local_to_global(mesh: TodaysMesh, axes: Mapping[str, int], aval: Any) -> Any:
-    """The type of the whole array of which each process has a part.
+    """Return the global type of a host-local array.
 
     Args:
-        mesh: The mesh of all processes; this one's devices must be a contiguous part of it.
-        axes: From mesh axes to the dimensions that they cut, as `get_array_mapping` gives it.
-        aval: The type of the part of this process: a `ShapedArray` or `ShapeDtypeStruct`.
+        mesh: The mesh of all processes; this process's devices must be contiguous in it.
+        axes: Mesh axis to sharded dimension, as `get_array_mapping` returns it.
+        aval: The host-local type: a `ShapedArray` or `ShapeDtypeStruct`.
 
     Raises:
-        GeometryError: If the part can't be dealt out over this process's devices.
+        GeometryError: The shape cannot be sharded over this process's devices.
     """
     spec = array_mapping_to_axis_resources(axes)
     return aval.update(shape=host_mesh(mesh).global_shape(spec, aval.shape))
 
 
 def global_to_local(mesh: TodaysMesh, axes: Mapping[str, int], aval: Any) -> Any:
-    """The type of the part of an array that this process has; see `local_to_global`."""
+    """Return the host-local type of a global array; see `local_to_global`."""
     spec = array_mapping_to_axis_resources(axes)
     return aval.update(shape=host_mesh(mesh).local_shape(spec, aval.shape))
 
 
 class Loop(NamedTuple):
-    """A loop over which `xmap` could map an axis."""
+    """Loop over which `xmap` could map an axis."""
 
     name: str
     length: int
 
 
 class ResourceEnv(NamedTuple):
-    """What `with` blocks have put in force.
+    """Resources in force: the mesh of the innermost `with` block.
 
     Attributes:
-        physical_mesh: The mesh, the empty one if there is none.
-        loops: Those of `xmap`; always `()`, for there is no `xmap` any more.
+        physical_mesh: The mesh; the empty mesh outside of all blocks.
+        loops: Loops of `xmap`; always `()`, because `xmap` was removed.
 
     Example:
         >>> ResourceEnv(EMPTY_MESH, ()).physical_mesh.empty
@@ -163,28 +163,28 @@ class ResourceEnv(NamedTuple):
 
     @property
     def resource_axes(self) -> set[str]:
-        """All names."""
+        """The names of the mesh's axes and of the loops."""
         return self.physical_resource_axes | self.loop_resource_axes
 
     @property
     def shape(self) -> OrderedDict[str, int]:
-        """Name to size, in order."""
+        """Size of each axis and loop, in order."""
         return OrderedDict(self.physical_mesh.shape) | dict(self.loops)
 
     @property
     def local_shape(self) -> OrderedDict[str, int]:
-        """Name to size within this process's part of the mesh."""
+        """Size of each axis in this process's local mesh, and of each loop."""
         return OrderedDict(self.physical_mesh.local_mesh.shape) | dict(self.loops)
 
     def with_mesh(self, mesh: TodaysMesh) -> Self:
-        """The same with another mesh.
+        """Return the same resources with another mesh.
 
         Raises:
-            MeshError: If a loop has the name of one of its axes.
+            MeshError: A loop has the name of an axis of the mesh.
         """
         taken = sorted(self.loop_resource_axes.intersection(mesh.axis_names))
         if taken:
-            raise MeshError(f"a loop is called {taken[0]!r} already: give the mesh's axis another")
+            raise MeshError(f"{taken[0]!r} is the name of a loop: rename the axis of the mesh")
         return self._replace(physical_mesh=mesh)
 
     def __repr__(self) -> str:
@@ -192,21 +192,21 @@ class ResourceEnv(NamedTuple):
 
 
 EMPTY_ENV = ResourceEnv(EMPTY_MESH, ())
-"""No mesh."""
+"""Resources without a mesh."""
 
 
 class ThreadResources:
-    """`env`, which is the mesh in force of each thread, for JAX and for this package alike."""
+    """Thread-local resources: `env` is the mesh in force, for JAX and for this package."""
 
     @property
     def env(self) -> ResourceEnv:
-        """What is in force, also by `jax.set_mesh`. Assign another to put its mesh in force.
+        """Resources in force, also by `jax.set_mesh`; assign a `ResourceEnv` to set the mesh.
 
-        It stays until the `with mesh:` block ends in which it was assigned; outside of all, for
-        good.
+        An assigned mesh stays until the enclosing `with mesh:` block ends; outside of all blocks,
+        until the next assignment.
 
         Raises:
-            ArgumentError: When something else is assigned, or loops.
+            ArgumentError: The assigned value is not a `ResourceEnv`, or has loops.
         """
         return ResourceEnv(mesh_in_force() or EMPTY_MESH)
 
@@ -215,21 +215,21 @@ class ThreadResources:
         mesh = getattr(env, "physical_mesh", None)
         if not isinstance(mesh, TodaysMesh):
             raise ArgumentError(
-                f"thread_resources.env must be a ResourceEnv, not {type(env).__name__}: write "
-                "ResourceEnv(Mesh(devices, axis_names), ())"
+                f"thread_resources.env of type {type(env).__name__} is invalid: expected a "
+                "ResourceEnv, such as ResourceEnv(Mesh(devices, axis_names), ())"
             )
         if getattr(env, "loops", ()):
             raise ArgumentError(
-                f"thread_resources.env has the loops {env.loops}, which only xmap could run over: "
+                f"thread_resources.env.loops={env.loops} is invalid, because xmap was removed: "
                 "write ResourceEnv(mesh, ())"
             )
         put_mesh(mesh)
 
     @property
     def stack(self) -> list[ResourceEnv]:
-        """What the `with mesh:` blocks around here have put in force, outermost first."""
+        """Resources of the enclosing `with mesh:` blocks, outermost first."""
         return [ResourceEnv(mesh) for mesh in stacked_meshes()]
 
 
 thread_resources = ThreadResources()
-"""That of every thread."""
+"""Resources of the current thread."""

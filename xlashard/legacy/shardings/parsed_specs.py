@@ -1,6 +1,6 @@
-"""Partition specs taken apart, as the era's pjit did it: its own classes, names and signatures.
+"""Parsed partition specs and `OpSharding`s, with the names and signatures of 2022.
 
-`sharding.parse` has what they do. Here they give the era's `PartitionSpec`, and ordered mappings.
+They wrap `sharding.parse`, and return the `PartitionSpec` of 2022 and ordered mappings.
 """
 
 import math
@@ -32,12 +32,12 @@ type OpShardings = list[Any]
 
 
 class ParsedPartitionSpec(parse.ParsedPartitionSpec):
-    """A partition spec, one tuple of mesh axes per dimension, which gives the era's specs back.
+    """Partition spec as one tuple of mesh axes per dimension.
 
     Args:
-        user_spec: What the user wrote.
-        partitions: For each dimension its mesh axes, None for an unconstrained one.
-        sync: How far the two have moved apart.
+        user_spec: The spec as the user wrote it.
+        partitions: The mesh axes of each dimension; None for an unconstrained one.
+        sync: The relation between `user_spec` and `partitions`.
 
     Example:
         >>> parsed = ParsedPartitionSpec.from_user_input(PartitionSpec("x", None), "axis_resources")
@@ -48,23 +48,23 @@ class ParsedPartitionSpec(parse.ParsedPartitionSpec):
     __slots__ = ()
 
     def get_partition_spec(self) -> Any:
-        """The era's partition spec that says the same, as the user wrote it if that is still so."""
+        """Return the equivalent `PartitionSpec`, as the user wrote it if it is still in sync."""
         return PartitionSpec(*super().get_partition_spec())
 
     def insert_axis_partitions(
         self, dim: int, val: tuple[str, ...] | None
     ) -> "ParsedPartitionSpec":
-        """The spec of an array with one more dimension.
+        """Return the spec of an array with one more dimension.
 
         Args:
             dim: Its position, from 0.
-            val: Its mesh axes, `()` for uncut, None for open.
+            val: Its mesh axes; `()` if it is not sharded, None if it is unconstrained.
         """
         return _legacy_results(super().insert_axis_partitions(dim, val))
 
 
 class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
-    """A parsed spec without trailing dimensions that are not cut, for comparisons.
+    """Parsed spec without trailing unsharded dimensions, for comparisons.
 
     Args:
         parsed_pspec: The spec.
@@ -78,7 +78,7 @@ class CanonicalizedParsedPartitionSpec(ParsedPartitionSpec):
 
 
 REPLICATED = CanonicalizedParsedPartitionSpec(ParsedPartitionSpec(None, ()))
-"""The spec that cuts nothing, whatever the rank."""
+"""The replicated spec, for every rank."""
 
 
 def _legacy_results(parsed: parse.ParsedPartitionSpec) -> ParsedPartitionSpec:
@@ -86,24 +86,25 @@ def _legacy_results(parsed: parse.ParsedPartitionSpec) -> ParsedPartitionSpec:
 
 
 def parse_flatten_op_sharding(op_sharding: Any, mesh: Mesh) -> list[ParsedPartitionSpec]:
-    """The specs that say on a mesh what XLA's sharding says; several for a tuple.
+    """Return the specs on a mesh that are equivalent to XLA's sharding; several for a tuple.
 
     Args:
         op_sharding: An `OpSharding`, an `HloSharding`, its text, or a sharding made of one.
-        mesh: The mesh; its devices in row-major order are those that the sharding counts.
+        mesh: The mesh; the sharding numbers its devices in row-major order.
 
     Raises:
-        TilingError: If no spec on that mesh says it.
+        TilingError: No spec on this mesh is equivalent.
     """
-    given = op_sharding.tile_assignment if isinstance(op_sharding, GSPMDSharding) else op_sharding
-    return [_legacy_results(parsed) for parsed in parse.parse_flatten_op_sharding(given, mesh)]
+    tiles = op_sharding.tile_assignment if isinstance(op_sharding, GSPMDSharding) else op_sharding
+    return [_legacy_results(parsed) for parsed in parse.parse_flatten_op_sharding(tiles, mesh)]
 
 
 def get_array_mapping(axis_resources: Any) -> Any:
-    """From each mesh axis to the dimension that it cuts, in the order of the dimensions.
+    """Return the sharded dimension of each mesh axis, in the order of the dimensions.
 
     Args:
-        axis_resources: A partition spec, parsed or not; `AUTO` and the like come back as they are.
+        axis_resources: A partition spec, parsed or not; markers such as `AUTO` are returned
+            unchanged.
 
     Example:
         >>> dict(get_array_mapping(PartitionSpec(("x", "y"), None, "z")))
@@ -114,10 +115,10 @@ def get_array_mapping(axis_resources: Any) -> Any:
 
 
 def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
-    """The shortest partition spec with a mapping of mesh axes to dimensions.
+    """Return the shortest partition spec with a mapping of mesh axes to dimensions.
 
     Args:
-        array_mapping: From each mesh axis to the dimension that it cuts, major to minor.
+        array_mapping: Mesh axis to sharded dimension, major to minor.
 
     Example:
         >>> array_mapping_to_axis_resources({"x": 0, "y": 0, "z": 2})
@@ -130,38 +131,38 @@ def array_mapping_to_axis_resources(array_mapping: Mapping[str, int]) -> Any:
 
 
 def get_single_pspec(parsed: parse.ParsedPartitionSpec) -> Any:
-    """The era's partition spec of a parsed one, without what says nothing at its end."""
+    """Return the `PartitionSpec` of a parsed spec, without trailing unsharded dimensions."""
     return array_mapping_to_axis_resources(get_array_mapping(parsed))
 
 
 def get_partition_spec(ppspec: Sequence[parse.ParsedPartitionSpec]) -> list[Any]:
-    """The era's partition specs of parsed ones."""
+    """Return the `PartitionSpec`s of parsed specs."""
     return [get_single_pspec(parsed) for parsed in ppspec]
 
 
 def prepare_axis_resources(
     axis_resources: Any, arg_name: str, allow_unconstrained_dims: bool = False
 ) -> tuple[Any, list[Any], Any, bool]:
-    """Reads a tree of resources.
+    """Parse a tree of resources.
 
     Args:
-        axis_resources: The tree; None, specs, shardings, `AUTO`, `FROM_GDA` and the unspecified
-            value are its leaves.
-        arg_name: The argument that it was given for, in errors.
-        allow_unconstrained_dims: Whether the partitioner may be left a dimension.
+        axis_resources: The tree; its leaves are None, specs, shardings, `AUTO`, `FROM_GDA` and the
+            unspecified value.
+        arg_name: The name of the argument, for errors.
+        allow_unconstrained_dims: True if dimensions may be unconstrained.
 
     Returns:
-        The tree with its specs parsed, its leaves, its structure, and whether one is `AUTO`.
+        The tree with parsed specs, its leaves, its structure, and True if one leaf is `AUTO`.
 
     Raises:
-        ArgumentError: If a leaf is something else.
-        ShardingError: If a spec leaves a dimension open where that is not allowed, or a sharding
-            can't be told to XLA.
-        DuplicateAxisError: If a spec uses a mesh axis twice.
+        ArgumentError: A leaf is invalid.
+        ShardingError: A spec has an unconstrained dimension where that is not allowed, or a
+            sharding has no XLA equivalent.
+        DuplicateAxisError: A spec uses a mesh axis twice.
     """
     leaves, treedef = jax.tree.flatten(axis_resources, is_leaf=lambda x: x is None)
-    told_as = f"each entry of {arg_name}"
-    parsed = [_prepared(leaf, told_as, allow_unconstrained_dims) for leaf in leaves]
+    what = f"each entry of {arg_name}"
+    parsed = [_prepared(leaf, what, allow_unconstrained_dims) for leaf in leaves]
     return treedef.unflatten(parsed), parsed, treedef, any(map(is_auto, parsed))
 
 
@@ -176,8 +177,8 @@ def _prepared(leaf: Any, what: str, allow_unconstrained_dims: bool) -> Any:
         if count > 1:
             dims = [dim for dim, axes in enumerate(parsed) for name in axes or () if name == axis]
             raise DuplicateAxisError(
-                f"{what} must use each mesh axis once, but {leaf} has {axis!r} {count} times "
-                f"(dimensions {dims}): leave it out in all but one",
+                f"{what} must use each mesh axis once, but {leaf} contains {axis!r} {count} times "
+                f"(dimensions {dims}): keep it in one of them",
                 axis=axis,
                 dims=dims,
             )
@@ -185,23 +186,23 @@ def _prepared(leaf: Any, what: str, allow_unconstrained_dims: bool) -> Any:
 
 
 def array_mapping_of_resource(axis_resources: Any) -> Any:
-    """From each mesh axis to the dimension that it cuts, of a resource as users write it.
+    """Return the sharded dimension of each mesh axis of an unparsed resource.
 
     Args:
-        axis_resources: A partition spec, None for the replicated one, or `AUTO` and the like.
+        axis_resources: A partition spec, None (replicated), or a marker such as `AUTO`.
 
     Raises:
-        ArgumentError: If it is something else.
+        ArgumentError: The resource is invalid.
     """
     return get_array_mapping(_prepared(axis_resources, "axis_resources", True))
 
 
 def mesh_sharding(mesh: Mesh, parsed: Any) -> Any:
-    """The sharding of a parsed spec on a mesh; what is no spec comes back as it is.
+    """Return the sharding of a parsed spec on a mesh.
 
     Args:
         mesh: The mesh.
-        parsed: A leaf of what `prepare_axis_resources` gives.
+        parsed: A leaf that `prepare_axis_resources` returned; markers are returned unchanged.
     """
     if not isinstance(parsed, parse.ParsedPartitionSpec):
         return parsed
@@ -209,23 +210,23 @@ def mesh_sharding(mesh: Mesh, parsed: Any) -> Any:
 
 
 def get_unconstrained_dims(sharding: JaxSharding) -> set[int]:
-    """The dimensions that a sharding on a mesh leaves to the partitioner."""
+    """Return the unconstrained dimensions of a sharding."""
     own = from_jax(sharding)
     return parse.get_unconstrained_dims(own) if isinstance(own, NamedSharding) else set()
 
 
-# More devices than one, for which the partitioner was at work.
+# The partitioner runs for two devices or more.
 _SEVERAL = 2
 
 
 def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpShardings]:
-    """The shardings by which a compiled program takes its arguments and gives its results.
+    """Return the input and output shardings of a compiled program.
 
     Args:
-        executable: A compiled stage of pjit or of `jax.jit`, or PJRT's own executable.
+        executable: A compiled stage of pjit or `jax.jit`, or a PJRT executable.
 
     Raises:
-        ShardingError: If the compiler does not tell.
+        ShardingError: The compiler does not report them.
     """
     runtime = parse.runtime_of(executable)
     reported = compiling.executable_shardings(runtime, _SEVERAL)
@@ -233,8 +234,8 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
         reported = compiling.executable_shardings(runtime, 1)
     if reported is None:
         raise ShardingError(  # no-catalogue: no supported compiler does this
-            "the compiler does not tell how it dealt out this program's values: ask the compiled "
-            "stage, compiled.input_shardings and compiled.output_shardings"
+            "the compiler does not report the shardings of this program: read "
+            "compiled.input_shardings and compiled.output_shardings of the compiled stage"
         )
     ins, outs = ([op_sharding(hlo_from_text(text)) for text in texts] for texts in reported)
     return ins, outs
@@ -243,7 +244,7 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
 def get_ppspec_from_executable(
     executable: Any, mesh: Mesh
 ) -> tuple[list[ParsedPartitionSpec], list[ParsedPartitionSpec]]:
-    """The same as parsed specs on a mesh."""
+    """Return the input and output shardings of a compiled program as parsed specs on a mesh."""
     ins, outs = get_op_sharding_from_executable(executable)
     return [_single(op, mesh) for op in ins], [_single(op, mesh) for op in outs]
 
@@ -256,13 +257,13 @@ def _single(op_sharding: Any, mesh: Mesh) -> ParsedPartitionSpec:
 def get_pspec_from_executable(
     executable: Any, mesh: Mesh
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The same as partition specs."""
+    """Return the input and output shardings of a compiled program as partition specs."""
     ins, outs = get_ppspec_from_executable(executable, mesh)
     return tuple(get_partition_spec(ins)), tuple(get_partition_spec(outs))
 
 
 def flatten_op_sharding(op_sharding: Any) -> OpShardings:
-    """The elements of a tuple's sharding; any other one alone.
+    """Return the element shardings of a tuple; for another sharding, a list of it alone.
 
     Args:
         op_sharding: An `OpSharding`.
@@ -273,14 +274,14 @@ def flatten_op_sharding(op_sharding: Any) -> OpShardings:
 
 
 def hlo_sharding(op_sharding: Any) -> Any:
-    """What jaxlib says of an `OpSharding`; an `HloSharding` comes back as it is."""
+    """Return the `HloSharding` of an `OpSharding`; an `HloSharding` is returned unchanged."""
     return (
         HloSharding.from_proto(op_sharding) if isinstance(op_sharding, OpSharding) else op_sharding
     )
 
 
 def is_op_sharding_replicated(op_sharding: Any) -> bool:
-    """Return whether every device has every element; of a tuple, of each of its arrays."""
+    """Return True if a sharding is replicated; for a tuple, if all its elements are."""
     sharding = hlo_sharding(op_sharding)
     if elements := sharding.tuple_elements():
         return all(map(is_op_sharding_replicated, elements))
@@ -288,10 +289,10 @@ def is_op_sharding_replicated(op_sharding: Any) -> bool:
 
 
 def are_op_shardings_equal(a: Any, b: Any) -> bool:
-    """Return whether two of XLA's shardings place arrays in the same way."""
+    """Return True if two of XLA's shardings are equivalent."""
     parts, others = hlo_sharding(a).tuple_elements(), hlo_sharding(b).tuple_elements()
     if parts or others:
-        # jaxlib's comparison of a tuple with anything ends the process.
+        # Comparing a tuple sharding in jaxlib aborts the process.
         return len(parts) == len(others) and all(map(are_op_shardings_equal, parts, others))
     if is_op_sharding_replicated(a) and is_op_sharding_replicated(b):
         return True
@@ -299,7 +300,7 @@ def are_op_shardings_equal(a: Any, b: Any) -> bool:
 
 
 def get_num_ways_dim_sharded(op_sharding: Any) -> tuple[list[int], int]:
-    """Into how many tiles each dimension is cut, and how many devices hold the same tile."""
+    """Return the number of tiles of each dimension, and the number of replicas."""
     assignment = parse.tile_assignment_of(op_sharding)
     tiles = assignment.dims[: len(assignment.dims) - len(assignment.subgroups)]
     return list(tiles), math.prod(assignment.dims[len(tiles) :])

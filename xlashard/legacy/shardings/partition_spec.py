@@ -1,4 +1,4 @@
-"""The era's `PartitionSpec`: a tuple, and a partition spec of today all the same."""
+"""`PartitionSpec` as a tuple that JAX accepts as its own, and markers such as `AUTO`."""
 
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ _Today = jax.sharding.PartitionSpec
 
 
 class _SpecType(type):
-    """Today's specs count as instances of the era's: programs ask `isinstance` of both."""
+    """Metaclass that counts today's specs as instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return type.__instancecheck__(cls, instance) or isinstance(instance, _Today)
@@ -21,16 +21,15 @@ class _SpecType(type):
 
 
 class PartitionSpec(tuple[Any, ...], metaclass=_SpecType):
-    """A tuple that says of each dimension which axes of a mesh cut it: None, a name, or several.
+    """Tuple with the mesh axes of each dimension: None, an axis name, or a tuple of names.
 
-    It compares, adds, slices, hashes and unpacks as the tuple that it is, and is one leaf to JAX's
-    tree functions. Wherever today's `jax.sharding.PartitionSpec` may stand, in JAX and in this
-    package, it may stand too: it passes for an instance of that class, answers what is asked of
-    one, and is equal to the one that says the same. Their hashes differ, so a set or a dict that
-    holds specs of one class does not find those of the other; `spec.today` is the one of today.
+    It compares, adds, slices, hashes and unpacks as a tuple, and is a leaf of pytrees. JAX and this
+    package accept it as a `jax.sharding.PartitionSpec`: it is an instance of that class, has its
+    attributes, and is equal to the spec with the same entries. The hashes of the two classes
+    differ, so sets and dicts do not match them; `spec.today` is today's spec.
 
     Args:
-        *partitions: The entries, kept as they are written.
+        *partitions: The entries, stored unchanged.
 
     Example:
         >>> spec = PartitionSpec("data", None)
@@ -41,31 +40,31 @@ class PartitionSpec(tuple[Any, ...], metaclass=_SpecType):
     __slots__ = ()
 
     UNCONSTRAINED = _Today.UNCONSTRAINED
-    """As an entry: the partitioner may choose for this dimension."""
+    """Entry of a dimension whose sharding the partitioner chooses."""
 
     def __new__(cls, *partitions: Any) -> Self:
-        """The tuple of the entries."""
+        """Make the tuple of the entries."""
         return super().__new__(cls, partitions)
 
-    # JAX, libraries on it and this package ask `isinstance(x, jax.sharding.PartitionSpec)`. That
-    # class can't be derived from, but `isinstance` believes what an object says of itself.
+    # JAX, libraries and this package test `isinstance(x, jax.sharding.PartitionSpec)`. That class
+    # cannot be subclassed, but `isinstance` reads `__class__`.
     @property
     def __class__(self) -> Any:
         return _Today
 
     @property
     def today(self) -> jax.sharding.PartitionSpec:
-        """The same as a spec of today, which JAX keeps one instance of."""
+        """The equal `jax.sharding.PartitionSpec`."""
         return _Today(*self)
 
     def __getattr__(self, name: str) -> Any:
-        # What today's specs have besides: `partitions`, `unreduced` and what JAX asks of them.
+        # Attributes of today's specs: `partitions`, `unreduced` and those that JAX reads.
         if name.startswith("__"):
-            return super().__getattribute__(name)  # which says that there is none
+            return super().__getattribute__(name)  # raises AttributeError
         return getattr(self.today, name)
 
     def __eq__(self, other: object) -> bool:
-        # Not `isinstance`, which this class answers as today's does.
+        # Not `isinstance`, which is True for this class too.
         if type(other) is _Today:
             return self.today is other
         return tuple.__eq__(self, other)
@@ -74,7 +73,7 @@ class PartitionSpec(tuple[Any, ...], metaclass=_SpecType):
         return not self == other
 
     def __hash__(self) -> int:
-        # Programs write a list for several axes of one dimension; a tuple hashes as a tuple does.
+        # Programs write a list for several axes of one dimension; hash it as a tuple.
         return hash(tuple(tuple(e) if isinstance(e, list) else e for e in self))
 
     def __add__(self, other: Any) -> Any:
@@ -95,10 +94,10 @@ FromGdaSingleton = type(FROM_GDA)
 
 
 class AutoOnMesh(AutoAxisResource):
-    """`AUTO`, and what `AUTO(mesh)` gives: the mesh is the one in force at the call."""
+    """`AUTO`, which `AUTO(mesh)` returns too: the mesh is the one in force at the call."""
 
     def __call__(self, mesh: Any) -> "AutoOnMesh":
-        """Itself."""
+        """Return itself."""
         return self
 
 
@@ -106,20 +105,20 @@ AUTO_ON_MESH = AutoOnMesh()
 
 
 def is_auto(x: Any) -> bool:
-    """Whether it leaves a sharding to the compiler."""
+    """Return True for `AUTO`."""
     return isinstance(x, type(AUTO))
 
 
 def is_unspecified(x: Any) -> bool:
-    """Whether it says nothing."""
+    """Return True for the unspecified value."""
     return isinstance(x, UnspecifiedValue)
 
 
 def is_from_gda(x: Any) -> bool:
-    """Whether it says to take the argument's sharding."""
+    """Return True for `FROM_GDA`."""
     return isinstance(x, type(FROM_GDA))
 
 
 def is_unspecified_or_from_gda_or_auto(x: Any) -> bool:
-    """Whether it is none of those that say a placement."""
+    """Return True for `AUTO`, `FROM_GDA` and the unspecified value."""
     return is_from_gda(x) or is_auto(x) or is_unspecified(x)

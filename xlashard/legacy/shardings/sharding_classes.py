@@ -1,4 +1,4 @@
-"""Shardings by the names of the era, and what programs asked of them."""
+"""Sharding classes of 2022 and 2023, and methods that JAX's shardings lack today."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -19,7 +19,7 @@ from xlashard.sharding.pickling import DeviceNames, devices_of, names_of
 
 
 class _CompatibleType(type(_Own)):
-    """Every sharding that XLA can be told of counts as one, those of JAX too."""
+    """Metaclass that counts every sharding with an XLA equivalent as an instance."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if isinstance(instance, Sharding):
@@ -33,7 +33,7 @@ class _CompatibleType(type(_Own)):
 
 
 class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
-    """Shardings whose tiles depend on the rank alone; those of JAX are all of that kind.
+    """Base class of shardings with an XLA equivalent, which all of JAX's shardings have.
 
     Example:
         >>> import jax
@@ -43,7 +43,7 @@ class XLACompatibleSharding(_Own, metaclass=_CompatibleType):
 
 
 class DeviceRow(tuple[Device, ...]):
-    """Devices in a row: a tuple that also answers as the NumPy array that it was once.
+    """Tuple of devices with the attributes of a one-dimensional NumPy array.
 
     Example:
         >>> import jax
@@ -56,12 +56,12 @@ class DeviceRow(tuple[Device, ...]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            return super().__getattribute__(name)  # which says that there is none
+            return super().__getattribute__(name)  # raises AttributeError
         return getattr(np.array(list(self), dtype=object), name)
 
 
 class _ArrayDevicesPmapSharding(TodaysPmapSharding):
-    """One whose `devices` also answer as a NumPy array."""
+    """`PmapSharding` whose `devices` have the attributes of a NumPy array."""
 
     @property
     def devices(self) -> Any:
@@ -69,9 +69,9 @@ class _ArrayDevicesPmapSharding(TodaysPmapSharding):
         return DeviceRow(super().devices)
 
 
-# Not the class above itself: its metaclass is one of jaxlib's, which can't be derived from.
+# Not a subclass of the class above: jaxlib's metaclass cannot be subclassed.
 class _PmapType(type):
-    """Makes shardings of the class above, and counts all of today as its instances."""
+    """Metaclass that makes shardings of the class above, and counts today's as instances."""
 
     def __call__(cls, devices: Any, sharding_spec: ShardingSpec) -> TodaysPmapSharding:
         return _ArrayDevicesPmapSharding(devices, sharding_spec)
@@ -84,11 +84,11 @@ class _PmapType(type):
 
 
 class PmapSharding(metaclass=_PmapType):
-    """`pmap`'s shardings: the `devices` of those that it makes also answer as a NumPy array.
+    """Sharding of `pmap`, whose `devices` have the attributes of a NumPy array.
 
     Args:
         devices: The devices, in the order of the spec's grid: an array of any shape, or a list.
-        sharding_spec: How arrays are cut and dealt to them.
+        sharding_spec: The `ShardingSpec`.
 
     Example:
         >>> import jax
@@ -101,18 +101,18 @@ class PmapSharding(metaclass=_PmapType):
 
 
 def on_mesh(mesh: Mesh, pspec: Any, parsed_pspec: Any = None) -> NamedSharding:
-    """A sharding on a mesh.
+    """Return a sharding on a mesh.
 
     Args:
         mesh: The mesh.
-        pspec: The spec, or None for the replicated one.
-        parsed_pspec: The same spec parsed, which says nothing more.
+        pspec: The spec; None for replicated.
+        parsed_pspec: Ignored: the parsed form of `pspec`.
     """
     return NamedSharding(mesh, P() if pspec is None else pspec)
 
 
 def op_sharding_of(sharding: Any, ndim: int) -> Any:
-    """XLA's `OpSharding` of a placement of arrays of a rank: the era's `_to_xla_op_sharding`.
+    """Return XLA's `OpSharding` of a sharding: the method `_to_xla_op_sharding` of 2022.
 
     Args:
         sharding: A sharding of this package or of JAX.
@@ -122,7 +122,7 @@ def op_sharding_of(sharding: Any, ndim: int) -> Any:
 
 
 def is_compatible_aval(self: Any, aval_shape: Sequence[int]) -> None:
-    """Check that arrays of a rank can be placed so: a method of the era's shardings.
+    """Check that a sharding fits the rank of an array: a method of shardings in 2022.
 
     Args:
         self: A sharding of JAX.
@@ -136,29 +136,28 @@ def is_compatible_aval(self: Any, aval_shape: Sequence[int]) -> None:
 
 @property
 def op_sharding(self: Any) -> Any:
-    """XLA's `OpSharding` of bare tiles: the era's `_op_sharding`."""
+    """XLA's `OpSharding` of a `GSPMDSharding`: `_op_sharding` of 2022."""
     return _proto(self._hlo_sharding)
 
 
 @property
 def parsed_pspec(self: Any) -> Any:
-    """The parsed spec of a sharding on a mesh: the era's `_parsed_pspec`."""
+    """The parsed spec of a `NamedSharding`: `_parsed_pspec` of 2022."""
     return ParsedPartitionSpec.from_user_input(self.spec, "spec", allow_unconstrained_dims=True)
 
 
 class PositionalSharding(GSPMDSharding):
-    """Cuts dimension `i` of an array into as many tiles as dimension `i` of a grid has entries.
+    """Sharding by a grid of devices: dimension `i` of an array is sharded over grid dimension `i`.
 
     Each entry of the grid is the set of devices that hold one tile. `reshape`, `transpose`,
-    `replicate` and indexing make other grids of the same devices. JAX and this package take it
-    wherever a sharding may stand.
+    `replicate` and indexing return other grids of the same devices.
 
     Args:
         devices: The devices: an array of any shape, or a list.
-        memory_kind: The memory of each device that holds the data, the default one if None.
+        memory_kind: The memory kind; None for the default.
 
     Raises:
-        ShardingError: There are no devices, or one is there twice.
+        ShardingError: `devices` is empty, or contains a device twice.
 
     Example:
         >>> import jax
@@ -173,9 +172,9 @@ class PositionalSharding(GSPMDSharding):
         *,
         memory_kind: str | None = None,
     ) -> None:
-        given = np.asarray(devices, dtype=object)
-        ids = np.arange(given.size).reshape(*given.shape, 1)
-        self._place(given.ravel().tolist(), ids, memory_kind)
+        grid = np.asarray(devices, dtype=object)
+        ids = np.arange(grid.size).reshape(*grid.shape, 1)
+        self._place(grid.ravel().tolist(), ids, memory_kind)
 
     def _place(self, devices: Sequence[Device], ids: np.ndarray, memory_kind: str | None) -> None:
         """Set the grid: `ids` holds positions in `devices`, `[*shape, replicas]`."""
@@ -216,13 +215,13 @@ class PositionalSharding(GSPMDSharding):
         Raises:
             ShardingError: The shape takes another number of sets.
         """
-        wanted = tuple(shape[0]) if shape and isinstance(shape[0], Sequence) else shape
+        sizes = tuple(shape[0]) if shape and isinstance(shape[0], Sequence) else shape
         try:
-            return self._remade(self._ids.reshape(*wanted, self._ids.shape[-1]))
+            return self._remade(self._ids.reshape(*sizes, self._ids.shape[-1]))
         except ValueError:
             raise ShardingError(
-                f"a PositionalSharding of shape {self.shape} can't be reshaped to {wanted}: give a "
-                f"shape of {self._ids[..., 0].size} entries, such as reshape(-1)"
+                f"PositionalSharding.reshape: shape {sizes} is invalid for a grid of shape "
+                f"{self.shape}: expected {self._ids[..., 0].size} entries, such as reshape(-1)"
             ) from None
 
     def transpose(self, *axes: Any) -> Self:
@@ -236,7 +235,7 @@ class PositionalSharding(GSPMDSharding):
         return self._remade(self._ids.transpose(*order, self.ndim))
 
     def replicate(self, axis: int | Sequence[int] | None = None, keepdims: bool = True) -> Self:
-        """Give each tile to all the devices along some dimensions of the grid.
+        """Replicate each tile over the devices along some dimensions of the grid.
 
         Args:
             axis: The dimension or dimensions; all of them if None.

@@ -1,4 +1,4 @@
-"""Placements by `ShardingSpec`, and arrays over them, as `jax.interpreters.pxla` had them."""
+"""`ShardingSpec`s of meshes and of `pmap`, as in `jax.interpreters.pxla`."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,16 +25,16 @@ from xlashard.legacy.modes.array_mode import as_jax_arrays
 def mesh_sharding_specs(
     axis_sizes: Mapping[str, int], axis_names: Sequence[str], allow_uneven_axes: bool = False
 ) -> Callable[[Any, Mapping[str, int]], ShardingSpec]:
-    """A function that says a placement on a mesh as a `ShardingSpec`.
+    """Return a function from mesh axes of an array to its `ShardingSpec`.
 
     Args:
         axis_sizes: The sizes of the mesh's axes.
-        axis_names: Their names, in the order of the mesh's dimensions.
-        allow_uneven_axes: Whether a dimension may leave its last tiles smaller.
+        axis_names: The axes, in the order of the mesh.
+        allow_uneven_axes: True if the last tiles of a dimension may be smaller.
 
     Returns:
-        A function of an array's type and a mapping from mesh axes to the dimensions that they cut.
-        It raises a DivisibilityError if a dimension does not divide.
+        A function of an array's type and a mapping from mesh axes to sharded dimensions. It raises
+        `DivisibilityError` if a dimension does not divide.
 
     Example:
         >>> to_spec = mesh_sharding_specs({"x": 2, "y": 4}, ("x", "y"))
@@ -51,9 +51,8 @@ def mesh_sharding_specs(
             tiles = math.prod(axis_sizes[axis] for axis in axes)
             if not allow_uneven_axes and shape[dim] % tiles:
                 raise DivisibilityError(
-                    f"dimension {dim} of shape {shape} does not divide into {tiles} tiles, as the "
-                    f"axes {axes} of the mesh would have it: give another size, or "
-                    "allow_uneven_axes=True",
+                    f"dimension {dim} of shape {shape} is not divisible by {tiles}, the size of "
+                    f"the mesh axes {axes}: change its size, or pass allow_uneven_axes=True",
                     dim=dim,
                     tiles=tiles,
                     shape=shape,
@@ -76,15 +75,16 @@ def mesh_sharding_specs(
 def partitioned_sharding_spec(
     num_partitions: int, partitions: Sequence[int] | None, aval: Any
 ) -> ShardingSpec:
-    """The placement of an array by numbers of parts.
+    """Return the `ShardingSpec` of an array by its number of tiles per dimension.
 
     Args:
         num_partitions: The number of devices.
-        partitions: For each dimension into how many parts it goes; None for copies of the whole.
+        partitions: The number of tiles of each dimension; None for replicated.
         aval: The type of the array.
 
     Raises:
-        TilingError: There is not one number for each dimension, or they don't take all devices.
+        TilingError: The length of `partitions` is not the rank, or its product is not
+            `num_partitions`.
 
     Example:
         >>> partitioned_sharding_spec(4, (2, 2), jax.ShapeDtypeStruct((8, 8), "float32"))
@@ -95,9 +95,9 @@ def partitioned_sharding_spec(
         return spec_over_one_dim(ndim, None, num_partitions)
     if len(partitions) != ndim or math.prod(partitions) != num_partitions:
         raise TilingError(
-            f"partitions must give {num_partitions} parts over {counted(ndim, 'dimension')}, not "
-            f"{tuple(partitions)}: write {(num_partitions, *[1] * (ndim - 1))[:ndim]}, or None for "
-            "copies"
+            f"partitions={tuple(partitions)} is invalid: expected {counted(ndim, 'number')} whose "
+            f"product is {num_partitions}, such as "
+            f"{(num_partitions, *[1] * (ndim - 1))[:ndim]}, or None for replicated"
         )
     return ShardingSpec(
         tuple(Chunked((number,)) for number in partitions),
@@ -108,16 +108,16 @@ def partitioned_sharding_spec(
 def pmap_sharding_spec(
     nrep: int, axis_size: int, sharded_shape: Sequence[int], map_axis: int | None
 ) -> ShardingSpec:
-    """The placement that `pmap` gave an argument or result.
+    """Return the `ShardingSpec` of an argument or result of `pmap`.
 
     Args:
         nrep: The number of devices.
-        axis_size: The size of the mapped axis, which divides it.
-        sharded_shape: The shape of what one device holds, without the mapped dimension.
-        map_axis: The mapped dimension; None for copies of the whole.
+        axis_size: The size of the mapped axis, which divides `nrep`.
+        sharded_shape: The shape of one shard, without the mapped dimension.
+        map_axis: The mapped dimension; None for replicated.
 
     Raises:
-        TilingError: The devices can't be dealt out so.
+        TilingError: `axis_size` does not divide `nrep`.
 
     Example:
         >>> pmap_sharding_spec(8, 8, (4,), 0)
@@ -125,8 +125,8 @@ def pmap_sharding_spec(
     """
     if nrep % axis_size:
         raise TilingError(
-            f"{nrep} devices can't be dealt out over a mapped axis of size {axis_size}: give "
-            f"{axis_size} or a multiple of it"
+            f"nrep={nrep} is not a multiple of axis_size={axis_size}: pass {axis_size} devices or "
+            "a multiple"
         )
     copies = () if nrep == axis_size else (Replicated(nrep // axis_size),)
     ndim = len(sharded_shape) + (map_axis is not None)
@@ -142,15 +142,15 @@ def pmap_sharding_spec_of_parts(
     sharded_aval: Any,
     map_axis: int | None,
 ) -> ShardingSpec:
-    """Return the `ShardingSpec` that `pmap` gave a value whose replicas were partitioned too.
+    """Return the `ShardingSpec` of a value of `pmap` whose replicas are sharded too.
 
     Args:
         nrep: The number of replicas.
         axis_size: The size of the mapped axis, which divides `nrep`.
         npart: The number of devices of each replica.
-        parts: For each dimension of `sharded_aval` the number of parts; None for copies.
+        parts: The number of tiles of each dimension of `sharded_aval`; None for replicated.
         sharded_aval: The type of one replica's value, without the mapped dimension.
-        map_axis: The mapped dimension; None for copies of the whole.
+        map_axis: The mapped dimension; None for replicated.
 
     Raises:
         TilingError: `axis_size` does not divide `nrep`, or `parts` does not match `npart`.
@@ -180,14 +180,14 @@ def pmap_sharding_spec_of_parts(
 
 
 def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]:
-    """Which part of an array each device of a spec's grid holds, in the grid's order.
+    """Return the index of the shard on each device of a spec's grid, in the grid's order.
 
     Args:
-        shape: Of the array, in elements.
-        spec: How it is cut and dealt.
+        shape: The shape of the array.
+        spec: The `ShardingSpec`.
 
     Raises:
-        GeometryError: The shape can't be cut so.
+        GeometryError: The spec does not fit the shape.
 
     Example:
         >>> spec = ShardingSpec((Chunked((2,)),), (Replicated(2), ShardedAxis(0)))
@@ -198,12 +198,12 @@ def spec_to_indices(shape: Sequence[int], spec: ShardingSpec) -> tuple[Any, ...]
 
 
 def buffers_on(x: Any, devices: Sequence[Any], replicate: bool = False) -> list[Any]:
-    """An array on each of some devices: the era's `pxla.device_put`.
+    """Put an array on each of some devices: `pxla.device_put` of 2022.
 
     Args:
-        x: One array for each device, or one for all.
+        x: A sequence with an array for each device, or with `replicate` one array.
         devices: The devices.
-        replicate: Whether `x` is one array for all.
+        replicate: True if `x` is one array for all devices.
     """
     values: Iterable[Any] = [x] * len(devices) if replicate else x
     pieces = [xlashard.device_put(v, d) for v, d in zip(values, devices, strict=True)]
@@ -218,15 +218,15 @@ class InputsHandlerMode(Enum):
 
 
 def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: Any) -> list[Any]:
-    """Put the piece of an array at each index on one device: the era's `pxla._shard_arg`.
+    """Put the shard of an array at each index on one device: `pxla._shard_arg` of 2022.
 
-    A piece that lies on its device already is not copied.
+    A shard that is on its device already is not copied.
 
     Args:
         x: An array, a NumPy array or a number.
         devices: The devices.
         arg_indices: An index of `x` for each device.
-        mode: An `InputsHandlerMode`; it does not change the pieces.
+        mode: An `InputsHandlerMode`, which has no effect.
 
     Returns:
         An array on each device.
@@ -254,19 +254,19 @@ def shard_arg(x: Any, devices: Sequence[Any], arg_indices: Sequence[Any], mode: 
 def shard_args(
     devices: Sequence[Any], indices: Sequence[Sequence[Any]], mode: Any, args: Sequence[Any]
 ) -> list[list[Any]]:
-    """Put the pieces of several arrays on devices: the era's `pxla.shard_args`.
+    """Put the shards of several arrays on devices: `pxla.shard_args` of 2022.
 
     Args:
         devices: The devices.
         indices: For each array an index for each device.
-        mode: An `InputsHandlerMode`; it does not change the pieces.
+        mode: An `InputsHandlerMode`, which has no effect.
         args: The arrays.
     """
     return [shard_arg(x, devices, of_x, mode) for x, of_x in zip(args, indices, strict=True)]
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> Any:
-    """An index of contiguous elements in a form that can be compared."""
+    """Return the bounds of an index of contiguous elements, for comparison."""
     entries = index if isinstance(index, tuple) else (index,)
     if any(entry is Ellipsis or entry is None for entry in entries):
         return None
@@ -278,11 +278,11 @@ def _bounds(index: Any, shape: Sequence[int]) -> Any:
 
 
 def tile_aval_nd(axis_sizes: Mapping[str, int], in_axes: Mapping[str, int], aval: Any) -> Any:
-    """The type of one tile of an array.
+    """Return the type of one tile of an array.
 
     Args:
         axis_sizes: The sizes of the mesh's axes.
-        in_axes: From mesh axes to the dimensions that they cut.
+        in_axes: Mesh axis to sharded dimension.
         aval: The type of the array.
 
     Raises:
@@ -293,7 +293,7 @@ def tile_aval_nd(axis_sizes: Mapping[str, int], in_axes: Mapping[str, int], aval
 
 
 def untile_aval_nd(axis_sizes: Mapping[str, int], out_axes: Mapping[str, int], aval: Any) -> Any:
-    """The type of the array that tiles of a type make up; see `tile_aval_nd`."""
+    """Return the type of the array whose tiles have a type; see `tile_aval_nd`."""
     shape = list(aval.shape)
     for axis, dim in out_axes.items():
         shape[dim] *= axis_sizes[axis]
@@ -301,7 +301,7 @@ def untile_aval_nd(axis_sizes: Mapping[str, int], out_axes: Mapping[str, int], a
 
 
 def show_axes(axes: Iterable[str]) -> str:
-    """Names of axes as messages list them.
+    """Return the names of axes as a text for messages.
 
     Args:
         axes: The names.
@@ -310,7 +310,7 @@ def show_axes(axes: Iterable[str]) -> str:
 
 
 def hashable_index(idx: Any) -> Any:
-    """An index with pairs in place of its slices, which can be compared and be a key.
+    """Return an index with pairs in place of slices, which is hashable.
 
     Args:
         idx: A slice, a number, or a tuple of those.

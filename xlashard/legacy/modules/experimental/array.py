@@ -1,4 +1,4 @@
-"""`jax.experimental.array`, where `Array` was before it was `jax.Array`."""
+"""`jax.experimental.array`, the first module of `jax.Array`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class _ArrayType(type):
-    """Arrays of JAX and of this package count as instances."""
+    """Metaclass that counts concrete arrays of JAX and of this package as instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, jax.Array) and not isinstance(instance, Tracer)
@@ -37,7 +37,7 @@ class _ArrayType(type):
 
 
 class Array(metaclass=_ArrayType):
-    """An array over devices: `isinstance` holds for every `jax.Array`, calling it makes one.
+    """Array class: every concrete `jax.Array` is an instance, and calling it makes one.
 
     Example:
         >>> one = jax.numpy.ones(3)
@@ -54,7 +54,7 @@ class Array(metaclass=_ArrayType):
         committed: bool = True,
         _skip_checks: bool = False,
     ) -> Any:
-        """Make an array of the pieces on its devices.
+        """Make an array of single-device arrays.
 
         Args:
             aval: Its type, or its shape.

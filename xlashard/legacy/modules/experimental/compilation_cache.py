@@ -1,4 +1,4 @@
-"""What `jax.experimental.compilation_cache.compilation_cache` had besides today's names."""
+"""`jax.experimental.compilation_cache.compilation_cache`."""
 
 import jax
 

@@ -51,7 +51,7 @@ def _hashed_index(x: Index) -> int:
 
 
 class _GdaFastPathArgs(NamedTuple):
-    """What the constructor was spared; it may be given, and is not looked at."""
+    """Precomputed arguments of the constructor, which ignores them."""
 
     global_indices_replica_ids: Mapping[Device, tuple[Index, int]]
     local_devices: Sequence[Device]
@@ -60,7 +60,7 @@ class _GdaFastPathArgs(NamedTuple):
 _GDA = "jax.experimental.global_device_array"
 _DEVICE_ARRAYS = "xlashard.legacy.arrays.device_arrays"
 _MAKE = "jax.make_array_from_callback(shape, NamedSharding(mesh, P(...)), data_callback)"
-_KEPT = "The mapping can't be changed, for every call gives the same one."
+_KEPT = "The mapping is immutable, because it is cached."
 
 
 def _gda(name: str, today: str, note: str = "") -> Entry:
@@ -73,7 +73,7 @@ def _member(name: str, gone: str, today: str) -> Entry:
     return Entry(f"jax.Array.{name}", gone, "works", source, today)
 
 
-# An array of today passes for one of the era's classes, so it must have their members.
+# Today's arrays are instances of the classes of 2022, so they need their members.
 _MEMBERS = (
     ("device_buffer", "0.4.22", "x.addressable_data(0)"),
     ("device_buffers", "0.4.22", "[shard.data for shard in x.addressable_shards]"),
@@ -88,10 +88,10 @@ ENTRIES: tuple[Entry, ...] = (
     _gda(
         "GlobalDeviceArray",
         _MAKE,
-        "It is an Array besides: an operation on one gives one. What the constructor is given is "
-        "checked also with `_enable_checks=False`, and it is pickled with its mesh.",
+        "It is also an Array: operations on it return Arrays. The constructor checks its arguments "
+        "even with `_enable_checks=False`, and pickling includes the mesh.",
     ),
-    _gda("Shard", "x.addressable_shards", "Two are equal if they are the same place."),
+    _gda("Shard", "x.addressable_shards", "Shards are equal if device, index and replica id are."),
     _gda("get_shard_indices", "NamedSharding(mesh, P(...)).devices_indices_map(shape)", _KEPT),
     _gda(
         "get_shard_indices_replica_ids",
@@ -101,7 +101,7 @@ ENTRIES: tuple[Entry, ...] = (
     _gda(
         "get_shard_shape",
         "NamedSharding(mesh, P(...)).shard_shape(shape)",
-        "A dimension that does not divide is an error; it was rounded down.",
+        "A dimension that is not divisible is an error; its size was rounded down.",
     ),
     _gda("_get_shard_indices_replica_ids_uncached", "x.global_shards"),
     _gda("_GdaFastPathArgs", _MAKE),
@@ -118,7 +118,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{_DEVICE_ARRAYS}:DeviceArray",
         "jax.Array",
-        "`isinstance` holds for every array on this process's devices, also for those of today.",
+        "`isinstance` is True for every fully addressable array, including today's.",
     ),
     *(_member(name, gone, today) for name, gone, today in _MEMBERS),
     Entry(
@@ -127,6 +127,6 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{_DEVICE_ARRAYS}:device_itself",
         "x.device",
-        "`x.device()` was a method; now that `x.device` is the device, calling it gives it again.",
+        "`x.device()` was a method; `x.device` is the device today, and calling it returns it.",
     ),
 )

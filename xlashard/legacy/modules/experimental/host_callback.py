@@ -1,4 +1,4 @@
-"""`jax.experimental.host_callback`: functions of the host that programs call while they run."""
+"""`jax.experimental.host_callback`: Python functions that programs call on the host."""
 
 import sys
 from collections.abc import Callable
@@ -25,15 +25,15 @@ def call(
     device_index: int = 0,
     callback_flavor: Any = None,
 ) -> Any:
-    """Calls a function of the host with values of the program, and takes its results back.
+    """Call a Python function on the host, and return its result to the program.
 
     Args:
         callback_func: The function, of one argument.
-        arg: Its argument: a tree of arrays, which the function gets as arrays of NumPy.
-        result_shape: A tree like its result, of what has a shape and a dtype; None if it has none.
-        call_with_device: To tell it on which device, which is refused.
-        device_index: On which of the devices; they all share one host here.
-        callback_flavor: Not looked at.
+        arg: The argument: a pytree of arrays, converted to NumPy arrays.
+        result_shape: A pytree of shapes and dtypes like the result; None for no result.
+        call_with_device: Not supported.
+        device_index: Ignored.
+        callback_flavor: Ignored.
 
     Raises:
         RefusedError: `call_with_device` is on.
@@ -70,17 +70,17 @@ def id_tap(
     callback_flavor: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Shows values of a program to a function of the host, and goes on with them.
+    """Call a Python function on the host for its effect, and return the values.
 
     Args:
-        tap_func: The function: of the values, of the transformations that they went through, of
-            which it is told none, and of `kwargs`.
-        arg: The values: a tree of arrays, which the function gets as arrays of NumPy.
-        result: What to go on with instead.
-        tap_with_device: To tell it on which device, which is refused.
-        device_index: On which of the devices; they all share one host here.
-        callback_flavor: Not looked at.
-        **kwargs: For the function.
+        tap_func: The function of the values, of the transformations (always `()`), and of
+            `kwargs`.
+        arg: The values: a pytree of arrays, converted to NumPy arrays.
+        result: The value to return instead of `arg`.
+        tap_with_device: Not supported.
+        device_index: Ignored.
+        callback_flavor: Ignored.
+        **kwargs: Keyword arguments of the function.
 
     Returns:
         `arg`, or `result` if that is given.
@@ -117,16 +117,16 @@ def id_print(
     threshold: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Prints values of a program, and goes on with them.
+    """Print values of a program, and return them.
 
     Args:
-        arg: The values: a tree of arrays.
-        result: What to go on with instead.
-        tap_with_device: To print on which device, which is refused.
-        device_index: On which of the devices; they all share one host here.
-        output_stream: Where to; by default the standard output.
-        threshold: From how many elements on only the first and last ones are printed.
-        **kwargs: What to print in front.
+        arg: The values: a pytree of arrays.
+        result: The value to return instead of `arg`.
+        tap_with_device: Not supported.
+        device_index: Ignored.
+        output_stream: The stream; the standard output by default.
+        threshold: The number of elements above which arrays are summarized.
+        **kwargs: Labels printed before the values.
 
     Returns:
         `arg`, or `result` if that is given.
@@ -142,10 +142,10 @@ def id_print(
 
 
 def barrier_wait(logging_name: str | None = None) -> None:
-    """Waits until all functions of the host that programs have called so far are done.
+    """Wait until all pending host callbacks are done.
 
     Args:
-        logging_name: Not looked at.
+        logging_name: Ignored.
     """
     jax.effects_barrier()
 
@@ -168,7 +168,8 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:id_tap",
         "jax.debug.callback",
-        "the function is told of no transformations, and under vmap gets one element at a time",
+        "the list of transformations is empty, and under vmap the function gets one element at a "
+        "time",
     ),
     Entry(
         f"{_NAME}.id_print",
@@ -193,7 +194,7 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:call_with_device",
         "jax.experimental.io_callback",
-        "callbacks of today are not told on which device their program runs",
+        "callbacks do not receive the device of their program",
     ),
     Entry(
         f"{_NAME}.stop_outfeed_receiver",
@@ -201,6 +202,6 @@ ENTRIES: tuple[Entry, ...] = (
         "refused",
         f"{__name__}:stop_outfeed_receiver",
         "jax.effects_barrier()",
-        "no thread receives what programs send, so there is none to stop",
+        "callbacks need no receiver thread",
     ),
 )

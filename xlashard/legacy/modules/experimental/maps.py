@@ -1,4 +1,4 @@
-"""What `jax.experimental.maps` held."""
+"""`jax.experimental.maps`: meshes, `thread_resources` and `xmap`."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class FrozenDict(Mapping[Any, Any]):
-    """A dict that can't be changed and has a hash, made by the arguments of `dict`.
+    """Immutable, hashable dict.
 
     Example:
         >>> axes = FrozenDict({"x": 0}, y=1)
@@ -82,7 +82,7 @@ class FrozenDict(Mapping[Any, Any]):
 
 _HOME = "jax.experimental.maps"
 
-_NO_XMAP = "JAX has no xmap and none of its loops any more"
+_NO_XMAP = "xmap and its loops have no replacement with the same interface"
 _SHARD_MAP = "jax.shard_map(f, mesh=mesh, in_specs=P('x'), out_specs=P('x'))"
 
 _REFUSED = (
@@ -101,7 +101,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:Mesh",
         "jax.sharding.Mesh",
-        "What it makes are meshes of today; also of fake devices, and of those without a hash.",
+        "It makes today's meshes, and meshes of fake devices, hashable or not.",
     ),
     Entry(
         f"{_HOME}.mesh",
@@ -116,7 +116,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:thread_resources",
         "jax.sharding.get_mesh()",
-        "Of its attributes `env`, which can be assigned, and `stack` are there.",
+        "It has the attributes `env`, which can be assigned, and `stack`.",
     ),
     Entry(
         f"{_HOME}.ResourceEnv",
@@ -124,7 +124,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:ResourceEnv",
         "with jax.set_mesh(mesh): ...",
-        "Its `loops` are `()`, for there is no `xmap`; with others it can't be put in force.",
+        "Its `loops` are `()`, because `xmap` was removed; others cannot be assigned.",
     ),
     Entry(
         f"{_HOME}.EMPTY_ENV", "0.4.31", "works", f"{__name__}:EMPTY_ENV", "jax.sharding.get_mesh()"
@@ -142,7 +142,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:_positional_semantics",
         "jax.make_array_from_process_local_data(sharding, local)",
-        "Its `val` counts where `jax_array` is off, as it did.",
+        "Its `val` has an effect while `jax_array` is off.",
     ),
     Entry(f"{_HOME}.Loop", "0.4.31", "differs", f"{__name__}:Loop", "jax.lax.map(f, xs)", _NO_XMAP),
     *(

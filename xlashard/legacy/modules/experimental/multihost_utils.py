@@ -1,4 +1,4 @@
-"""`jax.experimental.multihost_utils`; what is not here is as it is today."""
+"""`jax.experimental.multihost_utils`, with the signatures and results of 2022."""
 
 from typing import Any
 
@@ -27,22 +27,22 @@ __all__ = [
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
-    """Brings the values of all processes to every process, and arrays of several in whole.
+    """Gather the values of all processes, and the global value of arrays that span processes.
 
-    All processes must call it, with trees of the same leaves, dtypes and shapes.
+    All processes must call it, with equal tree structures, dtypes and shapes.
 
     Args:
-        in_tree: NumPy arrays, numbers, Arrays, GlobalDeviceArrays, arrays and keys of JAX, or a
-            pytree of them.
-        tiled: False stacks the values of the processes: `[processes, ...]`. True puts them one
-            after the other along their first dimension. A GlobalDeviceArray, and an array that
-            spans processes, is one value, and that is what comes of it in either case.
+        in_tree: NumPy arrays, numbers, Arrays, GlobalDeviceArrays, arrays and PRNG keys of JAX, or
+            a pytree of them.
+        tiled: False stacks the values: `[processes, ...]`. True concatenates them along their
+            first dimension. For a GlobalDeviceArray, and an array that spans processes, both
+            return the global value.
 
     Returns:
         `in_tree` with a NumPy array for every value.
 
     Raises:
-        ProcessesError: Processes that did not come, or with another tree; by process and path.
+        ProcessesError: Processes timed out, or passed another tree; names processes and paths.
 
     Example:
         >>> process_allgather({"loss": np.float32(0.5)})
@@ -56,7 +56,7 @@ def _gathered(in_tree: Any, tiled: bool) -> Any:
     leaves, treedef = jax.tree.flatten(in_tree)
 
     def only(chosen: list[bool]) -> Any:
-        """The tree with None, which is no leaf, in place of what was not chosen."""
+        """Return the tree with None, which is not a leaf, for the other leaves."""
         kept = [x if choose else None for x, choose in zip(leaves, chosen, strict=True)]
         return treedef.unflatten(kept)
 
@@ -65,7 +65,7 @@ def _gathered(in_tree: Any, tiled: bool) -> Any:
     each = [not one for one in one_value]
     if not any(one_value):
         return multihost.process_allgather(in_tree, tiled)
-    # A call for each kind that is there, which is the same in all processes.
+    # One call per kind that occurs, which is equal in all processes.
     gathered = jax.tree.leaves(multihost.process_allgather(only(spans), True)) if any(spans) else []
     stacked = jax.tree.leaves(multihost.process_allgather(only(each), tiled)) if any(each) else []
     whole, own = iter(gathered), iter(stacked)
@@ -77,22 +77,22 @@ def _gathered(in_tree: Any, tiled: bool) -> Any:
 
 
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Puts the host-local values of all processes together to global arrays.
+    """Convert host-local values to global arrays.
 
     Args:
-        local_inputs: What this process has: NumPy arrays, numbers, Arrays, or a pytree of them.
-        global_mesh: The mesh. The devices of each process must be a contiguous box of it.
+        local_inputs: Host-local NumPy arrays, numbers, Arrays, or a pytree of them.
+        global_mesh: The mesh. The devices of each process must form a contiguous box in it.
         pspecs: A PartitionSpec, or None for replicated, for all of `local_inputs` or as a pytree
             prefix of it.
 
     Returns:
-        `local_inputs` with an Array over all devices of the mesh for every value; without
-        `jax_array` a GlobalDeviceArray, which the era's `pjit` takes for global.
+        `local_inputs` with an Array over the mesh for every value; with `jax_array` off a
+        GlobalDeviceArray, which `legacy.pjit` takes as global.
 
     Raises:
-        BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
-        PlacementError: A shape that can't be dealt out, with its path.
-        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
+        BoxError: The devices of a process are not contiguous, or this process has none.
+        PlacementError: A shape is not divisible; names its path.
+        ArgumentError: A value or spec is invalid; names its path.
     """
     with short_tracebacks:
         out = multihost.host_local_array_to_global_array(local_inputs, global_mesh, pspecs)
@@ -100,24 +100,23 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
 
 
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Makes of global arrays what this process holds of them.
+    """Convert global arrays to host-local ones.
 
     Args:
-        global_inputs: Arrays or GlobalDeviceArrays over the devices of the mesh, or a pytree of
-            them.
-        global_mesh: The mesh. The devices of each process must be a contiguous box of it.
+        global_inputs: Arrays or GlobalDeviceArrays over the mesh, or a pytree of them.
+        global_mesh: The mesh. The devices of each process must form a contiguous box in it.
         pspecs: A PartitionSpec, or None for replicated, for all of `global_inputs` or as a pytree
             prefix of it.
 
     Returns:
-        `global_inputs` with an Array over this process's part of the mesh for every value; without
-        `jax_array` a ShardedDeviceArray, or a DeviceArray if it has one device there. An array
-        whose devices all belong to this process comes back as the same object.
+        `global_inputs` with an Array over this process's local mesh for every value; with
+        `jax_array` off a ShardedDeviceArray, or a DeviceArray on one device. A fully addressable
+        array is returned unchanged.
 
     Raises:
-        BoxError: A mesh in which the devices of a process leave a gap, or this process has none.
-        PlacementError: A shape that can't be dealt out, with its path.
-        ArgumentError: A value that no device can hold, or a spec that is none, with its path.
+        BoxError: The devices of a process are not contiguous, or this process has none.
+        PlacementError: A shape is not divisible; names its path.
+        ArgumentError: A value or spec is invalid; names its path.
     """
     with short_tracebacks:
         out = multihost.global_array_to_host_local_array(global_inputs, global_mesh, pspecs)
@@ -126,30 +125,30 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 
 
 def _is_local(x: Any) -> bool:
-    """Return whether a value is an array of this process alone, and no GlobalDeviceArray."""
+    """Return True for a fully addressable array that is not a GlobalDeviceArray."""
     return isinstance(x, jax.Array) and x.is_fully_addressable and not is_gda(x)
 
 
 def _in_mode(tree: Any, mode: ArrayMode, kind: type[Array] | None) -> Any:
-    """The Arrays of a tree as the world's: of a class, or of that for what a process has."""
+    """Return a tree whose Arrays have the class of the mode; None for the host-local class."""
 
     def made(x: Any) -> Any:
         if not isinstance(x, Array):
             return x
         if mode.jax_array:
             return x.to_jax()
-        wanted = kind or device_array_class(x.to_jax())
-        return x if type(x) is wanted else as_kind(x, wanted)
+        array_class = kind or device_array_class(x.to_jax())
+        return x if type(x) is array_class else as_kind(x, array_class)
 
     return jax.tree.map(made, tree)
 
 
 _THERE = "jax.experimental.multihost_utils"
-# Since when it takes GlobalDeviceArrays no more.
+# The first release that does not take GlobalDeviceArrays.
 _GONE = "0.4.7"
 _KINDS = (
-    "Specs may be None for replicated, and the era's. Without `jax_array` it gives what the era's "
-    "`pjit` takes: "
+    "Specs may be None for replicated, and the `PartitionSpec` of 2022. With `jax_array` off it "
+    "returns the arguments of `legacy.pjit`: "
 )
 _WHO = "Values keep their dtypes, and errors name the processes and the paths of what differs."
 
@@ -160,7 +159,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         __name__,
         "from xlashard import multihost",
-        "What is not listed here is as it is today.",
+        "Its other names are unchanged.",
     ),
     Entry(
         f"{_THERE}.process_allgather",
@@ -183,7 +182,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:sync_global_devices",
         "multihost.sync_global_devices(name)",
-        "An error says who did not come, or came with another name.",
+        "Errors name the missing processes, or those with another name.",
     ),
     Entry(
         f"{_THERE}.assert_equal",
@@ -207,6 +206,6 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:global_array_to_host_local_array",
         "multihost.global_array_to_host_local_array(x, mesh, specs)",
-        _KINDS + "this process's part.",
+        _KINDS + "host-local arrays.",
     ),
 )

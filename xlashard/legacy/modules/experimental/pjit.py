@@ -1,4 +1,4 @@
-"""What `jax.experimental.pjit` held."""
+"""`jax.experimental.pjit`, with the internals that programs use."""
 
 from xlashard import (
     FROM_GDA,
@@ -147,7 +147,7 @@ _PARSE = "xlashard.sharding.parse"
 _STAGES = "xlashard.legacy.modes.mode_stages"
 
 _SPECS = "sharding.spec"
-_INNER = "xlashard makes programs in other steps than JAX did then"
+_INNER = "xlashard has other compilation stages than JAX had then"
 
 _WORKS = (
     ("with_sharding_constraint", "0.4.24", "jax.lax.with_sharding_constraint(x, sharding)"),
@@ -216,7 +216,7 @@ ENTRIES: tuple[Entry, ...] = (
         "works",
         f"{__name__}:pjit",
         "jax.jit(f, in_shardings=..., out_shardings=...)",
-        "Also with `in_axis_resources` and `out_axis_resources`, gone since 0.4.14.",
+        "It also takes `in_axis_resources` and `out_axis_resources`, removed in 0.4.14.",
     ),
     Entry(
         f"{_HOME}.AUTO",
@@ -224,7 +224,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{__name__}:AUTO",
         "xlashard.AUTO",
-        "`AUTO(mesh)`, as it was from 0.4.9 on, is `AUTO`: the mesh is the one in force.",
+        "`AUTO(mesh)`, the form since 0.4.9, is `AUTO`: the mesh is the one in force.",
     ),
     *(
         Entry(f"{_HOME}.{name}", "0.4.7", "works", f"{__name__}:{name}", today)

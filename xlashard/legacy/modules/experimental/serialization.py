@@ -1,4 +1,4 @@
-"""Checkpoints of single arrays."""
+"""`jax.experimental.gda_serialization` and `array_serialization`: checkpoints of single arrays."""
 
 from xlashard.legacy.modules.entry import Entry, Treatment
 
@@ -9,8 +9,8 @@ _FILES = "jax.experimental.array_serialization.tensorstore_impl"
 _MODULE = "from jax.experimental.array_serialization import serialization"
 _GONE = "0.4.12"
 _ZSTD = (
-    "Pieces are packed by zstd, which is faster than the era's gzip; either is read, whatever a "
-    "spec says. A part that is missing is an error, where it was read as zeros."
+    "Shards are compressed with zstd, which is faster than gzip; both are read, whatever the spec. "
+    "A missing chunk is an error instead of zeros."
 )
 
 
@@ -26,7 +26,7 @@ ENTRIES: tuple[Entry, ...] = (
     _entry(
         "_get_metadata",
         "get_tensorstore_spec(path, arr=x)['metadata']",
-        "The compressor is zstd, not gzip; `dtype` is there, which today's function leaves out.",
+        "The compressor is zstd, not gzip; `dtype` is included, which today's function omits.",
     ),
     _entry("_spec_has_metadata", "'metadata' in spec"),
     _entry("TS_CONTEXT"),
@@ -38,22 +38,22 @@ ENTRIES: tuple[Entry, ...] = (
     _entry("run_deserialization", note=_ZSTD),
     _entry(
         "AsyncManager",
-        note="A process that fails says so to the others, which raise it at once.",
+        note="An error of one process is raised in all processes immediately.",
     ),
     _entry("GlobalAsyncCheckpointManagerBase"),
     _entry(
         "GlobalAsyncCheckpointManager",
-        note="A process that fails says so to the others, which raise it at once.",
+        note="An error of one process is raised in all processes immediately.",
     ),
-    _entry("BarrierTimeoutError", note="It is what is raised for any failure of other processes."),
+    _entry("BarrierTimeoutError", note="It is raised for every failure of another process."),
     Entry(
         _OF_ARRAYS,
         _GONE,
         "differs",
         _HERE,
         _MODULE,
-        "Takes the arguments of 2022 and of today, and gives GlobalDeviceArrays without "
-        "`jax_array`.",
+        "It takes the arguments of 2022 and today's, and returns GlobalDeviceArrays with "
+        "`jax_array` off.",
     ),
     Entry(
         f"{_OF_ARRAYS}._get_metadata",
@@ -61,6 +61,6 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         f"{_HERE}:_get_metadata",
         "get_tensorstore_spec(path, arr=x)['metadata']",
-        "The compressor is zstd, not gzip; `dtype` is there, which today's function leaves out.",
+        "The compressor is zstd, not gzip; `dtype` is included, which today's function omits.",
     ),
 )

@@ -1,4 +1,4 @@
-"""What `jax.interpreters.pxla` held."""
+"""`jax.interpreters.pxla`, also reachable as `jax.pxla`."""
 
 from collections import OrderedDict
 from typing import Any
@@ -154,7 +154,7 @@ __all__ = [
 _HOME = "jax.interpreters.pxla"
 _PARSE = "xlashard.sharding.parse"
 
-_INNER = "it was a part of JAX's machinery, and nothing asks it any more"
+_INNER = "it was internal to JAX, and today's JAX does not use it"
 _PROGRAM = "jax.jit(f, in_shardings=..., out_shardings=...).lower(*args).compile()"
 
 _PIECES = "[jax.device_put(x[index], device) for index, device in zip(indices, devices)]"
@@ -226,8 +226,8 @@ ENTRIES: tuple[Entry, ...] = (
             "differs",
             f"{__name__}:{name}",
             "jax.Array",
-            "`isinstance` holds for every array on several devices of this process, also for "
-            "those of today.",
+            "`isinstance` is True for every fully addressable array on several devices, including "
+            "today's.",
         )
         for home in (_HOME, "jax.pxla")
         for name in ("ShardedDeviceArray", "_ShardedDeviceArray")

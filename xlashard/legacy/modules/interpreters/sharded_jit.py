@@ -1,4 +1,4 @@
-"""What `jax.interpreters.sharded_jit` held."""
+"""`jax.interpreters.sharded_jit`."""
 
 from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry
@@ -13,7 +13,7 @@ __all__ = [
     "with_sharding_constraint",
 ]
 
-_NO_SHARDED_JIT = "JAX has no sharded_jit any more, and what it was told is said to jit"
+_NO_SHARDED_JIT = "jax.jit takes its arguments today"
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
@@ -22,7 +22,7 @@ ENTRIES: tuple[Entry, ...] = (
         "differs",
         __name__,
         "jax.jit",
-        "`PartitionSpec` is there; the functions refuse.",
+        "`PartitionSpec` works; the functions are refused.",
     ),
     Entry(
         "jax.interpreters.sharded_jit.sharded_jit",

@@ -1,4 +1,4 @@
-"""What `jax.interpreters.xla` held, beside what it holds today."""
+"""`jax.interpreters.xla`, also reachable as `jax.xla`."""
 
 from typing import Any
 
@@ -57,15 +57,15 @@ __all__ = [
 
 _HOME = "jax.interpreters.xla"
 
-_NOTE = "`isinstance` holds for every array on this process's devices, also for those of today."
+_NOTE = "`isinstance` is True for every fully addressable array, including today's."
 _MLIR = "jax.interpreters.mlir.register_lowering(primitive, rule)"
-_RULES = "XLA's own builders are gone from JAX, whose rules write MLIR"
+_RULES = "JAX's lowering rules emit MLIR instead of calling XLA builders"
 
 _REFUSED = (
     ("backend_specific_translations", _MLIR, _RULES),
     ("register_translation", _MLIR, _RULES),
     ("translations", _MLIR, _RULES),
-    ("xla_call_p", "jaxpr.eqns[0].primitive.name == 'jit'", "jit is one primitive with pjit"),
+    ("xla_call_p", "jaxpr.eqns[0].primitive.name == 'jit'", "jit and pjit are one primitive"),
 )
 
 ENTRIES: tuple[Entry, ...] = (
