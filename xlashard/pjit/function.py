@@ -42,7 +42,7 @@ from xlashard.pjit.primitive import (
 )
 from xlashard.pjit.recompile.ledger import Ledger
 from xlashard.pjit.recompile.making import Making
-from xlashard.pjit.reductions import has_reductions
+from xlashard.pjit.reductions import check_axes, has_reductions
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
 from xlashard.pjit.run import Giving, Results, run_repeatably
@@ -118,6 +118,12 @@ class Function:
             check_values(values, self.parameters.paths(args, kwargs))
         try:
             traced = self.tracer(args, kwargs, mesh)
+        except AssertionError:
+            # JAX 0.11 asserts that no mesh of an unreduced value has automatic axes.
+            for value in values:
+                if isinstance(value, jax.Array):
+                    check_axes(jax.typeof(value), self.name)
+            raise
         except RuntimeError:
             if not context.is_tracing_forbidden():
                 raise

@@ -30,12 +30,7 @@ def check_reductions(jaxpr: Any, name: str) -> None:
         if not before and not any(map(_unreduced, eqn.outvars)):
             continue
         kind = eqn.primitive.name
-        if auto := _auto_axes(eqn):
-            raise UnreducedError(
-                f"{name} has an unreduced value, {_first_unreduced(eqn)}, on a mesh with the Auto "
-                f"axes {auto}, where XLA would reduce it twice: use a mesh of Explicit axes, by "
-                "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit, ...))"
-            )
+        check_axes(_unreduced_aval(eqn), name)
         if not uses_shardy():
             raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
                 f"{name} has an unreduced value, {_first_unreduced(eqn)}, which the GSPMD "
@@ -61,6 +56,21 @@ def check_reductions(jaxpr: Any, name: str) -> None:
                 raise UnreducedError(
                     f"{name} reshards {dtype_name(x.aval)} to {dtype_name(out.aval)}: {problem}"
                 )
+
+
+def check_axes(aval: Any, name: str) -> None:
+    """Refuse an unreduced value on a mesh that has automatic axes too.
+
+    Raises:
+        UnreducedError: With those axes.
+    """
+    auto = _auto_axes(aval) if unreduced_axes(aval) else []
+    if auto:
+        raise UnreducedError(
+            f"{name} has an unreduced value, {dtype_name(aval)}, on a mesh with the Auto axes "
+            f"{auto}, where XLA would reduce it twice: use a mesh of Explicit axes, by "
+            "Mesh(devices, axis_names, axis_types=(jax.sharding.AxisType.Explicit, ...))"
+        )
 
 
 def has_reductions(aval: Any, sharding: XLACompatibleSharding | None) -> bool:
@@ -127,8 +137,8 @@ def _copies_constant(eqn: Any) -> bool:
     return kind == "iota"
 
 
-def _auto_axes(eqn: Any) -> list[str]:
-    """The automatic axes of the mesh of an equation's unreduced values."""
-    mesh = _unreduced_aval(eqn).sharding.mesh
+def _auto_axes(aval: Any) -> list[str]:
+    """Return the automatic axes of the mesh in a value's type."""
+    mesh = aval.sharding.mesh
     types = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return [name for name, size, kind in types if kind == AxisType.Auto and size > 1]
