@@ -14,10 +14,10 @@ from tests.pictures.pods import CountingList, Pod, PodDevice, pod
 from tests.pictures.specs import specs
 from xlashard import AbstractMesh, GSPMDSharding, Mesh, NamedSharding, P, Sharding
 from xlashard.geometry import Tiling, holder_runs
+from xlashard.pictures.formatting import index_text
 from xlashard.pictures.palette import BLANK
 from xlashard.pictures.plan import plan_picture
 from xlashard.pictures.subject import LISTED, read_subject
-from xlashard.pictures.words import index_text
 
 DEVICES = jax.devices()
 

@@ -22,15 +22,15 @@ _MOST = 16
 
 @dataclass(frozen=True, repr=False)
 class ShardingPicture(Printable):
-    """How an array lies on its devices. Made by `xlashard.visualize`.
+    """Picture of an array's sharding. Made by `xlashard.visualize`.
 
     A prompt and a notebook show it by themselves, `print(picture)` writes it as plain text, and
     `picture.print()` or rich's `print` in colours: one for each tile. Copies of a tile are in one
     cell. Thick lines run between the devices of different hosts.
 
     Attributes:
-        subject: What is drawn.
-        max_tiles: How many tiles are drawn along a dimension; of more, the first and the last.
+        subject: The array.
+        max_tiles: Maximum number of tiles drawn along a dimension; of more, the first and the last.
     """
 
     subject: Subject
@@ -42,11 +42,11 @@ class ShardingPicture(Printable):
         return plan_picture(self.subject, self.max_tiles)
 
     def to_svg(self) -> str:
-        """The picture as an SVG file, which needs nothing else and suits any background."""
+        """Return the picture as an SVG file, which needs nothing else and suits any background."""
         return svg_text(self.plan, alone=True)
 
     def to_html(self) -> str:
-        """A page with the picture and a table of its tiles."""
+        """Return a page with the picture and a table of its tiles."""
         return page(self.plan)
 
     def _writers(self) -> Mapping[str, Callable[[], str]]:
@@ -77,27 +77,27 @@ def visualize(
 def visualize(
     x: Any, sharding: Any = None, *, max_tiles: int = _MOST
 ) -> ShardingPicture | TreePicture:
-    """Draws how an array lies on its devices, or how one would.
+    """Draw how an array lies on its devices, or how one would.
 
     Nothing is read, moved or computed, and drawing costs what is drawn, however many devices there
     are. Nothing is printed either: a prompt and a notebook show what comes back.
 
     Args:
-        x: An array of xlashard or JAX; anything else with a `shape` and a `dtype`, such as a
+        x: An array of xlashard or JAX; any object with `shape` and `dtype`, such as a
             `jax.ShapeDtypeStruct`; a shape, such as `(8, 16)`; or a tree of arrays.
         sharding: A sharding of xlashard, of JAX or of your own, or a `PartitionSpec` where a mesh
             is in force; None for the array's own. On an `AbstractMesh`, positions stand for
             devices. It need not divide the shape. For a tree, one for all or a tree of them.
-        max_tiles: How many tiles to draw along a dimension, at least 2; of more, the first and the
-            last are drawn.
+        max_tiles: Maximum number of tiles drawn along a dimension, at least 2; of more, the first
+            and the last are drawn.
 
     Returns:
         The picture: `print` it, `picture.save("x.svg")`, or let a notebook show it. Of a tree, a
-        `TreePicture`, with a small picture of each of its biggest arrays.
+            `TreePicture`, with a small picture of each of its biggest arrays.
 
     Raises:
-        ArgumentError: `x` is neither array nor shape, nothing says its sharding, or it is being
-            traced and the compiler has yet to choose one.
+        ArgumentError: If `x` is neither array nor shape, has no sharding, or is traced and its
+            sharding is up to the compiler.
         GeometryError: The sharding doesn't fit the shape.
 
     Example:
@@ -129,7 +129,7 @@ def visualize(
 
 
 def html_of(x: Any, value: str = "") -> str | None:
-    """What a notebook shows of an array, or None where there is only one tile to show.
+    """Return the HTML of an array for notebooks, or None for a single tile.
 
     Args:
         x: The array; only its type and its sharding are looked at.

@@ -25,11 +25,11 @@ class Borders(NamedTuple):
 
     @classmethod
     def of(cls, cells: Sequence[Sequence[Cell | None]], *, has_hosts: bool) -> "Borders":
-        """The borders of a grid of tiles.
+        """Return the borders of a grid of tiles.
 
         Args:
             cells: Rows of tiles.
-            has_hosts: Whether there is more than one host in the picture.
+            has_hosts: Whether the picture has several hosts.
         """
         edge = THICK if has_hosts else THIN
         columns = list(zip(*cells, strict=True))
@@ -38,7 +38,7 @@ class Borders(NamedTuple):
         return cls(tuple(across), down)
 
     def crossing(self, row: int, column: int, *, ascii_only: bool = False) -> str:
-        """The character where the lines above a row and left of a column meet."""
+        """Return the character where the lines above a row and left of a column meet."""
         up = self.down[row - 1][column] if row else 0
         down = self.down[row][column] if row < len(self.down) else 0
         left = self.across[row][column - 1] if column else 0
@@ -49,7 +49,7 @@ class Borders(NamedTuple):
 
 
 def line(weight: int, *, down: bool, ascii_only: bool = False) -> str:
-    """The character of a straight line."""
+    """Return the character of a straight line."""
     if ascii_only:
         return ("|#" if down else "-=")[weight - 1]
     return ("│┃" if down else "─━")[weight - 1]

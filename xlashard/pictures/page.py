@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from html import escape
 
+from xlashard.pictures.formatting import facts, index_text, placed_text, title_text
 from xlashard.pictures.palette import INK
 from xlashard.pictures.plan import Cell, Picture
 from xlashard.pictures.svg import svg_text
-from xlashard.pictures.words import facts, index_text, placed_text, title_text
 
 # In a notebook nothing may reach beyond the fragment: styles stand on the elements themselves.
 _ROW = 'style="background:none"'
@@ -45,7 +45,7 @@ _TABLE = """
 
 
 def fragment(picture: Picture, value: str = "") -> str:
-    """The picture and its words as one element that can stand anywhere in a page.
+    """Return the picture and its words as one element that can stand anywhere in a page.
 
     Args:
         picture: The picture.
@@ -67,7 +67,7 @@ def fragment(picture: Picture, value: str = "") -> str:
 
 
 def page(picture: Picture) -> str:
-    """A page with the picture and a table of its tiles."""
+    """Return a page with the picture and a table of its tiles."""
     cells = list(picture.cells)
     caption = f"{len(cells):,} of {picture.num_tiles:,} tiles" if _is_short(picture) else ""
     table = _TABLE.format(
@@ -77,7 +77,7 @@ def page(picture: Picture) -> str:
 
 
 def page_of(title: str, body: str) -> str:
-    """A page of its own.
+    """Return a self-contained page.
 
     Args:
         title: Its title.

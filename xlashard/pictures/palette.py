@@ -1,4 +1,4 @@
-"""The colours of tiles: told apart with any kind of sight, and dark text can be read on each."""
+"""Tile colours, distinguishable with any colour vision and readable with dark text."""
 
 COLOURS = (
     "#77aadd",

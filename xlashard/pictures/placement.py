@@ -1,4 +1,4 @@
-"""Where each tile of one array is: slices and holders of just the tiles that are asked for."""
+"""Positions of the tiles of an array: slices and holders of the requested tiles."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ type Places = tuple[int, ...]
 
 
 def tile_number(places: Places, counts: Sequence[int]) -> int:
-    """The number of a tile, row-major."""
+    """Return the number of a tile, row-major."""
     number = 0
     for place, count in zip(places, counts, strict=True):
         number = number * count + place
@@ -20,7 +20,7 @@ def tile_number(places: Places, counts: Sequence[int]) -> int:
 
 
 class Placement(Protocol):
-    """What a picture asks of a sharding and a shape."""
+    """Sharding and shape, as needed by a picture."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ class Placement(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Placement(Protocol):
 
     @property
     def is_even(self) -> bool:
-        """Whether all tiles have that shape."""
+        """True if all tiles have that shape."""
         ...
 
     @property
@@ -48,11 +48,11 @@ class Placement(Protocol):
         ...
 
     def cut(self, dim: int, place: int) -> slice:
-        """One range of a dimension."""
+        """Return one range of a dimension."""
         ...
 
     def holders(self, places: Places, most: int) -> Runs:
-        """The positions of the devices that hold a tile, in at most so many runs."""
+        """Return the positions of the devices that hold a tile, as a limited number of runs."""
         ...
 
 
@@ -75,7 +75,7 @@ class Tiles:
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return self.tiling.num_devices
 
     @property
@@ -85,27 +85,27 @@ class Tiles:
 
     @property
     def is_even(self) -> bool:
-        """Whether all tiles have that shape."""
+        """True if all tiles have that shape."""
         return all(n % count == 0 for n, count in zip(self.shape, self.counts, strict=True))
 
     def cut(self, dim: int, place: int) -> slice:
-        """One range of a dimension."""
+        """Return one range of a dimension."""
         size, extent = self.shape[dim], self.tile[dim]
         return slice(min(place * extent, size), min((place + 1) * extent, size))
 
     def holders(self, places: Places, most: int) -> Runs:
-        """The positions of the devices that hold a tile, in at most so many runs."""
+        """Return the positions of the devices that hold a tile, as a limited number of runs."""
         return holder_runs(self.tiling.whole, tile_number(places, self.counts), most)
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Pieces of any size, from a list of what each device holds; some may be held by nobody.
+    """Pieces of any size, from the index of each device; some may have no holder.
 
     Attributes:
         cuts: For each dimension the ranges that anybody holds, in ascending order.
         held: The positions of the holders by the coordinates of the piece.
-        num_devices: How many devices there are.
+        num_devices: Number of devices.
         tile: The shape of the biggest piece.
     """
 
@@ -116,7 +116,7 @@ class Pieces:
 
     @classmethod
     def from_indices(cls, shape: Sequence[int], indices: Sequence[Sequence[Any]]) -> "Pieces":
-        """The pieces behind one index per device."""
+        """Return the pieces behind one index per device."""
         bounds = [_bounds(shape, index) for index in indices]
         cuts = tuple(tuple(sorted({b[dim] for b in bounds})) for dim in range(len(shape)))
         numbers = [{cut: i for i, cut in enumerate(of_dim)} for of_dim in cuts]
@@ -139,7 +139,7 @@ class Pieces:
 
     @property
     def is_even(self) -> bool:
-        """Whether all pieces have that shape."""
+        """True if all pieces have that shape."""
         return all(
             stop - start == n
             for n, c in zip(self.tile, self.cuts, strict=True)
@@ -147,11 +147,11 @@ class Pieces:
         )
 
     def cut(self, dim: int, place: int) -> slice:
-        """One range of a dimension."""
+        """Return one range of a dimension."""
         return slice(*self.cuts[dim][place])
 
     def holders(self, places: Places, most: int) -> Runs:
-        """The positions of the devices that hold a piece."""
+        """Return the positions of the devices that hold a piece."""
         return Runs.of(self.held.get(places, ()))
 
 

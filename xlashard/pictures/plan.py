@@ -1,4 +1,4 @@
-"""What a picture shows, as a value: a grid of tiles, who holds each, and what is left out.
+"""Plan of a picture: a grid of tiles with their devices, and omitted parts.
 
 Dimensions that are cut become columns (the last of them), rows (the one before) and panels (all
 others); a dimension that nobody cuts is only named. Of long rows the first and the last tiles are
@@ -19,12 +19,12 @@ from xlashard.pictures.subject import LISTED, Subject
 
 @dataclass(frozen=True)
 class Shown:
-    """Which numbers of a row are drawn.
+    """Numbers of a row that are drawn.
 
     Attributes:
-        first: From its start.
+        first: Count from the start.
         last: Up to its end, where some between are left out; otherwise none.
-        left_out: How many those are.
+        left_out: Number of omitted ones.
     """
 
     first: range
@@ -32,7 +32,7 @@ class Shown:
     left_out: int
 
     def __iter__(self) -> Iterator[int | None]:
-        """The numbers in order, with None where some are left out."""
+        """Return the numbers in order, with None where some are left out."""
         yield from self.first
         if self.last:
             yield None
@@ -44,12 +44,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Cell:
-    """One tile.
+    """A tile.
 
     Attributes:
         index: Its slices, with start and stop.
         ids: The ids of the devices that hold it, or their positions on a mesh without devices.
-        hosts: The processes of those devices; None on a mesh without devices.
+        hosts: Process indices of those devices; None on a mesh without devices.
         by_host: The ids by process.
         colour: Its background, `"#rrggbb"`.
     """
@@ -79,14 +79,14 @@ class Picture:
     """A grid of tiles, ready to be drawn.
 
     Attributes:
-        subject: What is drawn.
+        subject: The array.
         row_dim: The dimension that runs down; None where none does.
         column_dim: The dimension that runs across; None where none does.
         panel_dims: The dimensions by which panels differ.
         rows: The tiles of `row_dim` that are drawn.
         columns: The tiles of `column_dim` that are drawn.
         panel_numbers: The panels that are drawn, counted row-major.
-        panels: Those panels, None where some are left out.
+        panels: The drawn panels, None for omitted ones.
     """
 
     subject: Subject
@@ -100,7 +100,7 @@ class Picture:
 
     @property
     def whole_dims(self) -> tuple[int, ...]:
-        """The dimensions that nobody cuts."""
+        """Replicated dimensions."""
         placement, shape = self.subject.placement, self.subject.shape
         return tuple(
             dim
@@ -116,13 +116,13 @@ class Picture:
 
     @cached_property
     def has_hosts(self) -> bool:
-        """Whether its devices belong to more than one process."""
+        """True if the devices belong to several processes."""
         return len({host for cell in self.cells for host in cell.hosts or ()}) > 1
 
     def panels_across(self, fit: int) -> int:
-        """How many panels stand side by side, where there is room for so many.
+        """Return the number of panels per line.
 
-        As many as the last of their dimensions has, if there are several; else in even lines.
+        One line holds the last of several panel dimensions; otherwise lines are of equal length.
         """
         if not self.panel_dims or fit < 2:
             return 1
@@ -134,7 +134,7 @@ class Picture:
 
     @property
     def num_tiles(self) -> int:
-        """How many tiles there are, drawn or not."""
+        """Number of tiles, drawn or not."""
         return math.prod(self.subject.placement.counts)
 
 
@@ -144,7 +144,7 @@ def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -
     Args:
         subject: The array.
         most: Tiles to draw along a dimension, at least 2; of more, some of the first and the last.
-        most_columns: Columns that there is room for; None for any number.
+        most_columns: Maximum number of columns; None for any.
     """
     counts = subject.placement.counts
     cut = [dim for dim, count in enumerate(counts) if count > 1]
@@ -178,7 +178,7 @@ def plan_picture(subject: Subject, most: int, most_columns: int | None = None) -
 
 
 def _shown(count: int, most: int, room: int | None = None) -> Shown:
-    """Which of a row to draw, where there is room for so many.
+    """Return the numbers of a row to draw.
 
     Where that many could be drawn, but not all, half will do to show how it goes on.
     """
@@ -188,7 +188,7 @@ def _shown(count: int, most: int, room: int | None = None) -> Shown:
 
 
 def _down_and_across(cut: Sequence[int], ndim: int) -> tuple[int | None, int | None]:
-    """The dimensions of rows and columns: as a matrix is written, the last one runs across."""
+    """Return the dimensions of rows and columns; the last one runs across."""
     if len(cut) >= 2:
         return cut[-2], cut[-1]
     if not cut:
@@ -205,13 +205,13 @@ def _digits(number: int, sizes: Sequence[int]) -> Places:
 
 
 def _cell(subject: Subject, places: Places, share: int, mixed: int) -> Cell:
-    """One tile.
+    """Return a tile.
 
     Args:
         subject: The array.
         places: The tile's coordinates.
-        share: How many devices to look at.
-        mixed: A number that differs from its neighbours' by less than there are colours.
+        share: Maximum number of devices to examine.
+        mixed: Colour index, distinct from those of neighbours.
     """
     placement = subject.placement
     index = tuple(placement.cut(dim, place) for dim, place in enumerate(places))
@@ -229,7 +229,7 @@ def _cell(subject: Subject, places: Places, share: int, mixed: int) -> Cell:
 def _names(
     subject: Subject, positions: Runs, share: int
 ) -> tuple[Runs, tuple[tuple[int, Runs], ...]]:
-    """The ids of the devices at some positions, and by the host that they belong to."""
+    """Return the ids of the devices at some positions, and by the host that they belong to."""
     devices = subject.devices
     if devices is None:
         return positions, ()
@@ -244,7 +244,7 @@ def _names(
 
 
 def _hosts(ids: Runs, by_host: Iterable[tuple[int, Runs]]) -> Runs:
-    """The processes of some devices; those of the last ones apart where devices are left out."""
+    """Return the processes of some devices, separating the last ones after an omission."""
     numbers = [host for host, _ in by_host]
     if ids.is_whole or len(numbers) == 1:
         return Runs.of(numbers)
@@ -253,7 +253,7 @@ def _hosts(ids: Runs, by_host: Iterable[tuple[int, Runs]]) -> Runs:
 
 
 def _sample(runs: Runs, most: int) -> tuple[list[int], list[int]]:
-    """The first and the last numbers of runs; all of them as the first if they are few."""
+    """Return the first and the last numbers of runs; all of them as the first if they are few."""
     head, tail = kept(runs.count, most)
     if not tail and runs.is_whole:
         return list(runs), []

@@ -1,4 +1,4 @@
-"""What every picture can do: be printed, shown at a prompt and in a notebook, and saved."""
+"""Base of all pictures: printing, notebook display, and saving."""
 
 import io
 from abc import ABC, abstractmethod
@@ -24,10 +24,10 @@ class Printable(ABC):
 
     @abstractmethod
     def to_html(self) -> str:
-        """A page of its own, which needs nothing from elsewhere."""
+        """Return a self-contained page."""
 
     def to_text(self, width: int = _FILE_WIDTH) -> str:
-        """It as plain text.
+        """Return the picture as plain text.
 
         Args:
             width: Characters in a line.
@@ -35,21 +35,21 @@ class Printable(ABC):
         return _plain(self, Console(file=io.StringIO(), color_system=None, width=width))
 
     def print(self, *, console: Console | None = None) -> None:
-        """Prints it in colours, where the terminal has them.
+        """Print it in colours, where the terminal has them.
 
         Args:
-            console: Where to; standard output if None.
+            console: Console; standard output if None.
         """
         (console or Console()).print(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes it to a file.
+        """Write it to a file.
 
         Args:
-            path: The file; its suffix says what is written.
+            path: File; its suffix determines the format.
 
         Raises:
-            ArgumentError: Nothing is written with that suffix.
+            ArgumentError: If the suffix is unknown.
         """
         path = Path(path)
         writers = self._writers()
@@ -71,7 +71,7 @@ class Printable(ABC):
         return str(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows at a prompt; only a terminal is sent colours."""
+        """Display the picture in IPython, with colours in a terminal only."""
         console = Console(force_jupyter=False)
         printer.text(_captured(self, console) if console.is_terminal else str(self))
 

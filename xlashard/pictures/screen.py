@@ -1,15 +1,15 @@
-"""What a terminal can show: its width, its characters, its colours."""
+"""Capabilities of a terminal: width, characters, colours."""
 
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions
 from rich.style import Style
 
+from xlashard.pictures.formatting import in_ascii
 from xlashard.pictures.palette import BLANK, COLOURS, INK
 from xlashard.pictures.plan import Cell
-from xlashard.pictures.words import in_ascii
 
-# Where there are sixteen colours only, the nearest to ours would be four.
+# With sixteen colours, the nearest to ours would be only four.
 _NAMES = (
     "bright_blue",
     "bright_red",
@@ -29,8 +29,8 @@ class Screen(NamedTuple):
 
     Attributes:
         width: Characters in a line.
-        ascii_only: Whether it knows no other characters.
-        few_colours: Whether it has no more than sixteen.
+        ascii_only: Whether the terminal is limited to ASCII.
+        few_colours: Whether the terminal has at most sixteen colours.
     """
 
     width: int
@@ -39,16 +39,16 @@ class Screen(NamedTuple):
 
     @classmethod
     def of(cls, console: Console, options: ConsoleOptions) -> "Screen":
-        """What rich knows of a terminal."""
+        """Return the capabilities that rich detects."""
         few = console.color_system in ("standard", "windows")
         return cls(options.max_width, options.ascii_only, few)
 
     def say(self, text: str) -> str:
-        """A text in characters that it knows."""
+        """Return a text in the characters of the terminal."""
         return in_ascii(text) if self.ascii_only else text
 
     def style(self, cell: Cell | None) -> Style:
-        """The colours of a tile, or of what stands for those that are left out."""
+        """Return the colours of a tile, or of what stands for those that are left out."""
         if cell is None:
             return Style(dim=True)
         if self.few_colours:

@@ -1,4 +1,4 @@
-"""What is to be drawn, read from an array, or from a shape and a sharding."""
+"""Subject of a picture, read from an array, or from a shape and a sharding."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from xlashard.sharding import (
 )
 
 _LONGEST = 80
-"""Characters of a sharding in words, unless somebody wrote it so."""
+"""Maximum length of a sharding's text, unless the user wrote it."""
 
 LISTED = 4096
 """Devices that one picture looks at, one by one."""
@@ -48,13 +48,12 @@ class Subject:
         itemsize: Bytes per element; None for a shape alone.
         sharding: The sharding in words.
         memory_kind: The memory that holds the data, where it is not the devices' usual one.
-        mesh: The mesh axes with their sizes; empty where there is no mesh.
-        dim_axes: For each dimension the mesh axes that cut it, None where that is left open;
-            None where there is no mesh.
+        mesh: Mesh axes with their sizes; empty without a mesh.
+        dim_axes: Mesh axes of each dimension, None for an unconstrained one; None without a mesh.
         unreduced: The mesh axes over which the devices hold partial results.
-        reduction: The reduction of those: `sum`, `max` or `min`; empty without.
+        reduction: Reduction of the unreduced axes: `sum`, `max` or `min`; empty without any.
         devices: The devices by position; None on a mesh without devices.
-        placement: Where the tiles are.
+        placement: Positions of the tiles.
     """
 
     shape: tuple[int, ...]
@@ -82,7 +81,7 @@ class Subject:
 
     @cached_property
     def num_hosts(self) -> int | None:
-        """How many processes its devices belong to, where there are few enough to look at all."""
+        """Number of processes of its devices, if they are few enough to count."""
         if self.devices is None or len(self.devices) > LISTED:
             return None
         return len({device.process_index for device in self.devices})
@@ -99,14 +98,14 @@ class Subject:
 
 
 def read_subject(x: Any, sharding: Any = None) -> Subject:
-    """Reads what a caller wants to see; of an array neither value nor buffers are touched.
+    """Return the subject of a picture, without reading the array's value or buffers.
 
     Args:
         x: An array, a `ShapeDtypeStruct`, or a shape.
         sharding: A sharding; None for the array's own.
 
     Raises:
-        ArgumentError: Nothing says the shape, or the sharding.
+        ArgumentError: If the shape or the sharding is missing.
         GeometryError: The sharding does not fit the shape.
     """
     shape, dtype = _type_of(x)
@@ -130,7 +129,7 @@ def read_subject(x: Any, sharding: Any = None) -> Subject:
 
 
 def is_shape(x: Any) -> bool:
-    """Whether it is a shape: a sequence of sizes."""
+    """Return whether a value is a shape: a sequence of sizes."""
     return isinstance(x, tuple | list) and all(
         isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 0 for n in x
     )
@@ -149,7 +148,7 @@ def _type_of(x: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _sharding_of(x: Any) -> AnySharding:
-    """The sharding that a thing carries itself."""
+    """Return the sharding that a thing carries itself."""
     if isinstance(x, Tracer):
         return _sharding_of_tracer(x)
     own = getattr(x, "sharding", None)
@@ -176,15 +175,15 @@ def _sharding_of_tracer(x: Any) -> AnySharding:
 
 
 def is_place(x: Any) -> bool:
-    """Whether it says where an array lies, rather than being a tree of such things."""
+    """Return whether a value specifies a sharding, rather than a tree of shardings."""
     return isinstance(x, Sharding | JaxSharding | Format | PartitionSpec | jax.Device)
 
 
 def as_sharding(given: Any) -> AnySharding:
-    """Reads a sharding as people write it.
+    """Return a sharding or spec as a sharding.
 
     Raises:
-        ArgumentError: It is none, or a spec where no mesh is in force.
+        ArgumentError: If the value is invalid, or a spec without a mesh in effect.
     """
     if isinstance(given, Format) and given.sharding is not None:
         given = given.sharding
@@ -208,7 +207,7 @@ def as_sharding(given: Any) -> AnySharding:
 
 
 def _own_class(given: AnySharding) -> Any:
-    """The sharding of this package that says the same; a stranger's class as it is."""
+    """Return the equivalent sharding of this package; other classes unchanged."""
     try:
         return from_jax(given)
     except ShardingError:
@@ -234,7 +233,7 @@ def _placed(own: Any, shape: tuple[int, ...]) -> tuple[Sequence[Device] | None, 
 
 
 def _chosen_memory(kind: str | None, devices: Sequence[Device] | None) -> str | None:
-    """A kind of memory, unless it is the one that devices use anyway."""
+    """Return a memory kind, unless it is the default of the devices."""
     return None if devices and kind == default_memory_kind(devices[0]) else kind
 
 

@@ -6,9 +6,7 @@ from html import escape
 from itertools import pairwise
 
 from xlashard.pictures.borders import THICK, Borders
-from xlashard.pictures.palette import INK
-from xlashard.pictures.plan import Cell, Panel, Picture
-from xlashard.pictures.words import (
+from xlashard.pictures.formatting import (
     cut_text,
     devices_text,
     facts,
@@ -19,6 +17,8 @@ from xlashard.pictures.words import (
     placed_text,
     title_text,
 )
+from xlashard.pictures.palette import INK
+from xlashard.pictures.plan import Cell, Panel, Picture
 
 _LETTER = 7.25
 """Width of a character of the font, in pixels."""
@@ -33,8 +33,7 @@ _LONGEST_CELL = 24
 _LONGEST_LINE = 110
 _FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
-# In a page it takes the colour around it; a file brings its own paper, for nobody knows what a
-# viewer puts behind it.
+# A page provides the background; a file brings its own, because viewers differ.
 _PAPER = (
     "<style>.xlashard-picture{{color:#1f2328}}.xlashard-picture .paper{{fill:#fff}}"
     "@media(prefers-color-scheme:dark){{.xlashard-picture{{color:#e6edf3}}"
@@ -44,7 +43,7 @@ _PAPER = (
 
 
 def svg_text(picture: Picture, *, alone: bool) -> str:
-    """The picture as an SVG element, without ids, scripts or anything from elsewhere.
+    """Return the picture as an SVG element, without ids, scripts or anything from elsewhere.
 
     Args:
         picture: The picture.
@@ -86,7 +85,7 @@ def svg_text(picture: Picture, *, alone: bool) -> str:
 
 
 class _Sheet:
-    """Where everything is, in pixels."""
+    """Coordinates of the picture, in pixels."""
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
@@ -109,24 +108,24 @@ class _Sheet:
 
     @cached_property
     def columns(self) -> list[float]:
-        """Where the columns begin, and where the last one ends."""
+        """Left edges of the columns, and the right edge of the last one."""
         gap = len(left_out_text(self.picture.columns)) * _LETTER + 12
         return _edges(self.label, self.cell[0], gap, list(self.picture.columns))
 
     @cached_property
     def rows(self) -> list[float]:
-        """Where the rows begin, and where the last one ends."""
+        """Top edges of the rows, and the bottom edge of the last one."""
         above = _LINE * (bool(self.picture.panel_dims) + (self.picture.column_dim is not None))
         return _edges(above + 2, self.cell[1], _LINE + 4, list(self.picture.rows))
 
     @cached_property
     def across(self) -> int:
-        """How many panels stand side by side."""
+        """Number of panels per line."""
         return self.picture.panels_across(int((_WIDEST + _GAP) // (self.columns[-1] + _GAP)))
 
     @cached_property
     def places(self) -> list[tuple[float, float]]:
-        """Where each panel is; where some are left out, the next begins a new line."""
+        """Position of each panel; after omitted panels a new line starts."""
         width, height = self.columns[-1] + _GAP, self.rows[-1] + _GAP
         places = []
         x = y = 0.0
@@ -149,7 +148,7 @@ class _Sheet:
         return right, self.places[-1][1] + self.rows[-1]
 
     def panels(self) -> Iterator[str]:
-        """The elements of each panel."""
+        """Return the elements of each panel."""
         for number, (panel, (x, y)) in enumerate(
             zip(self.picture.panels, self.places, strict=True)
         ):
@@ -166,7 +165,7 @@ class _Sheet:
         if picture.panel_dims:
             yield _text(self.label + 2, 11, panel_text(picture, number), ' font-weight="bold"')
         yield from self._names()
-        # What all have in common is said once: there may be hundreds.
+        # Common attributes are written once: there may be hundreds of cells.
         yield f'<g fill="{INK}" text-anchor="middle">'
         for row, cells in enumerate(panel.cells):
             for column, cell in enumerate(cells):
@@ -176,7 +175,7 @@ class _Sheet:
             yield self._host_lines(panel.cells)
 
     def _names(self) -> Iterator[str]:
-        """The ranges above the columns and left of the rows."""
+        """Return the ranges above the columns and left of the rows."""
         picture = self.picture
         if picture.column_dim is not None:
             for column, (left, right) in zip(picture.columns, pairwise(self.columns), strict=True):
@@ -211,7 +210,7 @@ class _Sheet:
         )
 
     def _host_lines(self, cells: Sequence[Sequence[Cell | None]]) -> str:
-        """The lines between hosts, and around all of them."""
+        """Return the lines between hosts, and around all of them."""
         borders = Borders.of(cells, has_hosts=True)
         drawn = []
         for row, weights in enumerate(borders.across):

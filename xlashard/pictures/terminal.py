@@ -10,10 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.pictures.borders import Borders, line
-from xlashard.pictures.plan import Cell, Panel, Picture, plan_picture
-from xlashard.pictures.screen import Screen
-from xlashard.pictures.subject import Subject
-from xlashard.pictures.words import (
+from xlashard.pictures.formatting import (
     cut_text,
     devices_text,
     facts,
@@ -22,9 +19,12 @@ from xlashard.pictures.words import (
     panel_text,
     title_text,
 )
+from xlashard.pictures.plan import Cell, Panel, Picture, plan_picture
+from xlashard.pictures.screen import Screen
+from xlashard.pictures.subject import Subject
 
 _LONGEST = 28
-"""Characters of a cell, however much room there is."""
+"""Maximum length of a cell's text."""
 
 _BETWEEN = 3
 """Spaces between panels that stand side by side."""
@@ -60,10 +60,10 @@ class _Sheet(NamedTuple):
 
     Attributes:
         picture: The picture.
-        screen: Where it goes.
+        screen: Capabilities of the terminal.
         cell: Characters in a cell.
         label: Characters left of the cells.
-        platform: Whether cells say the kind of devices.
+        platform: Whether cells name the platform of the devices.
     """
 
     picture: Picture
@@ -74,17 +74,17 @@ class _Sheet(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of one panel."""
+        """Width of a panel."""
         return self.label + 1 + sum(self.column_width(c) + 1 for c in self.picture.columns)
 
     def column_width(self, column: int | None) -> int:
-        """Of one column."""
+        """Return the width of a column."""
         if column is not None:
             return self.cell
         return len(self.screen.say(left_out_text(self.picture.columns))) + 2
 
     def lines(self) -> list[Text]:
-        """The panels, as many side by side as there is room for."""
+        """Yield the lines of the panels, as many side by side as fit."""
         picture = self.picture
         if not picture.panel_dims:
             return self._panel(0)[:-1]
@@ -104,7 +104,7 @@ class _Sheet(NamedTuple):
         return drawn[:-1]
 
     def _panel(self, number: int) -> list[Text]:
-        """One panel, with its heading, the ranges above and left of it, and a blank line."""
+        """Return a panel with its heading, ranges, and a blank line."""
         picture = self.picture
         panel = picture.panels[number]
         assert panel is not None
@@ -182,7 +182,7 @@ class _Sheet(NamedTuple):
 
 
 def _fitting(subject: Subject, most: int, screen: Screen) -> _Sheet:
-    """The picture with most columns, and then with the longest texts, that fits."""
+    """Return the picture with most columns, and then with the longest texts, that fits."""
     columns = most
     while True:
         picture = plan_picture(subject, most, columns)
@@ -197,7 +197,7 @@ def _fitting(subject: Subject, most: int, screen: Screen) -> _Sheet:
 
 
 def _sized(picture: Picture, screen: Screen, longest: int) -> _Sheet:
-    """A sheet whose cells have room for what they say, up to a length."""
+    """Return a sheet whose cells fit their text, up to a maximum length."""
     platform = longest > 7
     words = [
         text

@@ -1,4 +1,4 @@
-"""How the arrays of a tree lie on their devices: a line or two for each, the biggest first."""
+"""Picture of a tree's shardings: a line or two per array, largest first."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from xlashard.errors import ArgumentError, GeometryError, ShardingError, counted
+from xlashard.pictures.formatting import runs_text, type_text
 from xlashard.pictures.page import fragment, page_of
 from xlashard.pictures.plan import Cell, Picture, plan_picture
 from xlashard.pictures.printable import Printable
 from xlashard.pictures.screen import Screen
 from xlashard.pictures.subject import Subject, is_place, is_shape, read_subject
-from xlashard.pictures.words import runs_text, type_text
 from xlashard.wording import in_bytes, shape_text
 
 _SHOWN = 16
@@ -30,11 +30,11 @@ _SMALL = 8
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a tree.
+    """An array of a tree.
 
     Attributes:
-        path: Where it is.
-        subject: What and where its tiles are.
+        path: Path in the tree.
+        subject: The array.
     """
 
     path: str
@@ -42,20 +42,20 @@ class Leaf:
 
     @property
     def device_bytes(self) -> int:
-        """What one device holds of it."""
+        """Bytes on one device."""
         return self.subject.tile_bytes or 0
 
 
 @dataclass(frozen=True, repr=False)
 class TreePicture(Printable):
-    """How the arrays of a tree lie on their devices. Made by `xlashard.visualize`.
+    """Picture of a tree's shardings. Made by `xlashard.visualize`.
 
     It shows the biggest ones; a notebook and a page unfold the picture of each.
 
     Attributes:
         leaves: The arrays, the biggest first.
-        unplaced: The paths of leaves that no sharding is known of: values of the host.
-        title: What stands above them.
+        unplaced: Paths of leaves without a sharding, such as host values.
+        title: Title.
     """
 
     leaves: tuple[Leaf, ...]
@@ -73,16 +73,16 @@ class TreePicture(Printable):
         return sum(leaf.device_bytes for leaf in self.leaves)
 
     def biggest(self, count: int, title: str = "") -> Self:
-        """A picture of only the biggest arrays.
+        """Return a picture of only the biggest arrays.
 
         Args:
-            count: How many.
-            title: What to write above them.
+            count: Number of arrays.
+            title: Title.
         """
         return replace(self, leaves=self.leaves[:count], unplaced=(), title=title)
 
     def to_html(self) -> str:
-        """A page in which each array's picture unfolds."""
+        """Return a page in which the picture of each array expands."""
         return page_of(self._heading(), self._repr_html_())
 
     def _repr_html_(self) -> str:
@@ -126,7 +126,7 @@ class TreePicture(Printable):
 
 
 def is_tree(x: Any) -> bool:
-    """Whether it is a tree of arrays rather than an array or a shape."""
+    """Return whether a value is a tree of arrays rather than an array or a shape."""
     if is_shape(x) or hasattr(x, "shape"):
         return False
     leaves = jax.tree.leaves(x)
@@ -134,10 +134,10 @@ def is_tree(x: Any) -> bool:
 
 
 def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
-    """Reads every array of a tree.
+    """Read every array of a tree.
 
     Args:
-        tree: A tree of arrays, or of what says shape and dtype.
+        tree: Tree of arrays, or of objects with a shape and a dtype.
         sharding: A sharding for all, or a tree of them that is a prefix of the other; None for the
             arrays' own.
 
@@ -160,7 +160,7 @@ def read_tree(tree: Any, sharding: Any = None) -> TreePicture:
 
 
 def _for_each(tree: Any, sharding: Any) -> Sequence[Any]:
-    """The sharding of each leaf, None where it has its own."""
+    """Return the sharding of each leaf, None where it has its own."""
     if sharding is None or is_place(sharding):
         return [sharding] * len(jax.tree.leaves(tree))
     try:
@@ -179,7 +179,7 @@ def _held(subject: Subject) -> str:
 
 
 def _unfolding(leaf: Leaf) -> str:
-    """One array, whose picture a click unfolds."""
+    """Return an array whose picture expands on a click."""
     subject = leaf.subject
     line = f"{type_text(subject)} {subject.sharding}, {in_bytes(leaf.device_bytes)} on each device"
     return (
@@ -189,7 +189,7 @@ def _unfolding(leaf: Leaf) -> str:
 
 
 def _small_picture(subject: Subject, room: int, screen: Screen) -> Text:
-    """A line per row of tiles; each tile has its colour and names its devices."""
+    """Yield a line per row of tiles, each in its colour with its devices."""
     picture = plan_picture(subject, _SMALL)
     rows = list(_lines(picture))
     names = [[screen.say(_name(cell)) for cell in row] for row in rows]
@@ -209,7 +209,7 @@ def _small_picture(subject: Subject, room: int, screen: Screen) -> Text:
 
 
 def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
-    """The rows of all panels, one under the other."""
+    """Return the rows of all panels, one under the other."""
     for panel in picture.panels:
         if panel is None:
             yield (None,)

@@ -9,22 +9,22 @@ from xlashard.pictures.subject import Subject
 from xlashard.wording import in_bytes, shape_text, typed
 
 _WRITTEN_OUT = 4
-"""Runs in even steps that are written out, where there is room for all."""
+"""Maximum number of runs in even steps that are written out."""
 
 _ASCII = str.maketrans({"–": "-", "×": "x", "…": "...", "·": "-"})
 
 
 def in_ascii(text: str) -> str:
-    """The same words for a terminal that knows nothing else."""
+    """Return a text in ASCII."""
     return text.translate(_ASCII)
 
 
 def runs_text(runs: Runs, most: int) -> str:
-    """Numbers as people write them: `0–3, 8, 9`; in even steps `0, 8 … 504`.
+    """Return numbers as text: `0–3, 8, 9`; with even steps `0, 8 … 504`.
 
     Args:
         runs: The numbers.
-        most: Characters that there is room for; of more numbers, the first and the last.
+        most: Maximum length; of more numbers, the first and the last are shown.
     """
     first, last = ([_run_text(run) for run in part] for part in (runs.first, runs.last))
     text = ", ".join([*first, *(["…"] if last else []), *last])
@@ -41,7 +41,7 @@ def runs_text(runs: Runs, most: int) -> str:
 
 
 def _is_even(runs: Sequence[range]) -> bool:
-    """Whether runs are of one length, and one step apart."""
+    """Return whether runs have one length and one step."""
     steps = {b.start - a.start for a, b in pairwise(runs)}
     return len(steps) == 1 and len(set(map(len, runs))) == 1
 
@@ -53,13 +53,13 @@ def _run_text(run: range) -> str:
 
 
 def devices_text(picture: Picture, cell: Cell, most: int, *, platform: bool = True) -> str:
-    """Who holds a tile: `CPU 0–3`, or `#0–3` by position where there are no devices.
+    """Return the devices of a tile: `CPU 0–3`, or `#0–3` by position on an abstract mesh.
 
     Args:
         picture: The picture.
         cell: The tile.
-        most: Characters that there is room for.
-        platform: Whether to say the kind of devices.
+        most: Maximum length.
+        platform: Whether to name the platform.
     """
     if not cell.ids.count:
         return "nobody"
@@ -88,19 +88,19 @@ def placed_text(picture: Picture, cell: Cell, most: int = 200) -> str:
 
 
 def cut_text(cut: slice) -> str:
-    """A range as in an index: `0:2`."""
+    """Return a range as an index: `0:2`."""
     return f"{cut.start}:{cut.stop}"
 
 
 def index_text(picture: Picture, cell: Cell) -> str:
-    """The index of a tile, `[0:2, :]`; whole dimensions as a colon."""
+    """Return the index of a tile, `[0:2, :]`; whole dimensions as a colon."""
     whole = set(picture.whole_dims)
     parts = (":" if dim in whole else cut_text(cut) for dim, cut in enumerate(cell.index))
     return f"[{', '.join(parts)}]"
 
 
 def panel_text(picture: Picture, number: int) -> str:
-    """What a panel shows of the array: `[0:2, :, :]`."""
+    """Return the index of a panel: `[0:2, :, :]`."""
     panel = picture.panels[number]
     cuts = {}
     if panel is not None:
@@ -112,12 +112,12 @@ def panel_text(picture: Picture, number: int) -> str:
 
 
 def left_out_text(row: Shown) -> str:
-    """What stands for the tiles of a row that are not drawn."""
+    """Return the text for omitted tiles of a row."""
     return f"… {row.left_out:,} more …" if row.left_out else ""
 
 
 def platform_of(subject: Subject) -> str:
-    """The kind of the devices, as it stands before their numbers: `CPU`, `TPU`."""
+    """Return the kind of the devices, as it stands before their numbers: `CPU`, `TPU`."""
     return str(subject.devices[0].platform).upper() if subject.devices else ""
 
 
@@ -127,13 +127,13 @@ def type_text(subject: Subject) -> str:
 
 
 def title_text(subject: Subject) -> str:
-    """What the picture is of: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
+    """Return the title of a picture: `float32[8,16]  P('x', 'y') on x=2 × y=4`."""
     where = f" on {_axes_text(subject.mesh, ' × ')}" if subject.mesh else ""
     return f"{type_text(subject)}  {subject.sharding}{where}"
 
 
 def facts(picture: Picture) -> Iterator[tuple[str, str]]:
-    """What one should know besides the grid: pairs of a word and a sentence."""
+    """Return further facts about the sharding, as pairs of a label and a sentence."""
     subject = picture.subject
     yield "devices", _devices_fact(subject)
     if subject.devices is None:
