@@ -19,8 +19,11 @@ FINISHED: tuple[str, ...] = (
     "tests/test_language.py",
     "tests/processes",
     "tests/multihost",
+    "tests/testing",
     "xlashard/multihost",
     "xlashard/processes",
+    "xlashard/testing",
+    "xlashard_pytest",
 )
 """Folders and files without an exception. Folders of tests are checked for names of tests."""
 

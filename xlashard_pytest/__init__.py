@@ -1,8 +1,8 @@
-"""The pytest plugin of xlashard: tests marked `pod` run in every process of an emulated pod.
+"""pytest plugin of xlashard: tests marked `pod` run in every process of an emulated pod.
 
-pytest loads plugins when it starts, in every project of an environment, and a test suite may have
-something to set before JAX is imported. So this is a package of its own, which imports neither JAX
-nor xlashard until the first test needs a pod. What it does then stands in `xlashard.testing`.
+pytest loads plugins at startup, in every project of an environment, and a test suite may have to
+set options before JAX is imported. This package is therefore separate, and imports neither JAX nor
+xlashard until a test needs a pod. The implementation is in `xlashard.testing`.
 """
 
 import importlib
@@ -22,12 +22,12 @@ _POOL = pytest.StashKey[Any]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
 
 
 def _is_outside(config: pytest.Config) -> bool:
-    """Whether this is pytest as a person started it, not in a process of a pod."""
+    """Return whether this is the pytest that the user started, not one in a process of a pod."""
     return not config.pluginmanager.has_plugin(_INSIDE)
 
 
@@ -37,7 +37,7 @@ def _pods() -> Any:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the fixtures of tests on pods from being made here."""
+    """Prevent the fixtures of tests on pods from being created in this process."""
     if not _is_outside(config):
         return
     marked = [item for item in items if item.get_closest_marker("pod") is not None]
@@ -47,14 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuses wrong markers before anything is started."""
+    """Reject invalid markers before anything is started."""
     if _is_outside(item.config) and item.get_closest_marker("pod") is not None:
         _pods().check(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs the body in the processes of a pod, in place of this one."""
+    """Run the test body in the processes of a pod instead of this process."""
     config = pyfuncitem.config
     if not _is_outside(config) or pyfuncitem.get_closest_marker("pod") is None:
         return None
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Puts what every process says in place of what is known here."""
+    """Replace the local report by the merged report of every process."""
     report = yield
     if report.failed and "xlashard" in sys.modules and "XLA_FLAGS" in os.environ:
         note = importlib.import_module("xlashard.testing.emulated_devices").late_flags_text()
@@ -81,6 +81,6 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Ends the processes."""
+    """Terminate the processes."""
     if _POOL in session.config.stash:
         session.config.stash[_POOL].close()

@@ -84,16 +84,16 @@ def test_failed_hidden_process_shows_its_last_lines(
 @pytest.mark.parametrize(
     ("words", "code", "texts"),
     [
-        ([], 2, ["which command?", "xlashard pod -n 4 -d 2 -- python script.py"]),
-        (["--"], 2, ["which command?"]),
+        ([], 2, ["no command", "xlashard pod -n 4 -d 2 -- python script.py"]),
+        (["--"], 2, ["no command"]),
         (["-n", "0", "true"], 2, ["-n/--processes: '0' is not a whole number of 1 or more"]),
         (["-d", "two", "true"], 2, ["-d/--devices: 'two'"]),
         (["--timeout", "0", "true"], 2, ["'0' is not a number of seconds above 0"]),
         (["--timeout", "nan", "true"], 2, ["'nan'"]),
-        (["--only", "3", "true"], 2, ["no process 3 among 2", "--only 1"]),
+        (["--only", "3", "true"], 2, ["--only 3", "expected 0 to 1"]),
         (["--only", "x", "true"], 2, ["'x' is not a list of processes such as 0,2"]),
-        (["nonesuch"], 127, ["error: there is no program 'nonesuch' on the PATH"]),
-        (["/"], 126, ["error: '/' can't be started: Permission denied"]),
+        (["nonesuch"], 127, ["error: program 'nonesuch' was not found on the PATH"]),
+        (["/"], 126, ["error: '/' cannot be started: Permission denied"]),
     ],
 )
 def test_invalid_arguments(

@@ -55,12 +55,12 @@ def test_collectives_can_be_counted_along_axes(x: Array) -> None:
 @pytest.mark.parametrize(
     ("expected", "told"),
     [
-        ({"all_reduce": 0}, "all_reduce=0: there is 1"),
-        ({"all_reduce": 2}, "all_reduce=2: there is 1"),
-        ({"all_gather": 1}, "all_gather=1: there are 0"),
-        ({"others": 0}, "others=0: there is 1"),
-        ({"others_at_most": 0}, "others_at_most=0: there is 1"),
-        ({"total_at_most": 0}, "total_at_most=0: there is 1"),
+        ({"all_reduce": 0}, "all_reduce=0: the program has 1"),
+        ({"all_reduce": 2}, "all_reduce=2: the program has 1"),
+        ({"all_gather": 1}, "all_gather=1: the program has 0"),
+        ({"others": 0}, "others=0: the program has 1"),
+        ({"others_at_most": 0}, "others_at_most=0: the program has 1"),
+        ({"total_at_most": 0}, "total_at_most=0: the program has 1"),
         ({"all_reduce_bytes_at_most": 63}, "all_reduce_bytes_at_most=63: a device sends 64 bytes"),
     ],
 )
@@ -75,18 +75,20 @@ def test_unexpected_collectives_show_a_table(x: Array, expected: dict[str, int],
 
 
 def test_no_table_without_collectives(x: Array) -> None:
-    with pytest.raises(ExpectationError, match="all_gather=1: there are 0\n\nIt has no collecti"):
+    with pytest.raises(
+        ExpectationError, match="all_gather=1: the program has 0\n\nIt has no collecti"
+    ):
         assert_collectives(lambda x: x + 1, (x,), all_gather=1)
 
 
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda x: assert_collectives(total, (x,)), "(?s)nothing to expect.*all_gather=2"),
+        (lambda x: assert_collectives(total, (x,)), "(?s)at least one expectation.*all_gather=2"),
         (lambda x: assert_collectives(total, (x,), all_gathers=1), "did you mean all_gather?"),
         (
             lambda x: assert_collectives(total, (x,), zzz=1),
-            "it knows all_gather, .* _bytes_at_most",
+            "valid names are all_gather, .* _bytes_at_most",
         ),
         (lambda x: assert_collectives(total, (x,), all_gather=-1), "is -1; it must be a whole"),
         (lambda x: assert_collectives(total, (x,), all_gather=1.0), "is 1.0; it must be"),
@@ -118,7 +120,7 @@ def test_resharded_argument_is_named(mesh: Mesh) -> None:
     with pytest.raises(ExpectationError) as caught:
         assert_no_resharding(step, (on_one,))
     text = str(caught.value)
-    assert "has to move state['w'] before it runs" in text
+    assert "reshards state['w'] before it runs" in text
     assert "P('data')" in text.partition("Moved before such a call")[2]
 
 
@@ -128,9 +130,7 @@ def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:
         y = with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("model", "data")))
         return y.sum()
 
-    with pytest.raises(
-        ExpectationError, match="turn deals values out anew while it runs"
-    ) as caught:
+    with pytest.raises(ExpectationError, match="turn reshards values while it runs") as caught:
         assert_no_resharding(turn, (x,))
     assert "test_expectations.py:" in str(caught.value)
     assert "all-reduce" not in str(caught.value)

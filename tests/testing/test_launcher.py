@@ -63,7 +63,7 @@ def test_open_file_limit(processes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 100, before[1]))
     try:
         with pytest.raises(
-            LaunchError, match="a pod of 1[0,]+ processes can't be started"
+            LaunchError, match="a pod of 1[0,]+ processes cannot be started"
         ) as error:
             Launch(plan(python(TELL), processes, channels=True))
     finally:
@@ -161,11 +161,13 @@ def test_channels_are_bidirectional() -> None:
 
 
 def test_missing_programs() -> None:
-    with pytest.raises(LaunchError, match="no program 'nonesuch' on the PATH; .*python -m package"):
+    with pytest.raises(
+        LaunchError, match="program 'nonesuch' was not found on the PATH; .*python -m package"
+    ):
         Launch(plan(["nonesuch"]))
     with pytest.raises(LaunchError, match="python script.py"):
         Launch(plan(["script.py"]))
-    with pytest.raises(LaunchError, match="no folder '/nowhere' to run"):
+    with pytest.raises(LaunchError, match="'/nowhere' of 'true' does not exist"):
         Launch(plan(["true"], folder="/nowhere"))
 
 

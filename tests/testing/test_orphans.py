@@ -31,7 +31,7 @@ def test_second_ctrl_c_kills() -> None:
     assert launcher.stdout is not None
     pids = families(launcher.stdout, 2)
     launcher.send_signal(signal.SIGINT)
-    assert any("once more ends them at once" in line for line in launcher.stdout)
+    assert any("repeat to kill them" in line for line in launcher.stdout)
     assert not all_gone(pids, 0)
     launcher.send_signal(signal.SIGINT)
     assert all_gone(pids)

@@ -129,7 +129,7 @@ def test_killed_process_shows_signal_and_output(told: Told) -> None:
 
 def test_timeout_of_a_test_shows_all_stacks(told: Told) -> None:
     section = told.section("test_takes_too_long")
-    assert "still ran when 3 s were over" in section
+    assert "still ran after 3 s" in section
     assert section.count("in waits_for_ever") == 2
 
 
@@ -148,7 +148,7 @@ def test_skips_and_expected_failures(told: Told) -> None:
 
 def test_skip_in_one_process_fails(told: Told) -> None:
     assert told.outcome("test_skips_in_one") == "FAILED"
-    assert "process 1 skipped the test (not here) and the others did not" in told.section(
+    assert "process 1 skipped the test (not here), but the other processes did not" in told.section(
         "test_skips_in_one"
     )
 
@@ -162,7 +162,10 @@ def test_debugger_is_rejected(told: Told) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("test_has_a_wrong_word", "takes no 'proceses'; it knows processes, devices, timeout"),
+        (
+            "test_has_a_wrong_word",
+            "takes no 'proceses'; valid arguments are processes, devices, timeout",
+        ),
         ("test_has_a_wrong_number", "processes is '2', not a whole number of 1 or more"),
         ("test_has_a_wrong_place", "takes its arguments by name"),
         ("TestOfUnittest::test_is_refused", "don't derive from unittest.TestCase"),
@@ -223,9 +226,9 @@ def test_fate_of_a_process_without_reply() -> None:
     ended = result(replies={0: Reply(True, 3)}, ended=[ProcessExit(1, -11)])
     assert ended.fate(0) == ""
     assert ended.fate(1) == "ended, before the others: killed by SIGSEGV"
-    assert result(late=(1,), timed_out=True).fate(1) == "still ran when 9 s were over"
+    assert result(late=(1,), timed_out=True).fate(1) == "still ran after 9 s"
     paused = result(late=(0, 1), paused=(1,), timed_out=True)
-    assert paused.fate(1) == "was stopped by a signal (SIGSTOP) when 9 s were over"
+    assert paused.fate(1) == "was stopped by a signal (SIGSTOP) after 9 s"
     assert result(late=(1,)).fate(1) == "still ran 4 s after another process had failed"
 
 

@@ -1,16 +1,13 @@
-"""For tests of programs for many devices: emulated devices and pods, and what programs may do.
+"""Test tools for multi-device programs: emulated devices, emulated pods, program assertions.
 
-| modules | what is in them |
+| modules | contents |
 |---|---|
-| `emulated`, `environment` | emulated devices, and the environment of a process that has some |
-| `expectations` | what a test says of a program: its collectives, its memory |
-| `launcher`, `wires`, `guard` | starting the processes of a pod, hearing from them, ending them |
-| `supervision`, `text`, `printing` | waiting for their end, and what is said and shown of it |
-| `pods`, `functions` | functions and scripts that run in a pod |
-| `pool`, `rounds`, `channel` | processes that stay, and what they are asked |
-| `bootstrap`, `worker` | what runs in those |
-| `pytest_pods`, `pytest_inside`, `pytest_merging` | tests on pods, outside and inside |
-| `command` | `xlashard pod` |
+| `emulated_devices` | emulated CPU devices in one process |
+| `expectations` | assertions on the collectives and the memory of a program |
+| `pods` | functions and scripts run in every process of an emulated pod |
+| `launch/` | launch and supervision of processes, and the command `xlashard pod` |
+| `workers/` | processes that stay alive and serve requests |
+| `pytest_plugin/` | implementation of the marker `pod` |
 """
 
 from xlashard.testing.emulated_devices import EmulatedDevices, emulated_devices

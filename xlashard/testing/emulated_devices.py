@@ -1,4 +1,4 @@
-"""Emulated devices: several CPU devices in one process, asked for before JAX starts."""
+"""Emulated CPU devices in one process, requested before JAX starts."""
 
 import os
 from typing import Any
@@ -19,14 +19,14 @@ _STARTS = "It starts with the first array, or the first jax.devices()."
 
 
 class EmulatedDevices:
-    """Emulated CPU devices; as a context manager it gives them. Made by `emulated_devices`."""
+    """Emulated CPU devices, made by `emulated_devices`; as a context manager it returns them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
     @property
     def devices(self) -> list[Any]:
-        """The devices; JAX starts, if it has not."""
+        """The devices; JAX is started if needed."""
         with short_tracebacks:
             found = jax.devices("cpu")
             if len(found) < self._count:
@@ -39,29 +39,29 @@ class EmulatedDevices:
         return self.devices
 
     def __exit__(self, *_: object) -> None:
-        """Nothing ends: JAX keeps its devices as long as the process lives."""
+        """Do nothing: JAX keeps its devices for the lifetime of the process."""
 
     def __repr__(self) -> str:
         return f"emulated_devices({self._count})"
 
 
 def emulated_devices(count: int) -> EmulatedDevices:
-    """Makes JAX start with so many emulated CPU devices, for tests of multi-device code.
+    """Make JAX start with emulated CPU devices, for tests of multi-device code.
 
-    Call it at the top of `conftest.py`, before anything uses a device. What `XLA_FLAGS` says of
-    other things stays. Processes that are started from here get the same number. In a process of a
-    pod, the pod has said how many there are, and this changes nothing.
+    Call it at the top of `conftest.py`, before anything uses a device. Other flags in `XLA_FLAGS`
+    are kept. Child processes inherit the number. In a process of a pod, the size of the pod has
+    precedence and this function changes nothing.
 
     Args:
-        count: How many.
+        count: Number of devices.
 
     Returns:
-        What gives the devices: `with emulated_devices(8) as devices:`, or its `devices`. Where JAX
-        runs already with more, these are the first of them.
+        An object that provides the devices: `with emulated_devices(8) as devices:`, or its
+        attribute `devices`. If JAX already runs with more devices, these are the first of them.
 
     Raises:
-        DeviceCountError: JAX runs already with fewer, and can't get more.
-        ArgumentError: `count` is no such number.
+        DeviceCountError: JAX already runs with fewer devices.
+        ArgumentError: `count` is not a positive integer.
 
     Example:
         >>> from xlashard.testing import emulated_devices
@@ -78,13 +78,13 @@ def emulated_devices(count: int) -> EmulatedDevices:
         if read_flags(os.environ).pod is not None:
             return devices
         if backend_has_started():
-            _ = devices.devices  # Are there enough?
+            _ = devices.devices  # Raises an error if too few devices exist.
             return devices
         os.environ["XLA_FLAGS"] = flags_for_devices(os.environ.get("XLA_FLAGS", ""), count)
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ.pop("JAX_NUM_CPU_DEVICES", None)
         jax.config.update("jax_platforms", "cpu")
-        # It wins over the flag, and XLA may have read that one by now.
+        # This option overrides the flag, which XLA may have read already.
         jax.config.update("jax_num_cpu_devices", count)
         return devices
 
@@ -114,7 +114,7 @@ def _too_few_text(asked: int, found: int) -> str:
 
 
 def late_flags_text() -> str:
-    """What to say of `XLA_FLAGS` that was set when JAX had started with other devices; else ""."""
+    """Return a note about `XLA_FLAGS` that were set after JAX started; "" if they took effect."""
     asked = flagged_devices(os.environ.get("XLA_FLAGS", ""))
     if (
         asked is None

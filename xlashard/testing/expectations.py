@@ -1,4 +1,4 @@
-"""Assertions about what the program of a call sends, moves and holds, for tests of users."""
+"""Assertions on the collectives, the reshards and the memory of a program, for user tests."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from xlashard.wording import in_bytes
 _TOTAL = "total"
 _OTHERS = "others"
 _NAMES = {kind.replace("-", "_"): (kind,) for kind in KINDS} | {_TOTAL: KINDS, _OTHERS: KINDS}
-# What changes how a value lies without computing anything with it.
+# Collectives that change the sharding of a value without computing anything.
 _RESHARDING = ("all-to-all", "ragged-all-to-all", "collective-permute")
 _EXAMPLE = "assert_collectives(f, (x,), all_gather=2, all_reduce_bytes_at_most=2**20, others=0)"
 
@@ -31,26 +31,27 @@ def assert_collectives(
     along: str | None = None,
     **expected: int,
 ) -> None:
-    """Fails unless a call's program has just these collectives.
+    """Fail unless a call's program has exactly the expected collectives.
 
-    Nothing runs: the program is compiled, and kept for a call with such arguments. Kinds that are
-    not mentioned may be there; `others=0` forbids them.
+    Nothing runs: the program is compiled, and cached for a call with equal arguments. Kinds that
+    are not mentioned are allowed; `others=0` forbids them.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
-            stage.
-        args: Its arguments; a `jax.ShapeDtypeStruct` does for an array.
+        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
+            compiled stage.
+        args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
         along: Count only collectives along these mesh axes: `"model"`, `"data, model"`.
-        **expected: By the name of a kind (`all_gather`, `all_reduce`, `reduce_scatter`,
-            `all_to_all`, `ragged_all_to_all`, `collective_permute`, `collective_broadcast`),
-            `others` for those of all kinds that are not named, or `total`: how many the program's
-            text has of it. With `_at_most`, how many at most. With `_bytes_at_most`, how many bytes
-            a device sends by them at most in one execution, loops counted run by run.
+        **expected: Keyed by a kind (`all_gather`, `all_reduce`, `reduce_scatter`, `all_to_all`,
+            `ragged_all_to_all`, `collective_permute`, `collective_broadcast`), `others` for all
+            kinds that are not named, or `total`: the number of collectives in the program's text.
+            With the suffix `_at_most`, the largest number. With `_bytes_at_most`, the largest
+            number of bytes that a device sends by them in one execution, with loops multiplied by
+            their trip counts.
 
     Raises:
-        ExpectationError: It has others, with a table of what it has and the lines it comes from.
-            It is an `AssertionError`.
-        ArgumentError: Nothing is expected, or something that there is not.
+        ExpectationError: The program has other collectives; with a table of its collectives and
+            their source lines. It is an `AssertionError`.
+        ArgumentError: No expectation was passed, or an unknown one.
 
     Example:
         >>> import jax, numpy as np
@@ -63,7 +64,7 @@ def assert_collectives(
         limits = [_limit(name, value) for name, value in expected.items()]
         if not limits:
             raise ArgumentError(
-                f"assert_collectives was told nothing to expect; write\n  {_EXAMPLE}"
+                f"assert_collectives needs at least one expectation, such as\n  {_EXAMPLE}"
             )
         report = _report("assert_collectives", f, args)
         counted = [
@@ -86,9 +87,9 @@ class _Limit:
     """One expectation.
 
     Attributes:
-        word: As it was written: `all_gather_at_most`.
+        word: Name of the keyword argument: `all_gather_at_most`.
         name: The kind in it.
-        measure: What is counted: "", "_at_most" or "_bytes_at_most".
+        measure: The measured quantity: "", "_at_most" or "_bytes_at_most".
         value: The number.
     """
 
@@ -98,7 +99,7 @@ class _Limit:
     value: int
 
     def problem(self, collectives: Sequence[CollectiveReport], named: set[str]) -> str:
-        """What is wrong, or ""."""
+        """Return the description of a violation, or ""."""
         kinds = _NAMES[self.name]
         if self.name == _OTHERS:
             kinds = tuple(kind for kind in KINDS if kind.replace("-", "_") not in named)
@@ -110,7 +111,7 @@ class _Limit:
                 return ""
             return f"{asked}: a device sends {sent:,} bytes ({in_bytes(sent)})"
         right = count <= self.value if self.measure else count == self.value
-        return "" if right else f"{asked}: there {'is 1' if count == 1 else f'are {count}'}"
+        return "" if right else f"{asked}: the program has {count}"
 
 
 def _limit(word: str, value: Any) -> _Limit:
@@ -121,7 +122,9 @@ def _limit(word: str, value: Any) -> _Limit:
     else:
         known = [name + end for name in _NAMES for end in ("", "_at_most", "_bytes_at_most")]
         close = difflib.get_close_matches(word, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"it knows {', '.join(_NAMES)}, and"
+        advice = (
+            f"did you mean {close[0]}?" if close else (f"valid names are {', '.join(_NAMES)}, also")
+        )
         more = "" if close else " with _at_most or _bytes_at_most after them"
         raise ArgumentError(f"assert_collectives takes no {word!r}; {advice}{more}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -132,21 +135,23 @@ def _limit(word: str, value: Any) -> _Limit:
 
 
 def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = True) -> None:
-    """Fails if a call's arguments have to be moved first, or its program deals values out anew.
+    """Fail if a call reshards its arguments first, or its program reshards values inside.
 
-    Nothing runs. Moved means from device to device: the arguments should lie as the program takes
-    them. Values of the host, which have to come to the devices, are no matter. Inside the program
-    an all-to-all or a collective-permute changes how a value lies; gathers and reductions don't
-    count, as they are there for what is computed.
+    Nothing runs. A reshard moves data between devices: the arguments should already have the
+    shardings of the program. Host values, which must be transferred in any case, do not count.
+    Inside the program an all-to-all or a collective-permute reshards a value; gathers and
+    reductions do not count, because they belong to the computation.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
-            stage, which has forgotten its arguments: then only the program is looked at.
+        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
+            compiled stage, which has no arguments: then only the program is inspected.
         args: Its arguments.
-        inside: Whether to look into the program, which a halo exchange (`jnp.roll`) means to do.
+        inside: Whether to inspect the program. Pass False for an intended halo exchange
+            (`jnp.roll`).
 
     Raises:
-        ExpectationError: Something is moved, with its path or its line. It is an `AssertionError`.
+        ExpectationError: A value is resharded; with its path or source line. It is an
+            `AssertionError`.
 
     Example:
         >>> import jax, numpy as np
@@ -166,33 +171,34 @@ def assert_no_resharding(f: Any, args: Sequence[Any] = (), /, *, inside: bool = 
         if moves:
             names = ", ".join(move.path for move in moves[:4]) + ", ..." * (len(moves) > 4)
             parts.append(
-                f"{report.name} has to move {names} before it runs: device_put them as it takes "
-                "them, or leave their in_shardings out"
+                f"{report.name} reshards {names} before it runs: device_put them with its "
+                "in_shardings, or omit their in_shardings"
             )
         if found:
             parts.append(
-                f"{report.name} deals values out anew while it runs: agree on one spec on both "
-                "sides of these lines, or pass inside=False if they mean to"
+                f"{report.name} reshards values while it runs: use one spec on both sides of "
+                "these lines, or pass inside=False if the reshard is intended"
             )
         tables = [moves_text(moves), collectives_text(found)]
         raise ExpectationError("\n\n".join([*parts, *filter(None, tables)]))
 
 
 def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None:
-    """Fails if a call's program takes more of a device's memory.
+    """Fail if a call's program needs more memory of a device.
 
-    Nothing runs. Counted is what the compiler plans for one device: arguments, results that don't
-    take over buffers of arguments, and what is needed besides while it runs.
+    Nothing runs. The figure is the compiler's plan for one device: arguments, results that do not
+    reuse donated buffers, and temporaries.
 
     Args:
-        f: A function made by `xlashard.pjit`, a plain function, which is made one, or a compiled
-            stage.
-        args: Its arguments; a `jax.ShapeDtypeStruct` does for an array.
+        f: A function made by `xlashard.pjit`, a plain function, which is wrapped by `pjit`, or a
+            compiled stage.
+        args: Its arguments; a `jax.ShapeDtypeStruct` can replace an array.
         most: Bytes of one device.
 
     Raises:
-        ExpectationError: It takes more, with what takes most. It is an `AssertionError`.
-        ArgumentError: The compiler doesn't say.
+        ExpectationError: The program needs more; with its largest buffers. It is an
+            `AssertionError`.
+        ArgumentError: The compiler does not report memory.
 
     Example:
         >>> import numpy as np
@@ -208,8 +214,8 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
         memory = report.memory
         if memory is None:
             raise ArgumentError(  # no-catalogue: no supported compiler does this
-                f"the compiler for {report.place.platform} does not say what memory {report.name} "
-                "takes; look at where it was compiled: print(xlashard.explain(f, x).place)"
+                f"the compiler for {report.place.platform} does not report the memory of "
+                f"{report.name}; see where it was compiled: print(xlashard.explain(f, x).place)"
             )
         peak = peak_bytes(memory)
         if peak <= most:
@@ -223,7 +229,7 @@ def assert_peak_bytes_at_most(f: Any, args: Sequence[Any], most: int, /) -> None
 
 
 def peak_bytes(memory: MemoryReport) -> int:
-    """What a program takes of one device's memory at once, in bytes."""
+    """Return the memory that a program needs on one device at once, in bytes."""
     own_results = memory.result_bytes - memory.alias_bytes
     return memory.argument_bytes + own_results + memory.temporary_bytes
 

@@ -1,4 +1,4 @@
-"""`pod`: functions and scripts that run in all processes of an emulated pod."""
+"""`pod`: functions and scripts run in all processes of an emulated pod."""
 
 import os
 import pickle
@@ -18,10 +18,10 @@ from xlashard.testing.workers.worker_pool import WorkerPool
 
 
 class Pod:
-    """An emulated pod: processes on this machine, each with emulated CPU devices, that JAX joins.
+    """An emulated pod: local processes with emulated CPU devices, joined by JAX.
 
-    Made by `pod`. Its processes end with the `with` block, and also when this process ends in any
-    other way.
+    Created by `pod`. Its processes end with the `with` block, and also when this process ends in
+    any other way.
     """
 
     def __init__(
@@ -41,30 +41,30 @@ class Pod:
 
     @property
     def processes(self) -> int:
-        """How many processes it has."""
+        """Number of processes."""
         return self._size.processes
 
     @property
     def devices_per_process(self) -> int:
-        """How many devices each process has."""
+        """Number of devices per process."""
         return self._size.devices
 
     @shortened
     def run[R](self, function: Callable[..., R], *args: Any, **keywords: Any) -> list[R]:
-        """Runs a function in every process, all at once.
+        """Run a function in every process.
 
         Args:
-            function: One that stands in a module: the processes find it by its name.
-            args: Its arguments, the same everywhere. They are pickled.
-            keywords: Its keyword arguments.
+            function: A module-level function: the processes import it by name.
+            args: Positional arguments, equal in all processes. They are pickled.
+            keywords: Keyword arguments.
 
         Returns:
-            What it returned, by process.
+            The results, by process.
 
         Raises:
-            PodError: It failed in a process, or took too long. It says for each process what was
-                raised, and what it wrote; after a timeout the stacks of all threads.
-            ArgumentError: The function can't be found by a name, or its module starts pods when it
+            PodError: The function failed in a process, or timed out. The error contains the
+                exception and the output of each process; after a timeout the stacks of all threads.
+            ArgumentError: The function cannot be found by name, or its module starts pods when it
                 is imported.
         """
         check_is_no_import("pod().run")
@@ -74,9 +74,9 @@ class Pod:
             arguments = pickle.dumps((args, keywords))
         except Exception as error:
             raise ArgumentError(
-                f"the arguments for {name.name} can't be sent to the processes of a pod "
-                f"({type(error).__name__}: {error}); pass Python values or NumPy arrays, and make "
-                "other things in the function"
+                f"the arguments for {name.name} cannot be pickled ({type(error).__name__}: "
+                f"{error}); pass Python values or NumPy arrays, and create other objects in the "
+                "function"
             ) from None
         result = self._workers().request(
             FunctionCall(name, arguments), Timeouts(self._timeout, self._grace)
@@ -92,27 +92,27 @@ class Pod:
     def run_script(
         self, script: str | os.PathLike[str], *args: object, check: bool = True
     ) -> PodRun:
-        """Runs a Python script in every process, in fresh ones.
+        """Run a Python script in every process, in fresh interpreters.
 
-        `xlashard.multihost.initialize()` and `jax.distributed.initialize()` find in its
-        environment which process of the pod it is.
+        `xlashard.multihost.initialize()` and `jax.distributed.initialize()` detect the process from
+        its environment.
 
         Args:
-            script: Its file.
-            args: Its arguments.
-            check: Whether a process that fails raises an error here.
+            script: Path of the script.
+            args: Arguments of the script.
+            check: Whether to raise an error if a process fails.
 
         Returns:
-            What each process wrote, and how it ended.
+            Output and exit code of each process.
 
         Raises:
-            PodError: A process failed, or they took too long.
+            PodError: A process failed or timed out.
         """
         check_is_no_import("pod().run_script")
         if not Path(script).is_file():
             raise ArgumentError(
-                f"there is no script {os.fspath(script)!r} in this process's folder; pass its "
-                "whole path: pod.run_script(Path(__file__).with_name('script.py'))"
+                f"the script {os.fspath(script)!r} was not found in the working directory; pass "
+                "its full path: pod.run_script(Path(__file__).with_name('script.py'))"
             )
         plan = LaunchPlan(
             [sys.executable, os.fspath(script), *map(str, args)],
@@ -138,7 +138,7 @@ class Pod:
         return self._pool
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Terminate the processes."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -163,21 +163,21 @@ def pod(
     grace: float = 5.0,
     environment: Mapping[str, str] | None = None,
 ) -> Pod:
-    """An emulated pod, to run functions and scripts in.
+    """Return an emulated pod in which functions and scripts can run.
 
-    As a context manager it keeps its processes between calls, which saves their start; after a
-    failure the next call has fresh ones. Without `with`, each call has its own.
+    As a context manager it keeps its processes between calls, which saves their startup; after a
+    failure the next call starts new ones. Without `with`, each call starts its own processes.
 
     Args:
-        processes: How many processes.
-        devices_per_process: How many emulated CPU devices each has.
-        timeout: How long a call may take, in seconds. After that every process shows the stacks of
-            its threads and is ended.
-        grace: How long the others may go on when a process has failed, in seconds.
-        environment: Variables for the processes, besides those of this process.
+        processes: Number of processes.
+        devices_per_process: Number of emulated CPU devices per process.
+        timeout: Time limit of a call, in seconds. After it every process prints the stacks of its
+            threads and is terminated.
+        grace: Seconds left for the other processes after one has failed.
+        environment: Additional environment variables of the processes.
 
     Raises:
-        ArgumentError: There is no such pod.
+        ArgumentError: An argument is not a positive number.
 
     Example:
         >>> import jax

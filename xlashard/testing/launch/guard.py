@@ -1,19 +1,20 @@
-"""Starts the processes of a pod and sees to it that none of them outlives it.
+"""Guard that starts the processes of a pod and ensures that none of them outlives it.
 
-A program of its own, run by path with `python -I -S guard.py`, so it imports only what comes with
-Python and starts in milliseconds. It stands between the launcher and the processes because of what
-a launcher can't do itself:
+It is a program of its own, run by path with `python -I -S guard.py`, so it imports only the
+standard library and starts in milliseconds. It runs between the launcher and the processes, because
+a launcher cannot do the following itself:
 
-- A launcher that is killed runs no code any more. The guard waits on a pipe whose other end only
-  the launcher holds, and ends everything when that closes.
-- Asking Linux to kill a child with its parent (`PR_SET_PDEATHSIG`) takes a step between fork and
-  exec, which is not safe in a process with threads, as one that has imported JAX is. The guard has
-  one thread. Should it be killed itself, the kernel ends its children.
-- What the processes start, and leave behind or detach, becomes the guard's own child
-  (`PR_SET_CHILD_SUBREAPER`), so it can find it.
+- A launcher that is killed runs no more code. The guard waits on a pipe whose other end only the
+  launcher holds, and terminates all processes when the pipe closes.
+- Linux can kill a child with its parent (`PR_SET_PDEATHSIG`), but the setup runs between fork and
+  exec, which is unsafe in a process with threads, such as one that has imported JAX. The guard has
+  one thread. If the guard itself is killed, the kernel kills its children.
+- Processes that the children leave behind or detach become children of the guard
+  (`PR_SET_CHILD_SUBREAPER`), so it can find them.
 
-The launcher writes JSON lines to its standard input: first the request, then signals to send. It
-writes JSON lines to its standard output: the process ids, and how each process ended.
+The launcher writes JSON lines to the guard's standard input: first the request, then signals to
+send. The guard writes JSON lines to its standard output: the process ids, and the exit of each
+process.
 """
 
 import contextlib
@@ -31,8 +32,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Processes in an uninterruptible call of the kernel die when it returns.
-_PATIENCE = 10.0
+# Processes in an uninterruptible system call die when it returns.
+_KILL_TIMEOUT = 10.0
 
 
 def _load_prctl() -> Callable[..., int] | None:
@@ -40,7 +41,7 @@ def _load_prctl() -> Callable[..., int] | None:
 
 
 class Guard:
-    """The processes, from their start to their end."""
+    """The processes, from start to exit."""
 
     def __init__(self) -> None:
         self._prctl = _load_prctl()
@@ -53,18 +54,18 @@ class Guard:
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # It has a session of its own, so no terminal sends these: somebody means the guard.
-        self._told_to_end = False
+        # The guard has its own session, so no terminal sends these signals.
+        self._stop_requested = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._end)
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def _end(self, *_: object) -> None:
-        self._told_to_end = True
+        self._stop_requested = True
 
     def run(self) -> None:
-        """Works until all processes are gone, or their launcher is."""
+        """Run until all processes, or the launcher, have exited."""
         try:
             requests: list[dict[str, Any]] | None = []
             while requests == []:
@@ -91,15 +92,15 @@ class Guard:
                     preexec_fn=self._die_with_the_guard(os.getpid()),
                 )
             except OSError as error:
-                self._say(failed=number, errno=error.errno, filename=str(error.filename))
+                self._send_event(failed=number, errno=error.errno, filename=str(error.filename))
                 return None
             for descriptor in set(descriptors):
                 os.close(descriptor)
             self._processes.append(process)
             self._running.add(number)
-        # Whoever is told of the processes may end them: from here on the order of ends is known.
+        # The launcher may terminate processes as soon as it has their ids: track exits first.
         waiter = _Waiter([sys.stdin.fileno(), self._wake], self._processes)
-        self._say(pids=[process.pid for process in self._processes])
+        self._send_event(pids=[process.pid for process in self._processes])
         return waiter
 
     def _die_with_the_guard(self, guard: int) -> Callable[[], None] | None:
@@ -109,14 +110,14 @@ class Guard:
 
         def prepare() -> None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != guard:  # It was killed before the line above.
+            if os.getppid() != guard:  # The guard was killed before the line above.
                 os._exit(1)
 
         return prepare
 
     def _watch(self, waiter: "_Waiter") -> None:
-        while self._running and not self._told_to_end and os.getppid() == self._launcher:
-            # The second is for a launcher whose pipe another process of its holds open.
+        while self._running and not self._stop_requested and os.getppid() == self._launcher:
+            # The timeout detects a launcher whose pipe another of its processes holds open.
             ready, ended = waiter.wait(1.0)
             if self._wake in ready:
                 os.read(self._wake, 4096)
@@ -133,7 +134,7 @@ class Guard:
             code = self._processes[number].poll()
             if code is not None and number in self._running:
                 self._running.discard(number)
-                self._say(ended=number, code=code)
+                self._send_event(ended=number, code=code)
 
     def _send(self, number: int, to: list[int]) -> None:
         for process in to:
@@ -141,27 +142,27 @@ class Guard:
                 _signal_group(self._processes[process].pid, number)
 
     def _read(self) -> list[dict[str, Any]] | None:
-        """The whole lines that have come; None when the launcher is gone."""
+        """Return the complete lines received; None if the launcher has exited."""
         found = os.read(sys.stdin.fileno(), 1 << 16)
         if not found:
             return None
         *lines, self._unread = (self._unread + found).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _say(self, **event: object) -> None:
+    def _send_event(self, **event: object) -> None:
         try:
             os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            self._told_to_end = True
+            self._stop_requested = True
 
     def _kill_everything(self) -> None:
-        # Elsewhere than on Linux, what a process left behind is found by its group alone.
+        # On systems other than Linux, processes left behind are found only by their group.
         groups = self._running if self._prctl is not None else range(len(self._processes))
         for number in groups:
             _signal_group(self._processes[number].pid, signal.SIGKILL)
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _KILL_TIMEOUT
         while time.monotonic() < end:
             for pid in _children():
                 _signal_group(pid, signal.SIGKILL)
@@ -171,19 +172,19 @@ class Guard:
                     pass
             except ChildProcessError:
                 return
-            # Woken by the end of a child.
+            # SIGCHLD wakes the select call.
             select.select([self._wake], [], [], 0.05)
 
 
 class _Waiter:
-    """Waits for descriptors, and for processes to end.
+    """Waits for file descriptors and for processes to exit.
 
-    Which process ended first matters, and a busy machine may let the guard run only when several
-    have. Linux lists what is ready in the order in which it became so.
+    The order of exits matters, but a busy machine may schedule the guard only after several
+    processes have exited. On Linux epoll lists events in the order in which they occurred.
 
     Args:
-        descriptors: To read from.
-        processes: That may end.
+        descriptors: File descriptors to read from.
+        processes: Processes that may exit.
     """
 
     def __init__(self, descriptors: list[int], processes: list["subprocess.Popen[bytes]"]) -> None:
@@ -201,7 +202,7 @@ class _Waiter:
                 self._epoll.register(end, select.EPOLLIN)
 
     def wait(self, seconds: float) -> tuple[list[int], list[int]]:
-        """The descriptors that are ready, and the processes that may have ended, in order."""
+        """Return the ready descriptors, and the processes that may have exited, in order."""
         if self._epoll is None:
             return select.select(self._descriptors, [], [], seconds)[0], sorted(self._left)
         ready = [descriptor for descriptor, _ in self._epoll.poll(seconds)]
@@ -214,7 +215,7 @@ class _Waiter:
 
 
 def _children() -> list[int]:
-    """The processes whose parent this one is, by now."""
+    """Return the current children of this process."""
     if sys.platform != "linux":
         return []
     me, found = os.getpid(), []
@@ -223,7 +224,7 @@ def _children() -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                # The program's name is in brackets and may hold anything, also brackets.
+                # The program name is in parentheses and may itself contain parentheses.
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue

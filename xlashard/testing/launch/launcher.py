@@ -1,4 +1,4 @@
-"""Starts the processes of a pod, hears from them, and ends them: the one launcher of all ways."""
+"""Launcher of the processes of a pod: start, events and termination."""
 
 import contextlib
 import errno
@@ -20,17 +20,17 @@ from xlashard.testing.launch.pod_environment import LOOPBACK, pod_environment
 
 _GUARD = Path(__file__).with_name("guard.py")
 _CHUNK = 1 << 16
-# Longer than the guard takes to kill what can be killed.
-_GUARD_PATIENCE = 15.0
+# Longer than the guard needs to kill all processes.
+_GUARD_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
 class PodSize:
-    """How large an emulated pod is.
+    """Size of an emulated pod.
 
     Attributes:
-        processes: How many processes.
-        devices: How many emulated devices each has.
+        processes: Number of processes.
+        devices: Number of emulated devices per process.
     """
 
     processes: int
@@ -39,11 +39,11 @@ class PodSize:
 
 @dataclass(frozen=True)
 class OutputChunk:
-    """What a process wrote.
+    """Output of a process.
 
     Attributes:
-        process: Which one.
-        stream: Where to; "stdout" for both, where they are one.
+        process: Index of the process.
+        stream: The stream; "stdout" for both if they are merged.
         text: The bytes; empty at the end of the stream.
     """
 
@@ -54,11 +54,11 @@ class OutputChunk:
 
 @dataclass(frozen=True)
 class ChannelData:
-    """What a process said through its channel.
+    """Data that a process sent through its channel.
 
     Attributes:
-        process: Which one.
-        text: The bytes, as many as there were; empty at the end.
+        process: Index of the process.
+        text: The bytes received so far; empty at the end.
     """
 
     process: int
@@ -67,11 +67,11 @@ class ChannelData:
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """A process that is over.
+    """Exit of a process.
 
     Attributes:
-        process: Which one.
-        code: Its exit code, or less than 0 for the signal that ended it.
+        process: Index of the process.
+        code: Its exit code, or the negative number of the signal that killed it.
     """
 
     process: int
@@ -83,16 +83,16 @@ type Event = OutputChunk | ChannelData | ProcessExit
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What to start.
+    """Parameters of a launch.
 
     Attributes:
-        command: What each process runs.
-        size: How many processes there are, with how many devices each.
-        environment: To which the variables of the pod are added.
-        folder: In which they run; None is that of this process.
-        one_stream: Whether standard output and standard error are one, in the order of writing.
-        channels: Whether each gets a socket to the launcher. Its number stands in place of the
-            word `CHANNEL` of the command.
+        command: Command of each process.
+        size: Number of processes, and of devices per process.
+        environment: Base environment, to which the variables of the pod are added.
+        folder: Working directory; None means that of this process.
+        one_stream: Whether standard output and standard error are merged in the order of writing.
+        channels: Whether each process gets a socket to the launcher. Its descriptor replaces the
+            word `CHANNEL` in the command.
     """
 
     command: Sequence[str]
@@ -106,27 +106,26 @@ class LaunchPlan:
 class Launch:
     """The running processes of a pod.
 
-    They end with this object's `close`, and also when this process ends in any way: see `guard`.
-    Not for several threads at once.
+    They end with `close`, and also when this process ends in any way: see `guard`. Not thread-safe.
 
     Args:
-        plan: What to start.
+        plan: Parameters of the launch.
 
     Attributes:
-        pids: The process ids; each process leads a session of its own.
-        running: The processes that have not ended, by number.
+        pids: Process ids; each process leads its own session.
+        running: Indices of the processes that have not exited.
 
     Raises:
-        LaunchError: It can't be started.
+        LaunchError: The processes could not be started.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.pids: list[int] = []
         self._unread = b""
         self._closed = False
-        # What the guard said before somebody asked.
+        # Reports of the guard that arrived before the first call of `events`.
         self._early: list[dict[str, Any]] = []
-        # Kept as long as the pod lives: nobody else is given a port that is taken.
+        # Reserved for the lifetime of the pod, so that no other process takes the port.
         self._port = Port()
         self._coordinator = f"{LOOPBACK}:{self._port.number}"
         self._wires: list[ProcessPipes] = []
@@ -154,7 +153,7 @@ class Launch:
         for _ in range(plan.size.processes):
             self._wires.append(ProcessPipes.make(plan.one_stream, plan.channels))
         guard = subprocess.Popen(
-            # Without the user's own start-up files and paths: it needs none, and is faster so.
+            # Isolated from the user's site packages: the guard needs none, and starts faster.
             [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -189,27 +188,27 @@ class Launch:
             self.pids = first.get("pids", [])
 
     def events(self, seconds: float) -> list[Event]:
-        """What has happened: at least one thing, or none within some seconds.
+        """Return new events: at least one, or none after a timeout.
 
         Args:
-            seconds: How long to wait; at 0 what is there already.
+            seconds: How long to wait; 0 returns only events that are already available.
         """
         found: list[Event] = []
-        told, self._early = self._early, []
-        # Before the guard is asked again, which may be gone since all of them are.
-        self.running -= {event["ended"] for event in told}
-        for key, _ in self._selector.select(0.0 if told else max(0.0, seconds)):
+        reports, self._early = self._early, []
+        # Update first: the guard may exit as soon as all processes have.
+        self.running -= {event["ended"] for event in reports}
+        for key, _ in self._selector.select(0.0 if reports else max(0.0, seconds)):
             if key.data is None:
-                told += self._read_guard()
+                reports += self._read_guard()
             else:
                 found.append(self._read(key.fileobj, *key.data))
-        # What a process wrote comes before its end.
-        ends = [ProcessExit(event["ended"], event["code"]) for event in told]
+        # Output of a process precedes its exit.
+        ends = [ProcessExit(event["ended"], event["code"]) for event in reports]
         self.running -= {end.process for end in ends}
         return [*found, *ends]
 
     def rest(self) -> list[Event]:
-        """Ends everything that is left, and gives what was not yet heard of it."""
+        """Terminate all remaining processes and return the remaining events."""
         self._end_guard()
         found: list[Event] = []
         while more := self.events(0):
@@ -237,20 +236,20 @@ class Launch:
         return [json.loads(line) for line in lines]
 
     def _lose_guard(self) -> list[dict[str, Any]]:
-        """The guard is over before its time: somebody killed it, and so its children."""
+        """Handle the unexpected exit of the guard, and with it of its children."""
         self._kill_groups()
         if not self.pids:
             raise LaunchError(  # no-catalogue: needs processes that fail
-                "the process that guards the processes of a pod ended before they started; try "
-                f"whether this runs until Ctrl-C: {sys.executable} -I -S {_GUARD}"
+                "the guard of the pod exited before its processes started; check whether this "
+                f"command runs until Ctrl-C: {sys.executable} -I -S {_GUARD}"
             )
         return [{"ended": number, "code": -signal.SIGKILL} for number in sorted(self.running)]
 
     def send(self, process: int, text: bytes) -> None:
-        """Writes to the channel of a process.
+        """Write to the channel of a process.
 
         Raises:
-            BrokenPipeError: It is gone.
+            BrokenPipeError: The process has exited.
         """
         channel = self._wires[process].channel
         assert channel is not None
@@ -261,19 +260,19 @@ class Launch:
             channel.setblocking(False)
 
     def signal(self, number: int, processes: Iterable[int] | None = None) -> None:
-        """Sends a signal to processes and all that they started and didn't detach.
+        """Send a signal to processes and to all children that they did not detach.
 
         Args:
-            number: Which signal.
-            processes: To which; None means all.
+            number: The signal.
+            processes: Target processes; None means all.
         """
         to = sorted(self.running if processes is None else self.running.intersection(processes))
-        # Without a guard there are no processes.
+        # Without a guard no process is left.
         with contextlib.suppress(BrokenPipeError):
             _write_line(self._guard, {"signal": int(number), "to": to})
 
     def close(self) -> None:
-        """Ends everything that is left, without asking. Afterwards nothing of it runs."""
+        """Terminate all remaining processes immediately. Afterwards none of them runs."""
         if self._closed:
             return
         self._closed = True
@@ -286,12 +285,12 @@ class Launch:
             wires.close_near_ends()
 
     def _end_guard(self) -> None:
-        """Returns when the guard, and so all that it guards, is over."""
+        """Wait until the guard, and therefore every process, has ended."""
         assert self._guard.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.close()
         try:
-            self._guard.wait(_GUARD_PATIENCE)
+            self._guard.wait(_GUARD_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._guard.kill()
             self._guard.wait()
@@ -299,12 +298,12 @@ class Launch:
             self._kill_groups()
 
     def _kill_groups(self) -> None:
-        """Kills what the guard could not any more."""
+        """Kill the processes that the guard could not kill."""
         for number in self.running:
             if number < len(self.pids):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pids[number], signal.SIGKILL)
-        # What they have detached has still the environment that they gave it.
+        # Detached children still have the environment of the pod.
         for pid in _processes_with(f"{POD_COORDINATOR}={self._coordinator}"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -317,7 +316,7 @@ class Launch:
 
 
 def _processes_with(variable: str) -> list[int]:
-    """The processes with a variable in their environment; none where the system doesn't tell."""
+    """Return the processes with a variable in their environment; empty on systems without /proc."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -334,8 +333,8 @@ def _write_line(guard: subprocess.Popen[bytes], request: Mapping[str, Any]) -> N
 
 def _too_many_text(plan: LaunchPlan, error: OSError) -> str:
     return (
-        f"a pod of {plan.size.processes:,} processes can't be started ({error.strerror}): each "
-        "takes several open files and the memory of a process of JAX; write a smaller number of "
+        f"a pod of {plan.size.processes:,} processes cannot be started ({error.strerror}): each "
+        "needs several open files and the memory of a JAX process; reduce the number of "
         "processes, or raise the limit of the shell: ulimit -n 65536"
     )
 
@@ -343,10 +342,10 @@ def _too_many_text(plan: LaunchPlan, error: OSError) -> str:
 def _why_not_started(plan: LaunchPlan, event: Mapping[str, Any]) -> str:
     program, reason = plan.command[0], os.strerror(event["errno"] or 0)
     if plan.folder is not None and not os.path.isdir(plan.folder):
-        return f"there is no folder {plan.folder!r} to run {program!r} in"
+        return f"the working directory {plan.folder!r} of {program!r} does not exist"
     if event["errno"] == errno.ENOENT:
-        return f"there is no program {program!r} on the PATH; {_advice(program)}"
-    return f"{program!r} can't be started: {reason}; {_advice(program)}"
+        return f"program {program!r} was not found on the PATH; {_advice(program)}"
+    return f"{program!r} cannot be started: {reason}; {_advice(program)}"
 
 
 def _advice(program: str) -> str:

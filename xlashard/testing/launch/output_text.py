@@ -1,14 +1,14 @@
-"""What processes write, made fit for a person."""
+"""Filtering of the output of processes."""
 
 import re
 
 from xlashard.errors import counted
 
-# The library behind collectives on a CPU tells of its connections, and no setting stops it.
-# Python's fault handler ends the stacks with a list of a dozen modules.
+# Gloo logs its connections unconditionally; Python's fault handler ends its stacks with a list of
+# modules.
 _NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.|Extension modules: ")
 
-# What stands below a test or a function in the stacks of a worker.
+# Frames below a test or a function in the stacks of a worker.
 _MACHINERY = re.compile(
     r'  File "[^"]*/(?:_pytest/|pluggy/|xlashard/testing/(?:'
     r"pytest_plugin/in_worker|workers/(?:pod_worker|bootstrap))\.py)"
@@ -17,24 +17,24 @@ _MACHINERY = re.compile(
 
 
 def without_machinery(text: str) -> str:
-    """The stacks in an output without the frames of what calls tests and functions."""
+    """Remove the frames that call tests and functions from the stacks in an output."""
     return _MACHINERY.sub("", text)
 
 
 def is_noise(line: bytes) -> bool:
-    """Whether a line says nothing that somebody wants to know."""
+    """Return whether a line carries no information for the user."""
     return _NOISE.match(line) is not None
 
 
 def without_noise(text: bytes) -> str:
-    """A whole output as text, without such lines."""
+    """Decode an output without its noise lines."""
     lines = text.splitlines(keepends=True)
     kept = b"".join(line for line in lines if not is_noise(line))
     return kept.decode("utf-8", errors="replace")
 
 
 def last_lines(text: str, most: int) -> str:
-    """The end of a text, which says how many lines are left out before."""
+    """Return the last lines of a text, preceded by the number of omitted lines."""
     lines = text.rstrip().splitlines()
     left_out = max(0, len(lines) - most)
     head = [f"[{counted(left_out, 'line')} before]"] if left_out else []

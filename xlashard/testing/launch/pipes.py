@@ -1,4 +1,4 @@
-"""What joins a launcher to the processes of a pod: pipes, sockets, and a port that they share."""
+"""Pipes, sockets and the coordinator port that connect a launcher to the processes of a pod."""
 
 import os
 import socket
@@ -12,16 +12,16 @@ from xlashard.testing.launch.pod_environment import LOOPBACK
 type StreamName = Literal["stdout", "stderr"]
 
 CHANNEL = "{channel}"
-"""The word of a command in whose place each process gets the number of its channel."""
+"""Placeholder in a command that is replaced by the file descriptor of the channel."""
 
 
 @dataclass
 class ProcessPipes:
-    """What joins the launcher to one process.
+    """Connections between the launcher and one process.
 
     Attributes:
-        outputs: By stream the ends of pipes from which the launcher reads.
-        channel: Its end of the socket.
+        outputs: Read end of the output pipe, by stream.
+        channel: The launcher's end of the socket.
         far_stdout, far_stderr, far_channel: The other ends, for the guard and the process.
     """
 
@@ -33,7 +33,7 @@ class ProcessPipes:
 
     @classmethod
     def make(cls, one_stream: bool, channel: bool) -> Self:
-        """New pipes, and a socket where there is to be a channel."""
+        """Create the pipes, and a socket if a channel is requested."""
         stdout, far_stdout = os.pipe()
         made = cls({"stdout": stdout}, far_stdout, far_stdout)
         try:
@@ -49,16 +49,17 @@ class ProcessPipes:
 
     @property
     def far_ends(self) -> set[int]:
-        """The descriptors that the guard takes over."""
+        """File descriptors that the guard inherits."""
         ends = {self.far_stdout, self.far_stderr}
         return ends if self.far_channel is None else {*ends, self.far_channel.fileno()}
 
     def request(self, command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
-        """What the guard is told of the process.
+        """Return the launch request for the guard.
 
         Args:
-            command: What it runs; the word `CHANNEL` in it becomes the number of its channel.
-            environment: In which it runs.
+            command: Command of the process; `CHANNEL` in it is replaced by the channel's
+                descriptor.
+            environment: Environment of the process.
         """
         keep = [] if self.far_channel is None else [self.far_channel.fileno()]
         return {
@@ -70,14 +71,14 @@ class ProcessPipes:
         }
 
     def close_far_ends(self) -> None:
-        """Closes here what the guard has by now."""
+        """Close this process's copies of the inherited ends."""
         for end in {self.far_stdout, self.far_stderr}:
             os.close(end)
         if self.far_channel is not None:
             self.far_channel.close()
 
     def close_near_ends(self) -> None:
-        """Closes the launcher's own ends."""
+        """Close the launcher's own ends."""
         for end in self.outputs.values():
             os.close(end)
         if self.channel is not None:
@@ -85,14 +86,14 @@ class ProcessPipes:
 
 
 class Port:
-    """A free port of the loopback address, for the coordinator.
+    """A free port on the loopback address, for the coordinator.
 
-    On Linux it stays taken: the coordinator can listen on it while a socket here is bound to it, as
-    both say that they share it, and the system gives it to nobody else. Elsewhere it is free again
-    at once, and somebody may be faster than the coordinator.
+    On Linux the port stays reserved: the coordinator can listen on it while a socket here is bound
+    to it, because both set SO_REUSEPORT, and the kernel assigns it to no other process. On other
+    systems it is released at once, and another process may take it first.
 
     Attributes:
-        number: Of the port.
+        number: The port number.
     """
 
     def __init__(self) -> None:

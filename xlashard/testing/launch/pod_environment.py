@@ -1,4 +1,4 @@
-"""The environment in which each process of an emulated pod runs."""
+"""Environment variables of the processes of an emulated pod."""
 
 from collections.abc import Mapping
 
@@ -7,18 +7,18 @@ from xlashard.config import PodPlace, place_variables
 LOOPBACK = "127.0.0.1"
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
-# Emulated devices share the processor's cores. On a busy machine one may wait for the others longer
-# than the 40 s after which XLA takes a collective for stuck, and ends the process.
-_PATIENCE_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds"
-_PATIENCE = 1200
+# Emulated devices share the CPU cores. On a busy machine one may wait for the others longer than
+# the 40 s after which XLA considers a collective stuck and terminates the process.
+_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds"
+_COLLECTIVE_TIMEOUT = 1200
 
 
 def flags_for_devices(flags: str, devices: int) -> str:
-    """`XLA_FLAGS` that emulate devices.
+    """Return `XLA_FLAGS` that emulate a number of devices.
 
     Args:
-        flags: What `XLA_FLAGS` is now. What it says of other things stays.
-        devices: How many.
+        flags: Current value of `XLA_FLAGS`; other flags in it are kept.
+        devices: Number of devices.
 
     Example:
         >>> flags_for_devices("--xla_a=1 --xla_cpu_collective_call_terminate_timeout_seconds=9", 4)
@@ -32,18 +32,18 @@ def flags_for_devices(flags: str, devices: int) -> str:
 
 
 def flags_with_timeout(flags: str) -> str:
-    """`XLA_FLAGS` with which emulated devices wait long enough for each other.
+    """Return `XLA_FLAGS` with a long timeout for collectives between emulated devices.
 
     Args:
-        flags: What `XLA_FLAGS` is now. If it says how long, so it stays.
+        flags: Current value of `XLA_FLAGS`; a timeout in it is kept.
     """
-    if any(_sets(flag, _PATIENCE_FLAG) for flag in flags.split()):
+    if any(_sets(flag, _COLLECTIVE_TIMEOUT_FLAG) for flag in flags.split()):
         return flags
-    return f"{flags} {_PATIENCE_FLAG}={_PATIENCE}".strip()
+    return f"{flags} {_COLLECTIVE_TIMEOUT_FLAG}={_COLLECTIVE_TIMEOUT}".strip()
 
 
 def flagged_devices(flags: str) -> int | None:
-    """How many devices `XLA_FLAGS` emulates; None if it doesn't say."""
+    """Return the number of devices that `XLA_FLAGS` emulates; None if it does not specify it."""
     found = [flag.partition("=")[2] for flag in flags.split() if _sets(flag, DEVICE_COUNT_FLAG)]
     return int(found[-1]) if found and found[-1].isdecimal() else None
 
@@ -53,11 +53,11 @@ def _sets(flag: str, name: str) -> bool:
 
 
 def pod_environment(base: Mapping[str, str], place: PodPlace) -> dict[str, str]:
-    """The environment of one process.
+    """Return the environment of one process.
 
     Args:
-        base: That of the launcher.
-        place: Which process of which pod.
+        base: Environment of the launcher.
+        place: The pod, and the index of the process.
     """
     kept = {name: value for name, value in base.items() if name not in _REPLACED}
     return {
@@ -68,21 +68,21 @@ def pod_environment(base: Mapping[str, str], place: PodPlace) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
         "XLA_FLAGS": flags_for_devices(base.get("XLA_FLAGS", ""), place.devices),
-        # Lines come out when they are printed, and SIGABRT shows the stacks of all threads.
+        # Unbuffered output; SIGABRT prints the stacks of all threads.
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        # gRPC would ask a proxy, if there is one, for the way to this machine itself.
+        # gRPC would use a configured proxy to reach this machine itself.
         **({"no_grpc_proxy": LOOPBACK} if _PROXIES & {name.lower() for name in base} else {}),
     }
 
 
 _PROXIES = {"grpc_proxy", "https_proxy", "http_proxy"}
-# It wins over the flag that emulates devices; and the version of an MPI that is none of ours.
+# The first overrides the device count flag; the second belongs to an unrelated MPI.
 _REPLACED = ("JAX_NUM_CPU_DEVICES", "OMPI_VERSION")
 
 
 def _for_jax(place: PodPlace) -> dict[str, str]:
-    # Unless it is told, the coordinator listens on all addresses of the machine.
+    # By default the coordinator listens on all addresses of the machine.
     return {
         "JAX_COORDINATOR_ADDRESS": place.coordinator,
         "JAX_COORDINATOR_BIND_ADDRESS": place.coordinator,
@@ -90,10 +90,10 @@ def _for_jax(place: PodPlace) -> dict[str, str]:
 
 
 def _for_its_detection(place: PodPlace) -> dict[str, str]:
-    """What makes `jax.distributed.initialize()` without arguments find its place.
+    """Return the variables by which `jax.distributed.initialize()` detects its process.
 
-    JAX reads the number of processes and the own one from no variables of its own, only from those
-    of launchers that it knows. It asks for Open MPI's first.
+    JAX reads the number of processes and the process id only from variables of launchers that it
+    supports; Open MPI's come first.
     """
     return {
         "OMPI_MCA_orte_hnp_uri": "",

@@ -1,4 +1,4 @@
-"""What several processes print, line by line and with the number of each."""
+"""Line-by-line output of several processes, each line prefixed with its process."""
 
 from collections.abc import Collection, Sequence
 from typing import TextIO
@@ -11,18 +11,19 @@ from xlashard.testing.launch.output_text import is_noise
 from xlashard.testing.launch.pipes import StreamName
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
-# What has no end of line by then is written as it is.
+# Unterminated lines are flushed at this length.
 _LONGEST = 1 << 16
 
 
 class PrefixPrinter:
-    """Writes the lines of processes, each whole and after the number of its process.
+    """Writes complete lines of processes, each with the number of its process.
 
     Args:
-        stdout: Where their standard output goes.
-        stderr: Where their standard error goes.
-        processes: How many there are.
-        only: Those that are shown; None means all.
+        stdout: Destination of standard output.
+        stderr: Destination of standard error.
+        processes: Number of processes.
+        only: Processes to show; None means all.
+        names: Prefixes in place of the process numbers.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PrefixPrinter:
         self._begun: dict[tuple[int, StreamName], bytes] = {}
 
     def show(self, printed: OutputChunk) -> None:
-        """Takes what a process wrote, and writes the lines that are complete now."""
+        """Accept output of a process, and write the lines that are complete."""
         if self._only is not None and printed.process not in self._only:
             return
         key = (printed.process, printed.stream)
@@ -60,13 +61,13 @@ class PrefixPrinter:
             stream.flush()
 
     def finish(self) -> None:
-        """Writes the lines that have begun and will not be completed."""
+        """Write the remaining unterminated lines."""
         for process, name in list(self._begun):
             self.show(OutputChunk(process, name, b""))
 
 
 def as_shown(line: bytes) -> str:
-    """A line as a terminal leaves it: progress that was written over is gone."""
+    """Return a line as a terminal displays it, with overwritten progress removed."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
 
 

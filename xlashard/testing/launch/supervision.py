@@ -1,4 +1,4 @@
-"""Watching the processes of a pod until all are over: what ends them, and what is said of it."""
+"""Supervision of the processes of a pod until all have exited: timeouts, grace periods, verdict."""
 
 import contextlib
 import signal
@@ -17,19 +17,20 @@ from xlashard.testing.launch.output_text import last_lines, without_noise
 if sys.platform == "linux":
     import resource
 
-# How long a process has to end after SIGTERM, and to write its stacks after SIGABRT, in seconds.
+# Seconds to exit after SIGTERM, and to print the stacks after SIGABRT.
 _AFTER_TERM = 3.0
 AFTER_ABORT = 5.0
 
 
 @dataclass(frozen=True)
 class EndingRules:
-    """When processes are ended.
+    """Limits after which processes are terminated.
 
     Attributes:
-        timeout: Seconds after which all show their stacks and are ended; None means never.
-        grace: Seconds that the others have after the first has failed.
-        stop_grace: Seconds that all have after this process was told to stop.
+        timeout: Seconds after which all processes print their stacks and are terminated; None means
+            never.
+        grace: Seconds left for the other processes after the first failure.
+        stop_grace: Seconds left for all processes after this process received a stop signal.
     """
 
     timeout: float | None = None
@@ -39,17 +40,17 @@ class EndingRules:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the processes of a pod ended.
+    """Result of the processes of a pod.
 
     Attributes:
-        codes: By process its exit code, or less than 0 for the signal that ended it.
-        failed: Those that failed by themselves, in the order of their ends. The cause may be one
-            that ended right after another, which had only to notice.
-        timed_out: Those that were running when the time was over.
-        paused: Those of them that were stopped by a signal (SIGSTOP).
-        ended: Those that the launcher ended after another had failed.
-        told: The signal by which the launcher itself was told to stop.
-        rules: That they were under.
+        codes: Exit code of each process, or the negative number of the signal that killed it.
+        failed: Processes that failed by themselves, in order of exit. The cause may be a process
+            that exited right after another that only noticed it.
+        timed_out: Processes that were running when the timeout expired.
+        paused: Timed-out processes that were suspended by a signal (SIGSTOP).
+        ended: Processes that the launcher terminated after another had failed.
+        stopped_by: Signal by which the launcher itself was stopped.
+        rules: Limits that applied.
     """
 
     codes: tuple[int, ...]
@@ -57,25 +58,30 @@ class Verdict:
     timed_out: tuple[int, ...]
     paused: tuple[int, ...]
     ended: tuple[int, ...]
-    told: int | None
+    stopped_by: int | None
     rules: EndingRules
 
     @property
+    def told(self) -> int | None:
+        """Former name of `stopped_by`."""
+        return self.stopped_by
+
+    @property
     def first(self) -> ProcessExit | None:
-        """The one that failed first, by itself."""
+        """The process that failed first by itself."""
         return self.failed[0] if self.failed else None
 
     @property
     def well(self) -> bool:
-        """Whether all ended well."""
+        """True if all processes succeeded."""
         return not any(self.codes)
 
     def summary(self) -> str:
-        """In a sentence or two what went wrong; "" if nothing did."""
+        """Summarize the failure in one or two sentences; "" on success."""
         if self.timed_out:
             return _timeout_text(self)
-        if self.told is not None:
-            return f"stopped by {signal_name(self.told)}"
+        if self.stopped_by is not None:
+            return f"stopped by {signal_name(self.stopped_by)}"
         if self.first is None:
             return ""
         text = f"process {self.first.process} failed first: {describe_code(self.first.code)}"
@@ -90,7 +96,7 @@ class Verdict:
         return text
 
     def exit_code(self) -> int:
-        """What the launcher itself should end with, as a shell counts."""
+        """Return the exit code of the launcher, by the conventions of a shell."""
         if self.timed_out:
             return 124
         failed = [self.first.code] if self.first else [code for code in self.codes if code]
@@ -98,12 +104,12 @@ class Verdict:
 
 
 def describe_code(code: int) -> str:
-    """How a process ended, in words: `exit code 3`, `killed by SIGKILL`."""
+    """Describe an exit code: `exit code 3`, `killed by SIGKILL`."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9."""
+    """Return the name of a signal: `SIGKILL` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -122,31 +128,31 @@ def _timeout_text(verdict: Verdict) -> str:
 
 @dataclass
 class Supervisor:
-    """Watches one launch.
+    """Supervisor of one launch.
 
     Args:
         launch: The processes.
-        rules: When to end them.
-        on_output: Is given what they write, as it comes.
-        told: Gives the signals by which this process was told to stop, each once.
+        rules: Limits after which processes are terminated.
+        on_output: Called with output as it arrives.
+        stop_signal: Returns each stop signal of this process once.
     """
 
     launch: Launch
     rules: EndingRules
     on_output: Callable[[OutputChunk], None]
-    told: Callable[[], int | None] = lambda: None
+    stop_signal: Callable[[], int | None] = lambda: None
     _codes: dict[int, int] = field(default_factory=dict)
     _failed: list[ProcessExit] = field(default_factory=list)
     _stopped_by: int | None = None
     _timed_out: tuple[int, ...] = ()
     _paused: tuple[int, ...] = ()
     _ended: tuple[int, ...] = ()
-    # When what comes next is due, and when they are killed.
+    # Times at which the grace period ends, and at which processes are killed.
     _grace_end: float | None = None
     _kill_at: float | None = None
 
     def run(self) -> Verdict:
-        """Returns when all processes are over, with all that they started."""
+        """Wait until all processes, and all that they started, have exited."""
         deadline = None if self.rules.timeout is None else time.monotonic() + self.rules.timeout
         while self.launch.running:
             now = time.monotonic()
@@ -159,7 +165,7 @@ class Supervisor:
             elif self._grace_end is not None and now >= self._grace_end:
                 self._end_others(now)
             due = [at for at in (self._kill_at, deadline, self._grace_end) if at and at > now]
-            # Also to see now and then whether this process was told to stop.
+            # Poll regularly for stop signals of this process.
             self._take(min([0.2, *(at - now for at in due)]))
         for event in self.launch.rest():
             self._note(event)
@@ -190,7 +196,7 @@ class Supervisor:
                     self._grace_end = time.monotonic() + self.rules.grace
 
     def _hear_of_stop(self, now: float) -> None:
-        number = self.told()
+        number = self.stop_signal()
         if number is None:
             return
         again = self._stopped_by is not None
@@ -212,18 +218,18 @@ class Supervisor:
 
 
 def show_stacks(launch: Launch, processes: Iterable[int]) -> None:
-    """Makes processes write the stacks of their threads, if they are Python, and end."""
+    """Make Python processes print the stacks of their threads and exit."""
     asked = launch.running.intersection(processes)
     for number in asked:
         _forbid_core(launch.pids[number])
-    # Python's fault handler answers SIGABRT, in whatever call the threads are; but not before a
-    # stopped process goes on.
+    # Python's fault handler reacts to SIGABRT in any call; a suspended process must be resumed
+    # first.
     launch.signal(signal.SIGABRT, asked)
     launch.signal(signal.SIGCONT, asked)
 
 
 def _forbid_core(pid: int) -> None:
-    """Keeps a process from leaving its memory on the disk."""
+    """Prevent a process from writing a core file."""
     if sys.platform == "linux":
         with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
             _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
@@ -231,7 +237,7 @@ def _forbid_core(pid: int) -> None:
 
 
 def is_paused(pid: int) -> bool:
-    """Whether a signal has stopped a process."""
+    """Return whether a process is suspended by a signal."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -241,18 +247,18 @@ def is_paused(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class PodRun:
-    """A program that ran in all processes of a pod.
+    """Run of a program in all processes of a pod.
 
     Attributes:
-        outputs: By process what it wrote, standard output and standard error in one.
-        verdict: How they ended.
+        outputs: Merged standard output and standard error of each process.
+        verdict: Result of the processes.
     """
 
     outputs: tuple[str, ...]
     verdict: Verdict
 
     def report(self, lines: int = 40) -> str:
-        """What went wrong, with the last lines of each process, the first that failed first."""
+        """Return the summary with the last lines of each process, failed processes first."""
         failed = [end.process for end in self.verdict.failed]
         order = dict.fromkeys([*failed, *range(len(self.outputs))])
         return "\n".join([self.verdict.summary(), *(self._section(n, lines) for n in order)])
@@ -264,7 +270,7 @@ class PodRun:
 
 
 def run_to_end(launch: Launch, rules: EndingRules) -> PodRun:
-    """Waits for the processes of a launch and keeps what they write."""
+    """Wait for the processes of a launch and collect their output."""
     written = [bytearray() for _ in launch.pids]
 
     def keep(printed: OutputChunk) -> None:
@@ -277,16 +283,16 @@ def run_to_end(launch: Launch, rules: EndingRules) -> PodRun:
 
 @contextlib.contextmanager
 def collect_signals() -> Iterator[deque[int]]:
-    """The signals that tell this process to stop, kept instead of followed."""
-    told: deque[int] = deque()
+    """Collect signals that ask this process to stop, instead of handling them."""
+    numbers_received: deque[int] = deque()
 
     def keep(number: int, _: FrameType | None) -> None:
-        told.append(number)
+        numbers_received.append(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, keep) for number in numbers}
     try:
-        yield told
+        yield numbers_received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Tests on pods, as pytest outside of the pods sees them."""
+"""Control of tests on pods from the pytest process that the user started."""
 
 import dataclasses
 import os
@@ -20,20 +20,20 @@ from xlashard.testing.workers.pool_result import Timeouts, pod_error
 from xlashard.testing.workers.worker_pool import WorkerPool
 
 _TIMEOUT = 180.0
-# Idle processes keep their memory, some hundred MB each.
+# Idle processes occupy some hundred MB each.
 _MOST_IDLE = 4
 _MERGED = pytest.StashKey[MergedReport]()
 
 
 @dataclasses.dataclass(frozen=True)
 class PodMarker:
-    """What a marker asks for.
+    """Arguments of a `pod` marker.
 
     Attributes:
-        processes: How many processes.
-        devices: How many devices each has.
-        timeout: Seconds for the test, in which the pod may have to start.
-        fresh: Whether it must have processes that no other test has used.
+        processes: Number of processes.
+        devices: Number of devices per process.
+        timeout: Seconds for the test, including the start of the pod.
+        fresh: Whether the test requires new processes.
     """
 
     processes: int = 2
@@ -43,10 +43,10 @@ class PodMarker:
 
     @classmethod
     def of_test(cls, item: pytest.Item) -> "PodMarker":
-        """What the closest marker of a test asks for.
+        """Return the arguments of the closest marker of a test.
 
         Raises:
-            ValueError: It makes no sense.
+            ValueError: The arguments are invalid.
         """
         marker = item.get_closest_marker("pod")
         assert marker is not None
@@ -55,7 +55,7 @@ class PodMarker:
         if marker.args or unknown:
             what = f"takes no {unknown[0]!r}" if unknown else "takes its arguments by name"
             # no-catalogue: raised inside pytest
-            raise ValueError(f"it {what}; it knows {', '.join(known)}")
+            raise ValueError(f"it {what}; valid arguments are {', '.join(known)}")
         asked = cls(**marker.kwargs)
         for name in ("processes", "devices"):
             value = getattr(asked, name)
@@ -69,15 +69,15 @@ class PodMarker:
 
     @property
     def size(self) -> PodSize:
-        """How large the pod is."""
+        """Size of the pod."""
         return PodSize(self.processes, self.devices)
 
 
 def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Makes tests ready to run elsewhere: fixtures are made there and not here.
+    """Prepare tests to run in workers, where their fixtures are created.
 
     Raises:
-        UsageError: pytest was told to do what no process of a pod can.
+        UsageError: pytest was started with an option that needs a terminal.
     """
     if config.getoption("usepdb") or config.getoption("trace"):
         option = "--pdb" if config.getoption("usepdb") else "--trace"
@@ -93,7 +93,7 @@ def prepare(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def check(item: pytest.Item) -> None:
-    """Fails a test whose marker can't be followed."""
+    """Fail a test with an invalid marker."""
     if not isinstance(item, pytest.Function) or _is_unittest(item):
         pytest.fail(
             f"{item.nodeid}: only functions, and methods of classes that don't derive from "
@@ -103,7 +103,7 @@ def check(item: pytest.Item) -> None:
     problem = _problem(item)
     if problem:
         pytest.fail(
-            f"{item.nodeid}: the marker pod can't be followed: {problem}. Write for example:\n"
+            f"{item.nodeid}: invalid marker pod: {problem}. Write for example:\n"
             "  @pytest.mark.pod(processes=2, devices=4)",
             pytrace=False,
         )
@@ -122,11 +122,11 @@ def _is_unittest(item: pytest.Function) -> bool:
 
 
 class PodTestFailed(Exception):
-    """A test failed in a process of its pod. What is told of it comes from there."""
+    """A test failed in a process of its pod; the report of that process replaces this error."""
 
 
 class PoolCache:
-    """The pods of a test run: those of tests before are used again where they can be."""
+    """Worker pools of a test run, which later tests reuse where possible."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -135,7 +135,7 @@ class PoolCache:
         self._live = config.getoption("capture") == "no"
 
     def run(self, item: pytest.Function) -> None:
-        """Runs a test, and raises what pytest is to know of it."""
+        """Run a test and raise its outcome."""
         asked = PodMarker.of_test(item)
         pool = self._pool(item, asked)
         if isinstance(pool, str):
@@ -158,17 +158,17 @@ class PoolCache:
     def complete(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        """Puts what the processes said into the report of a test."""
+        """Insert the merged outcome into the report of a test."""
         merged = item.stash.get(_MERGED, None)
         if merged is not None and call.when == "call":
             update_report(report, merged)
 
     def _pool(self, item: pytest.Function, asked: PodMarker) -> WorkerPool | str:
-        """The processes for a test, or why there are none."""
+        """Return the workers for a test, or the reason why they could not start."""
         for size, pool in list(self._pools.items()):
             if not pool.usable or (asked.fresh and size == asked.size):
                 self._end(size)
-        # The one that was used last is the last to go.
+        # Most recently used pool last.
         pool = self._pools.pop(asked.size, None)
         if pool is None:
             self._make_room(asked.processes)
@@ -212,7 +212,7 @@ class PoolCache:
         return pool
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Terminate all processes."""
         for size in list(self._pools):
             self._end(size)
 
@@ -222,7 +222,7 @@ def _request(item: pytest.Function) -> TestRequest:
     return TestRequest(str(item.path), item.nodeid, None if folder is None else str(folder))
 
 
-# What is for pytest outside alone: how tests are distributed, chosen and reported.
+# Options of the outer pytest that must not apply to workers: distribution, selection and reporting.
 _OUTSIDE = {
     "capture": "no",
     "collectonly": False,
@@ -245,7 +245,7 @@ _OUTSIDE = {
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:
-    """The options of pytest outside, as far as they say how a test runs."""
+    """Return those options of the outer pytest that affect how a test runs."""
     options = {name: value for name, value in vars(config.option).items() if _travels(value)}
     options.pop("file_or_dir", None)
     options |= {name: value for name, value in _OUTSIDE.items() if name in options}

@@ -1,4 +1,4 @@
-"""pytest inside a process of a pod: runs the tests that pytest outside asks for, one by one."""
+"""pytest session inside a worker of a pod, which runs tests on request."""
 
 import os
 import pdb
@@ -15,16 +15,16 @@ from xlashard.errors import PodError
 from xlashard.testing.workers.channel import RemoteException, Reply, pack, receive
 
 PLUGIN_NAME = "xlashard_pytest_inside"
-"""By this name the plugin below is registered; `xlashard_pytest` knows by it where it is."""
+"""Registered name of the plugin below, by which `xlashard_pytest` detects a worker."""
 
 
 @dataclass(frozen=True)
 class WorkerPytestSetup:
-    """How pytest outside was started.
+    """Configuration of the outer pytest.
 
     Attributes:
         options: Its options, by name.
-        file: The first file that will be asked for.
+        file: The first file from which a test is requested.
     """
 
     options: dict[str, Any]
@@ -33,12 +33,13 @@ class WorkerPytestSetup:
 
 @dataclass(frozen=True)
 class TestRequest:
-    """One test to run.
+    """Request to run one test.
 
     Attributes:
-        file: In which it is.
-        nodeid: Its name.
-        tmp_path: The folder that stands for it in all processes; None if it doesn't ask for one.
+        file: File of the test.
+        nodeid: Node id of the test.
+        tmp_path: Folder of the `tmp_path` fixture, shared by all processes; None if the test does
+            not use it.
     """
 
     __test__ = False
@@ -50,11 +51,11 @@ class TestRequest:
 
 @dataclass(frozen=True)
 class TestResult:
-    """What became of it here.
+    """Result of the test in this process.
 
     Attributes:
-        reports: pytest's reports of setup, call and teardown, as far as it came, as dictionaries.
-        problem: Why it could not be run at all; "" if it was.
+        reports: Serialized pytest reports of setup, call and teardown, as far as the test ran.
+        problem: Reason why the test could not run; "" if it ran.
     """
 
     __test__ = False
@@ -64,12 +65,12 @@ class TestResult:
 
 
 def serve(channel: socket.socket, setup: WorkerPytestSetup) -> NoReturn:
-    """Runs tests until the launcher is gone."""
+    """Run tests until the launcher exits."""
     try:
         config = pytest.Config.fromdictargs(setup.options, [setup.file])
         config.pluginmanager.register(_Inside(channel), PLUGIN_NAME)
         config.hook.pytest_cmdline_main(config=config)
-        problem: object = "pytest ended before it was told to"
+        problem: object = "pytest exited unexpectedly"
     except BaseException as error:
         problem = RemoteException.of(error)
     channel.sendall(pack(Reply(False, problem)))
@@ -77,7 +78,7 @@ def serve(channel: socket.socket, setup: WorkerPytestSetup) -> NoReturn:
 
 
 class _Inside:
-    """The plugin that replaces pytest's own loop over the tests."""
+    """Plugin that replaces pytest's own loop over the tests."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -89,12 +90,12 @@ class _Inside:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        # There is no terminal on which one could answer.
+        # No terminal is available for a debugger.
         pdb.set_trace = sys.breakpointhook = _refuse_to_debug
 
     @pytest.fixture
     def tmp_path(self, request: pytest.FixtureRequest) -> Path:
-        """A folder for the test, the same one in all processes of its pod."""
+        """Folder for the test, shared by all processes of its pod."""
         assert self._tmp_path is not None
         return Path(self._tmp_path)
 
@@ -137,9 +138,9 @@ class _Inside:
             return "\n".join(self._files[request.file])
         near = [nodeid for nodeid in self._items if nodeid.partition("[")[0] in request.nodeid]
         return (
-            f"this process of the pod collected no test {request.nodeid}, but "
-            f"{', '.join(near) or 'none of that name'}; names must be the same in all processes: "
-            "no parametrisation over a set, or by the process or its devices"
+            f"this process of the pod did not collect {request.nodeid}, only "
+            f"{', '.join(near) or 'other tests'}; test names must be equal in all processes: do "
+            "not parametrize over a set, the process or its devices"
         )
 
     def _is_well(self, answer: TestResult) -> bool:
@@ -148,7 +149,10 @@ class _Inside:
         )
 
     def _place(self) -> str:
-        """Where the test ended early: it did so in all processes, or they are out of step."""
+        """Location at which the test failed.
+
+        Processes that failed at different locations are out of step.
+        """
         for report in self._reports:
             if not report.passed:
                 crash = getattr(report.longrepr, "reprcrash", None)
@@ -165,13 +169,13 @@ class _Inside:
 
 
 def is_strict_pass(report: pytest.TestReport) -> bool:
-    """Whether a test passed that was marked to fail; pytest outside says so by itself."""
+    """Return whether an expected failure passed, which the outer pytest reports itself."""
     return report.failed and str(report.longrepr).startswith("[XPASS(strict)]")
 
 
 def _refuse_to_debug(*_: object, **__: object) -> NoReturn:
     __tracebackhide__ = True
     raise PodError(  # no-catalogue: raised inside pytest
-        "a debugger needs a terminal, and the processes of a pod have none; write what you want to "
-        "see with print(), or run the script by hand: xlashard pod -n 2 -d 2 -- python script.py"
+        "a debugger needs a terminal, which the processes of a pod do not have; use print(), or "
+        "run the script yourself: xlashard pod -n 2 -d 2 -- python script.py"
     )

@@ -1,4 +1,4 @@
-"""One report of a test out of those of all processes in which it ran."""
+"""Merging of the reports of all processes of a test into one report."""
 
 import re
 from collections.abc import Iterator
@@ -22,41 +22,41 @@ from xlashard.testing.workers.pool_result import PoolResult
 
 type Outcome = Literal["passed", "skipped", "xfailed", "failed", "lost"]
 
-# Of the output of each process in a report.
+# Output lines of each process in a report.
 _LINES = 200
-# Objects of the same kind in two processes differ by it.
+# Object addresses differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """What one process says of the test.
+    """Outcome of the test in one process.
 
     Attributes:
-        process: Which one.
-        outcome: How it went there; "lost" if the process can't say.
-        told: What pytest tells of it, or a text.
-        phase: In which phase: "setup", "call" or "teardown".
-        reason: Why it was skipped, or failed as expected.
+        process: Index of the process.
+        outcome: Outcome in this process; "lost" if the process did not report one.
+        detail: pytest's representation of the failure, or a text.
+        phase: Phase of the outcome: "setup", "call" or "teardown".
+        reason: Why the test was skipped, or failed as expected.
     """
 
     process: int
     outcome: Outcome
-    told: Any = None
+    detail: Any = None
     phase: str = "call"
     reason: str = ""
 
 
 @dataclass
 class MergedReport:
-    """What all processes say of it.
+    """Outcome of the test in all processes.
 
     Attributes:
-        outcome: How the test went.
-        reason: In a line why, if it didn't pass.
-        parts: What they say, one by one; who failed first comes first.
-        sections: What they wrote, with titles.
-        properties: What the test recorded in the first process.
+        outcome: Overall outcome.
+        reason: One-line reason, if the test did not pass.
+        parts: Outcome of each process, earliest failure first.
+        sections: Captured output, with titles.
+        properties: Properties that the test recorded in the first process.
     """
 
     outcome: Literal["passed", "skipped", "xfailed", "failed"]
@@ -68,7 +68,7 @@ class MergedReport:
 
 
 def merge(config: pytest.Config, result: PoolResult) -> MergedReport:
-    """Brings together what the processes of a pod say of a test."""
+    """Merge the reports of all processes of a pod."""
     parts, sections, properties = [], [], []
     reports = {process: _reports(config, result, process) for process in result.replies}
     for process in result.order():
@@ -95,7 +95,7 @@ def _reports(config: pytest.Config, result: PoolResult, process: int) -> list[py
 
 
 def _own_sections(report: pytest.TestReport, process: int) -> list[tuple[str, str]]:
-    # Those of setup stand in the report of the call again, and both in that of the teardown.
+    # The report of the call repeats the sections of setup, and that of teardown both.
     if report.when != "teardown":
         return []
     return [(f"{title} of process {process}", text) for title, text in report.sections]
@@ -134,7 +134,7 @@ def _together(
         return "xfailed", by_outcome["xfailed"].reason
     if "lost" in by_outcome:
         part = by_outcome["lost"]
-        return "failed", f"process {part.process} {part.told}"
+        return "failed", f"process {part.process} {part.detail}"
     if "skipped" not in by_outcome:
         return "passed", ""
     reason = by_outcome["skipped"].reason
@@ -143,26 +143,26 @@ def _together(
     skipped = [part.process for part in parts if part.outcome == "skipped"]
     return (
         "failed",
-        f"{format_processes(sorted(skipped))} skipped the test ({reason}) and the others did "
-        "not; skip it in all processes or in none",
+        f"{format_processes(sorted(skipped))} skipped the test ({reason}), but the other "
+        "processes did not; skip it in all processes",
     )
 
 
 def update_report(report: pytest.TestReport, merged: MergedReport) -> None:
-    """Makes a report of this process tell what the others say."""
+    """Replace the content of a local report by the merged one."""
     report.sections += merged.sections
     if merged.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        told = next(part.told for part in merged.parts if part.outcome == "skipped")
-        report.longrepr = (str(told[0]), int(told[1]), str(told[2]))
+        detail = next(part.detail for part in merged.parts if part.outcome == "skipped")
+        report.longrepr = (str(detail[0]), int(detail[1]), str(detail[2]))
     if merged.outcome == "failed":
-        report.longrepr = _told(report, merged)
+        report.longrepr = _failure_repr(report, merged)
 
 
-def _told(report: pytest.TestReport, merged: MergedReport) -> ExceptionChainRepr:
+def _failure_repr(report: pytest.TestReport, merged: MergedReport) -> ExceptionChainRepr:
     groups: dict[str, list[ProcessOutcome]] = {}
     for part in merged.parts:
         if part.outcome in ("failed", "lost"):
-            groups.setdefault(_ADDRESS.sub("", f"{part.phase}\n{part.told}"), []).append(part)
+            groups.setdefault(_ADDRESS.sub("", f"{part.phase}\n{part.detail}"), []).append(part)
     chain = [link for parts in groups.values() for link in _links(parts, merged.size)]
     if not chain:
         chain = [_text_link(merged.reason)]
@@ -174,7 +174,7 @@ def _told(report: pytest.TestReport, merged: MergedReport) -> ExceptionChainRepr
         parts = next(iter(groups.values()))
         gist = crash.message if crash else _gist(parts[0])
         message = f"{_who(parts)}: {gist}"
-    # pytest's summary takes what stands in the last link.
+    # pytest's summary uses the last link.
     trace, _, description = chain[-1]
     return ExceptionChainRepr(
         [*chain[:-1], (trace, ReprFileLocation(*place, message), description)]
@@ -186,8 +186,8 @@ def _who(parts: list[ProcessOutcome]) -> str:
 
 
 def _gist(part: ProcessOutcome) -> str:
-    """A line for a summary of what is told as a text."""
-    lines = str(part.told).strip().splitlines()
+    """Return the summary line of a failure text."""
+    lines = str(part.detail).strip().splitlines()
     marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
     return marked[0] if marked else lines[-1]
 
@@ -199,12 +199,12 @@ def _links(parts: list[ProcessOutcome], size: int) -> Iterator[Link]:
     first = parts[0]
     where = f", in {first.phase}" if first.phase != "call" else ""
     head = ReprEntryNative([f"----- {_who(parts)} of {size}{where} -----\n"])
-    if isinstance(first.told, ExceptionChainRepr):
-        links: list[Link] = list(first.told.chain)
-    elif isinstance(first.told, ReprExceptionInfo):
-        links = [(first.told.reprtraceback, first.told.reprcrash, None)]
+    if isinstance(first.detail, ExceptionChainRepr):
+        links: list[Link] = list(first.detail.chain)
+    elif isinstance(first.detail, ReprExceptionInfo):
+        links = [(first.detail.reprtraceback, first.detail.reprcrash, None)]
     else:
-        links = [_text_link(str(first.told))]
+        links = [_text_link(str(first.detail))]
     for number, (trace, crash, description) in enumerate(links):
         entries = [head, *trace.reprentries] if not number else trace.reprentries
         yield ReprTraceback(entries, trace.extraline, trace.style), crash, description

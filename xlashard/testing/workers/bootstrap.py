@@ -1,4 +1,4 @@
-"""The first lines of a worker, run by path: takes over the import path of its launcher."""
+"""Entry point of a worker, run by path: takes over the launcher's import path."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ if __name__ == "__main__":
     while not line.endswith(b"\n"):
         found = channel.recv(1)
         if not found:
-            sys.exit(1)  # The launcher is gone.
+            sys.exit(1)  # The launcher has exited.
         line += found
     request = json.loads(line)
     sys.path[:] = request["path"]

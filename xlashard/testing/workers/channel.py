@@ -1,4 +1,4 @@
-"""Python values through the socket between a launcher and a worker, both of one user."""
+"""Pickled Python values over a socket between a launcher and a worker of the same user."""
 
 import pickle
 import socket
@@ -12,13 +12,12 @@ _LENGTH = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker answers to a request.
+    """Reply of a worker to a request.
 
     Attributes:
-        well: Whether it is as it should be; else the others have little time left.
-        value: What was asked for, or what is said of the failure.
-        place: Where it ended, if not as it should: where all end at the same place, they are still
-            in step.
+        well: Whether the request succeeded; otherwise the other workers have little time left.
+        value: The result, or a description of the failure.
+        place: Location of the failure: workers that failed at the same location are still in step.
     """
 
     well: bool
@@ -28,11 +27,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class RemoteException:
-    """An exception of a worker.
+    """An exception raised in a worker.
 
     Attributes:
-        traceback: As text.
-        error: The exception; None where it can't be sent.
+        traceback: Formatted traceback.
+        error: The exception; None if it cannot be pickled.
     """
 
     traceback: str
@@ -40,20 +39,20 @@ class RemoteException:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """An exception with its traceback, without the frame of the worker that caught it."""
+        """Capture an exception with its traceback, without the worker's own frame."""
         frames = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         return cls(text, error if _travels(error) else None)
 
 
 def place_of(error: BaseException) -> str:
-    """Where an exception was raised: `file:line`."""
+    """Return the location at which an exception was raised: `file:line`."""
     found = traceback.extract_tb(error.__traceback__)
     return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
 
 
 def _travels(error: BaseException) -> bool:
-    # Some exceptions can be pickled and not be read again.
+    # Some exceptions can be pickled but not unpickled.
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -62,19 +61,19 @@ def _travels(error: BaseException) -> bool:
 
 
 def pack(value: object) -> bytes:
-    """A value as bytes that say where they end."""
+    """Serialize a value with a length prefix."""
     text = pickle.dumps(value)
     return _LENGTH.pack(len(text)) + text
 
 
 class Unpacker:
-    """Puts together what arrives in pieces."""
+    """Reassembles values that arrive in pieces."""
 
     def __init__(self) -> None:
         self._unread = b""
 
     def feed(self, text: bytes) -> list[Any]:
-        """The values that are complete with these bytes."""
+        """Return the values completed by these bytes."""
         self._unread += text
         found = []
         while len(self._unread) >= _LENGTH.size:
@@ -87,10 +86,10 @@ class Unpacker:
 
 
 def receive(channel: socket.socket) -> Any:
-    """The next value.
+    """Return the next value.
 
     Raises:
-        EOFError: The other end is gone.
+        EOFError: The peer has closed the connection.
     """
     (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
     return pickle.loads(_exactly(channel, length))

@@ -1,4 +1,4 @@
-"""Functions by name: how a launcher says which one its workers run, and how they find it."""
+"""Lookup of functions by module and qualified name, so that workers can import them."""
 
 import functools
 import importlib
@@ -17,20 +17,20 @@ from typing import Any
 from xlashard.errors import ArgumentError
 
 _MAIN = "__main__"
-# By this name a program knows that it is not to do its work, only to define its functions.
+# Module name under which a worker runs the main program: only its definitions run.
 _MAIN_IN_WORKER = "__mp_main__"
-# The file that is being run to find a function in it.
+# File that is being imported to look up a function.
 _SEARCHED: ContextVar[str | None] = ContextVar("_SEARCHED", default=None)
 
 
 @dataclass(frozen=True)
 class FunctionName:
-    """Where a function is found.
+    """Location of a function.
 
     Attributes:
         module: Name of its module.
-        name: Its name there, with dots where it is in a class.
-        file: The module's file, if it has one.
+        name: Qualified name in the module.
+        file: File of the module, if it has one.
     """
 
     module: str
@@ -39,15 +39,15 @@ class FunctionName:
 
 
 def name_of(function: Callable[..., Any]) -> FunctionName:
-    """The name by which workers find a function.
+    """Return the name by which workers find a function.
 
     Args:
-        function: Any callable that stands in a module.
+        function: Any callable defined in a module.
 
     Raises:
-        ArgumentError: It can't be found by a name.
+        ArgumentError: The function cannot be found by a name.
     """
-    # Some things that wrap a function tell its name only by it.
+    # Some wrappers carry the name only on the wrapped function.
     named = function if hasattr(function, "__qualname__") else inspect.unwrap(function)
     module_name = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", None)
@@ -61,14 +61,14 @@ def name_of(function: Callable[..., Any]) -> FunctionName:
     file = getattr(module, "__file__", None)
     if module_name == _MAIN and (file is None or not Path(file).is_file()):
         raise ArgumentError(
-            f"{name} is defined in an interactive session, which the processes of a pod can't "
-            "read; put it into a file, such as work.py, and write: from work import " + name
+            f"{name} is defined in an interactive session, which the processes of a pod cannot "
+            "import; move it to a file, such as work.py, and write: from work import " + name
         )
     if _find(module, name) is not function:
         raise ArgumentError(
-            f"{module_name}.{name} is not what pod.run was given (it has been decorated or "
-            "replaced since), and the processes of a pod find functions by their name; pass what "
-            f"stands there by that name: pod.run({name})"
+            f"{module_name}.{name} is not the function passed to pod.run (it has been decorated "
+            "or replaced since), but the processes of a pod find functions by name; pass the "
+            f"function of that name: pod.run({name})"
         )
     return FunctionName(module_name, name, file)
 
@@ -76,8 +76,9 @@ def name_of(function: Callable[..., Any]) -> FunctionName:
 def _check_is_no_piece_of_another(function: Callable[..., Any], name: str) -> None:
     if inspect.ismethod(function):
         raise ArgumentError(
-            f"{name} is bound to an object, which the processes of a pod don't have; define a "
-            "function at the top of a module that makes it, and pass that: pod.run(work)"
+            f"{name} is a bound method, but the processes of a pod do not have the object; define "
+            "a module-level function that creates the object, and pass that function: "
+            "pod.run(work)"
         )
     if "<locals>" not in name and "<lambda>" not in name:
         return
@@ -107,7 +108,7 @@ def _find(module: types.ModuleType | None, name: str) -> Any:
 def unwrap_partial(
     function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The function in a `functools.partial`, with all the arguments."""
+    """Return the function inside a `functools.partial`, with all arguments."""
     while isinstance(function, functools.partial):
         args, keywords = (*function.args, *args), {**function.keywords, **keywords}
         function = function.func
@@ -115,7 +116,7 @@ def unwrap_partial(
 
 
 def find(name: FunctionName) -> Callable[..., Any]:
-    """The function of that name, in a worker."""
+    """Return the function of a name; runs in a worker."""
     token = _SEARCHED.set(name.file or name.module)
     try:
         module = _module(name)
@@ -125,23 +126,25 @@ def find(name: FunctionName) -> Callable[..., Any]:
 
 
 def check_is_no_import(what: str) -> None:
-    """Checks that a worker is not importing the module that starts its pod.
+    """Check that a worker is not importing the module that starts its pod.
 
-    Its import would start another pod, whose workers import it again, and so on without end.
+    The import would start another pod, whose workers import the module again, without end.
 
     Args:
-        what: What is about to be started, as the program calls it.
+        what: Name of the function that is about to start a pod.
 
     Raises:
-        ArgumentError: It is.
+        ArgumentError: A worker is importing the module.
     """
     file = _SEARCHED.get()
     if file is None:
         return
     raise ArgumentError(  # no-catalogue: needs processes that fail
         f"{what} was called while a process of a pod imports {Path(file).name} to find a function "
-        "in it, and would start pods without end; write what starts a pod in a function, or below "
-        f"if __name__ == '__main__':, such as:\n  if __name__ == '__main__':\n      {what}(...)"
+        "in it, and would start pods without end; start the pod in a function, or below if "
+        "__name__ == '__main__':, such as:\n"
+        "  if __name__ == '__main__':\n"
+        f"      {what}(...)"
     )
 
 
@@ -157,7 +160,7 @@ def _module(name: FunctionName) -> types.ModuleType:
     found = getattr(module, "__file__", None)
     if module is not None and found is not None and Path(found) == Path(str(name.file)):
         return module
-    # A test module, or another that its folder makes nobody find by name.
+    # A test module, or another module that its folder does not make importable by name.
     return _load(name.module, str(name.file))
 
 
@@ -173,7 +176,7 @@ def _load(name: str, file: str) -> types.ModuleType:
 
 
 def _main_program(file: str) -> types.ModuleType:
-    """The program that started the pod, as a module; what it pickles says `__main__` of it."""
+    """Return the program that started the pod as a module; pickles refer to it as `__main__`."""
     known = sys.modules.get(_MAIN_IN_WORKER)
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""A worker: one process of a pod that does what its launcher asks, as all the others do."""
+"""Main loop of a worker, which serves the requests of its launcher."""
 
 import os
 import pickle
@@ -14,17 +14,17 @@ from xlashard.config import read_flags
 from xlashard.testing.workers.channel import RemoteException, Reply, pack, place_of, receive
 from xlashard.testing.workers.function_lookup import FunctionName, find
 
-# Seconds for the other processes to come, and for one that doesn't answer.
-_PATIENCE, _HEARTBEAT = 300, 100
+# Seconds for the other processes to join, and for an unresponsive one.
+_JOIN_TIMEOUT, _HEARTBEAT = 300, 100
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A request to call a function and send back what it returns.
+    """Request to call a function and return its result.
 
     Attributes:
-        function: Which one.
-        arguments: Its arguments and keyword arguments, pickled; read after its module.
+        function: The function.
+        arguments: Pickled positional and keyword arguments, unpickled after the module is imported.
     """
 
     function: FunctionName
@@ -33,14 +33,14 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class ChannelHandover:
-    """A request to let a function have the channel for good: `function(channel, setup)`."""
+    """Request to hand the channel over to a function for good: `function(channel, setup)`."""
 
     function: FunctionName
     setup: Any
 
 
 def main(channel: socket.socket) -> None:
-    """Joins the pod, then serves requests until the launcher is gone."""
+    """Join the pod, then serve requests until the launcher exits."""
     channel.sendall(pack(_join()))
     try:
         while True:
@@ -50,16 +50,16 @@ def main(channel: socket.socket) -> None:
             else:
                 channel.sendall(_packed(_call(request)))
     except EOFError:
-        # Not the ordinary end: JAX would wait there for the other processes.
+        # Skip the normal shutdown, in which JAX would wait for the other processes.
         os._exit(0)
 
 
 def _join() -> Reply:
     try:
         place = read_flags(os.environ).pod
-        assert place is not None, "the launcher says where this is"
+        assert place is not None, "the launcher sets the pod variables"
         at = place.coordinator
-        join(Joining(at, at, place.processes, place.process_id, None, _PATIENCE, _HEARTBEAT))
+        join(Joining(at, at, place.processes, place.process_id, None, _JOIN_TIMEOUT, _HEARTBEAT))
         jax.devices()
     except Exception as error:
         return Reply(False, RemoteException.of(error))
@@ -86,8 +86,8 @@ def _packed(reply: Reply) -> bytes:
         return pack(
             Reply(
                 False,
-                f"returned {kind.__module__}.{kind.__qualname__}, which can't be sent from "
-                f"process to process ({type(error).__name__}: {error}); return Python values or "
-                "NumPy arrays, of what this process holds: np.asarray(x.addressable_data(0))",
+                f"returned {kind.__module__}.{kind.__qualname__}, which cannot be pickled "
+                f"({type(error).__name__}: {error}); return Python values or NumPy arrays of "
+                "local data: np.asarray(x.addressable_data(0))",
             )
         )

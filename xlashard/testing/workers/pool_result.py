@@ -1,4 +1,4 @@
-"""What came of a request to the processes of a pod, and how it is told."""
+"""Result of a request to the workers of a pod, and the error made from it."""
 
 from dataclasses import dataclass, field
 
@@ -9,17 +9,17 @@ from xlashard.testing.launch.output_text import last_lines, without_machinery, w
 from xlashard.testing.launch.supervision import describe_code
 from xlashard.testing.workers.channel import RemoteException, Reply
 
-# Of the output of each process in an error.
+# Output lines of each process in an error.
 _LINES = 100
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long workers are waited for.
+    """Time limits of a request.
 
     Attributes:
-        timeout: Seconds that all have for a request.
-        grace: Seconds that the others have left when one has failed.
+        timeout: Seconds for all workers to reply.
+        grace: Seconds left for the other workers after one has failed.
     """
 
     timeout: float
@@ -28,18 +28,18 @@ class Timeouts:
 
 @dataclass
 class PoolResult:
-    """What came of one request.
+    """Result of one request.
 
     Attributes:
-        size: Of the pod.
-        patience: With the workers.
-        replies: By process its reply, if there was one.
-        outputs: By process what it wrote meanwhile.
-        ended: The processes that ended meanwhile, the first one first.
-        late: Those that were ended because they had no reply in time.
-        paused: Those of them that were stopped by a signal (SIGSTOP).
-        timed_out: Whether the time was over, and not just the others' patience.
-        heard: The processes that replied or ended, in this order.
+        size: Size of the pod.
+        timeouts: Time limits of the request.
+        replies: Reply of each process that sent one.
+        outputs: Output of each process during the request.
+        ended: Processes that exited during the request, in order.
+        late: Processes that were terminated because they did not reply in time.
+        paused: Late processes that were suspended by a signal (SIGSTOP).
+        timed_out: Whether the request timed out, rather than the grace period after a failure.
+        heard: Processes that replied or exited, in order.
     """
 
     size: PodSize
@@ -54,28 +54,28 @@ class PoolResult:
 
     @property
     def well(self) -> bool:
-        """Whether every process replied that all is well."""
+        """True if every process replied with success."""
         replied = len(self.replies) == self.size.processes
         return replied and all(reply.well for reply in self.replies.values())
 
     @property
     def in_step(self) -> bool:
-        """Whether all processes replied, and ended at the same place if they failed."""
+        """True if all processes replied, and failures have the same location."""
         places = {(reply.well, reply.place) for reply in self.replies.values()}
         return len(self.replies) == self.size.processes and len(places) == 1
 
     def output(self, process: int) -> str:
-        """What a process wrote meanwhile, standard output and standard error in one."""
+        """Return the merged output of a process."""
         return without_machinery(without_noise(bytes(self.outputs.get(process, b""))))
 
     def fate(self, process: int) -> str:
-        """What kept a process from replying, in words; "" if it replied."""
+        """Describe why a process did not reply; "" if it replied."""
         if process in self.replies:
             return ""
         if process in self.late:
             how = "was stopped by a signal (SIGSTOP)" if process in self.paused else "still ran"
             if self.timed_out:
-                return f"{how} when {self.timeouts.timeout:g} s were over"
+                return f"{how} after {self.timeouts.timeout:g} s"
             return f"{how} {self.timeouts.grace:g} s after another process had failed"
         for place, event in enumerate(self.ended):
             if event.process == process:
@@ -84,13 +84,13 @@ class PoolResult:
         return "did not reply"
 
     def order(self) -> list[int]:
-        """All processes; first those that were first to reply or to end."""
+        """Return all processes, in the order of their replies or exits."""
         heard = [*self.heard, *self.late, *range(self.size.processes)]
         return list(dict.fromkeys(heard))
 
     def groups(self) -> list[tuple[list[int], str]]:
-        """Processes whose failure is told in the same words, with these; who failed first leads."""
-        told: dict[str, list[int]] = {}
+        """Group processes by the text of their failure, earliest failure first."""
+        by_text: dict[str, list[int]] = {}
         for process in self.order():
             text = self.fate(process)
             reply = self.replies.get(process)
@@ -101,12 +101,12 @@ class PoolResult:
                     else str(reply.value)
                 )
             if text:
-                told.setdefault(text, []).append(process)
-        return [(processes, text) for text, processes in told.items()]
+                by_text.setdefault(text, []).append(process)
+        return [(processes, text) for text, processes in by_text.items()]
 
 
 def pod_error(title: str, result: PoolResult) -> PodError:
-    """The error that tells of a round that went wrong."""
+    """Return the error that describes a failed request."""
     parts = [title]
     for processes, text in result.groups():
         who = f"{format_processes(sorted(processes))} of {result.size.processes}"

@@ -1,4 +1,4 @@
-"""Workers: the processes of a pod that stay and do one thing after another, all the same."""
+"""Pool of the worker processes of a pod, which all serve the same requests."""
 
 import contextlib
 import json
@@ -33,17 +33,17 @@ def _python(size: PodSize, environment: Mapping[str, str]) -> list[str]:
 
 
 class WorkerPool:
-    """Workers of one pod, which JAX has joined.
+    """Workers of one pod, joined by JAX.
 
     Args:
-        size: How many processes, with how many devices each.
-        environment: In which they run; None means that of this process.
-        folder: In which they run.
-        on_output: Is given what they write, as it comes.
+        size: Number of processes, and of devices per process.
+        environment: Environment of the workers; None means that of this process.
+        folder: Working directory of the workers.
+        on_output: Called with output as it arrives.
 
     Raises:
-        PodError: They don't start.
-        LaunchError: Not even that.
+        PodError: The workers did not start.
+        LaunchError: The processes could not be launched.
     """
 
     def __init__(
@@ -77,15 +77,16 @@ class WorkerPool:
             raise pod_error("the pod did not start", began)
 
     def request(self, request: object, timeouts: Timeouts) -> PoolResult:
-        """Gives all workers the same request, and waits for their replies.
+        """Send the same request to all workers and wait for their replies.
 
-        A worker that doesn't reply in time shows the stacks of its threads and is ended. After a
-        failure that is not everywhere the same, all are ended, as nobody knows where they were.
+        A worker that does not reply in time prints the stacks of its threads and is terminated.
+        After a failure that is not identical in all workers, all are terminated, because their
+        states differ.
         """
         return self._round([pack(request)] * self.size.processes, timeouts)
 
     def request_each(self, requests: Sequence[object], timeouts: Timeouts) -> PoolResult:
-        """The same with a request for each worker."""
+        """Send one request per worker and wait for their replies."""
         return self._round([pack(request) for request in requests], timeouts)
 
     def _round(self, requests: Sequence[bytes], timeouts: Timeouts) -> PoolResult:
@@ -93,7 +94,7 @@ class WorkerPool:
         self.usable = False
         try:
             for number, request in enumerate(requests):
-                # One that ended since is among the events.
+                # The exit of a worker is among the events.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self._launch.send(number, request)
             self._await_replies(result)
@@ -118,7 +119,7 @@ class WorkerPool:
             if not failed and self._has_failed(result):
                 failed = True
                 end = min(end, time.monotonic() + result.timeouts.grace)
-        # What they wrote before their replies is there by now.
+        # Output written before the replies has arrived by now.
         while events := self._launch.events(0):
             self._note(events, result)
 
@@ -139,7 +140,7 @@ class WorkerPool:
                 result.heard.append(event.process)
 
     def _end(self, result: PoolResult) -> None:
-        """Ends the workers; those that didn't reply show where they are before."""
+        """Terminate the workers; workers that did not reply print their stacks first."""
         if result.late:
             show_stacks(self._launch, result.late)
             end = time.monotonic() + AFTER_ABORT
@@ -149,11 +150,11 @@ class WorkerPool:
         self.close()
 
     def _note_late(self, events: list[Event], result: PoolResult) -> None:
-        # What the others say now is about the end of their peers.
+        # Output of the other workers is only about the exit of their peers.
         self._note([event for event in events if event.process in result.late], result)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Terminate the workers."""
         self.usable = False
         self._launch.close()
 
