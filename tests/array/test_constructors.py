@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
 
+import xlashard
 from tests.array.cases import DEVICES, HALF, MESH, SHARDINGS, Stripes, named, same, value
 from tests.facts import naming
 from xlashard import (
@@ -344,3 +345,31 @@ def test_process_local_data_on_a_device():
         array = make(device, np.arange(4))
         assert array.sharding == SingleDeviceSharding(device)
         np.testing.assert_array_equal(array, np.arange(4))
+
+
+@pytest.mark.parametrize("name", ["from_callback", "from_single_device_arrays", "from_local_data"])
+def test_errors_are_value_errors_as_those_of_jax_are(name):
+    """Uneven shapes, wrong shapes, counts, devices and ranks of the pieces."""
+    rows = jax.sharding.NamedSharding(MESH, P(MESH.axis_names))
+    cells = jax.sharding.NamedSharding(MESH, P(*MESH.axis_names))
+    pieces = [jax.device_put(np.ones(2, np.float32), device) for device in MESH.devices.flat]
+    wrong: dict[str, list[Callable[[Any], Any]]] = {
+        "from_callback": [
+            lambda m: m.make_array_from_callback((6,), rows, lambda i: np.ones(6)[i]),
+            lambda m: m.make_array_from_callback((8,), rows, lambda i: np.ones(3)),
+        ],
+        "from_single_device_arrays": [
+            lambda m: m.make_array_from_single_device_arrays((16,), rows, pieces[1:]),
+            lambda m: m.make_array_from_single_device_arrays((17,), rows, pieces),
+            lambda m: m.make_array_from_single_device_arrays((16,), rows, pieces[:1] * 8),
+        ],
+        "from_local_data": [
+            lambda m: m.make_array_from_process_local_data(rows, np.ones(6)),
+            lambda m: m.make_array_from_process_local_data(rows, np.ones(8), (16,)),
+            lambda m: m.make_array_from_process_local_data(cells, np.ones(8)),
+        ],
+    }
+    for call in wrong[name]:
+        for module in (jax, xlashard):
+            with pytest.raises(ValueError):
+                call(module)

@@ -1,6 +1,7 @@
 """`explain`: what it takes, what it leaves alone, and the facts of a whole program."""
 
 import json
+import warnings
 from dataclasses import fields, is_dataclass
 
 import jax
@@ -12,7 +13,7 @@ import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, P, explain, pjit, with_sharding_constraint
-from xlashard.errors import ArgumentError, ResourceError
+from xlashard.errors import ArgumentError, DonationWarning, ResourceError
 
 
 def named(mesh, *spec):
@@ -316,6 +317,19 @@ def test_a_program_that_was_loaded_tells_what_it_knows(step):
     assert loaded.place == report.place
     assert {v.decided_by for v in loaded.outputs} == {"unknown"}
     assert "decided by" not in str(loaded)
+
+
+def test_a_gather_of_a_donated_argument_names_what_made_the_value(mesh):
+    def f(x):
+        return with_sharding_constraint(jnp.sin(x), NamedSharding(mesh, P("x"))) * 2
+
+    rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    f = pjit(f, in_shardings=rows, out_shardings=whole, donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DonationWarning)
+        text = str(explain(f, f32(8, 8)))
+    assert "all-gather" in text and "XLA doesn't say" not in text
+    assert "test_explain.py" in text
 
 
 def test_a_gather_that_xla_adds_for_a_result_names_what_made_the_value(mesh):
