@@ -185,17 +185,12 @@ def no_mesh(bench: Bench, rng: random.Random) -> Bad:
 def other_devices(bench: Bench, rng: random.Random) -> Bad:
     state, paths = state_of(rng)
     path = rng.choice(paths)
-    few = make_mesh((2,), ("x",))
-    place = rng.choice(
-        [
-            jax.devices()[rng.randrange(8)],
-            NamedSharding(bench.other, P("x")),
-            NamedSharding(few, P("x")),
-        ]
-    )
-    state = replaced(state, path, device_put(array(rng, 8, 8), place))
-    here = NamedSharding(bench.mesh, P())
     kind = rng.choice(["mesh", "in", "out", "argument"])
+    places = [NamedSharding(bench.other, P("x")), NamedSharding(make_mesh((2,), ("x",)), P("x"))]
+    if kind != "in":  # a replicated argument moves to in_shardings that replicate it
+        places.append(jax.devices()[rng.randrange(8)])
+    state = replaced(state, path, device_put(array(rng, 8, 8), rng.choice(places)))
+    here = NamedSharding(bench.mesh, P())
     batch, keywords = array(rng, 8), {}
     if kind == "argument":
         batch = device_put(batch, here)
