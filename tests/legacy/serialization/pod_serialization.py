@@ -104,7 +104,7 @@ def check_arrays_of_one_process_are_refused() -> None:
     mine = device_put(V, jax.local_devices()[0])
     expect(
         PlacementError,
-        "float32.8,8.*local.*this process alone.*host_local_array_to_global_array",
+        "float32.8,8.*host-local.*host_local_array_to_global_array",
         lambda: saving.run_serialization([mine], specs(FOLDER, "local")),
     )
 
