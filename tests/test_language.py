@@ -16,10 +16,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 FINISHED: tuple[str, ...] = (
+    "docs/legacy.md",
+    "docs/pmap.md",
+    "tests/legacy",
     "tests/test_language.py",
     "tests/processes",
     "tests/multihost",
     "tests/testing",
+    "xlashard/legacy",
     "xlashard/multihost",
     "xlashard/processes",
     "xlashard/testing",
@@ -29,7 +33,7 @@ FINISHED: tuple[str, ...] = (
 
 _BANNED = re.compile(
     r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
-    r"|dealt out|deals? out|dealing out|is none|are none|asked for by)\b",
+    r"|dealt out|deals? out|dealing out|(?-i:is none|are none)|asked for by)\b",
     re.IGNORECASE,
 )
 """Words that a machine does not do, people who are not users, and private idioms."""

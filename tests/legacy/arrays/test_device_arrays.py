@@ -41,7 +41,7 @@ def of_kind(kind, array):
     return kind.from_jax(array.to_jax())
 
 
-def test_arrays_are_told_apart_by_where_they_are(mesh):
+def test_isinstance_depends_on_the_devices(mesh):
     """As the migration guide says: by addressability and the number of devices."""
     one, many = device_put(WHOLE, jax.devices()[1]), sharded(mesh, "x")
     for x in (
@@ -82,7 +82,7 @@ def test_the_sharding_spec_has_an_entry_for_each_axis_of_the_mesh(mesh):
         )
 
 
-def test_the_kind_of_a_result_is_told_by_its_handle(mesh):
+def test_the_class_of_a_result_follows_its_handle(mesh):
     handles = [device_put(WHOLE, jax.devices()[1]).to_jax(), sharded(mesh, "x").to_jax()]
     kinds = tuple(map(device_array_class, handles))
     assert kinds == (DeviceArray, ShardedDeviceArray)

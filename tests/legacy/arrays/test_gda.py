@@ -49,7 +49,7 @@ def gda(mesh):
     return GlobalDeviceArray.from_callback((8, 2), mesh, P("x"), lambda index: WHOLE[index])
 
 
-def test_what_it_says_of_itself(gda, mesh):
+def test_attributes_and_repr(gda, mesh):
     assert gda.shape == (8, 2) and gda.dtype == np.float32 and gda.ndim == 2 and gda.size == 16
     assert gda.mesh is mesh and gda.mesh_axes == P("x") == ("x",)
     assert isinstance(gda.mesh_axes, tuple)
@@ -261,7 +261,7 @@ def test_other_arrays_of_a_type_are_not_refused():
         jax_pmap.pmap_module._mapped_axis_size = before
 
 
-def test_one_that_lies_on_no_mesh_says_so(mesh):
+def test_without_a_mesh_mesh_and_mesh_axes_raise(mesh):
     single = GlobalDeviceArray.from_array(device_put(WHOLE, jax.devices()[0]))
     for ask in (lambda: single.mesh, lambda: single.mesh_axes):
         with pytest.raises(MeshError, match=naming("float32[8,2]", "device 0", "x.sharding")):
@@ -307,6 +307,6 @@ def test_it_is_neither_of_the_other_kinds(gda):
         GlobalDeviceArray().shape  # noqa: B018
 
 
-def test_an_attribute_that_it_lacks_is_told_by_its_own_name(gda):
+def test_a_missing_attribute_is_named_in_the_error(gda):
     with pytest.raises(AttributeError, match=naming("GlobalDeviceArray", "'localdata'")):
         _ = gda.localdata

@@ -172,7 +172,7 @@ def test_mistakes_say_what_is_wrong(mesh):
             ask((8, 2), jax.devices(), P("x"))
 
 
-def test_a_shard_says_where_it_is():
+def test_shards_compare_by_device_index_and_replica():
     device = jax.devices()[0]
     shard = Shard(device, (slice(0, 2),), 0)
     assert shard.data is None and shard == Shard(device, (slice(0, 2),), 0, np.ones(2))

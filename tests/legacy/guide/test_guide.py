@@ -43,7 +43,7 @@ def test_both_ways(pair: pairs.Pair, lib: pairs.Library, mesh: Mesh) -> None:
     pairs.run_both_ways(pair, mesh, lib)
 
 
-def test_the_kinds_are_told_apart(mesh: Mesh) -> None:
+def test_array_classes_differ_by_mode(mesh: Mesh) -> None:
     kinds.check_kinds(mesh)
 
 

@@ -253,7 +253,7 @@ def test_members_of_classes() -> None:
 @pytest.mark.parametrize(
     ("module", "name"), [("jax", "tree_mapp"), ("jax.experimental.maps", "Me")]
 )
-def test_a_name_with_a_typing_error_is_told_without_frames_of_ours(module: str, name: str) -> None:
+def test_a_misspelled_name_raises_without_our_frames(module: str, name: str) -> None:
     with (
         legacy.installed(),
         pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught,

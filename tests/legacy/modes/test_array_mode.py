@@ -57,7 +57,7 @@ def doubling() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("mode", KINDS, ids=["on", "parts", "gdas"])
-def test_what_a_world_says_of_itself(mode: legacy.ArrayMode) -> None:
+def test_properties_of_array_modes(mode: legacy.ArrayMode) -> None:
     with in_mode(mode):
         assert legacy.current_array_mode() == mode
     assert (mode.returns_gda, mode.returns_host_local) == (mode == GDAS, mode == PARTS)

@@ -219,7 +219,7 @@ def test_traces_inside_other_traces_ask_again() -> None:
     assert nested(jnp.float32(2)) == 2
 
 
-def test_buffers_of_pmap_lose_the_dimension_that_was_dealt_out_or_not() -> None:
+def test_buffers_of_pmap_with_and_without_rank_reduction() -> None:
     rows = [jax.device_put(np.full(3, i), device) for i, device in enumerate(jax.devices())]
     spec = xlashard.PmapSharding.default((8, 3), unstacked=True).sharding_spec
     x = xlashard.make_sharded_device_array(jax.ShapeDtypeStruct((8, 3), np.int32), spec, rows)

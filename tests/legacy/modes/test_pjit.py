@@ -106,7 +106,7 @@ def test_donated_arrays_of_each_kind_are_gone(mesh: Any, gda: bool) -> None:
     np.testing.assert_array_equal(np.asarray(third.addressable_data(0)), X[:2] + 3)
 
 
-def test_parts_go_where_their_resource_says(mesh: Any) -> None:
+def test_host_local_arguments_follow_their_resource(mesh: Any) -> None:
     f = legacy.pjit(lambda x: x * 2, P("y"), P("y"))
     with mesh, off():
         elsewhere = legacy.pjit(lambda x: x, P("x"), P("x"))(X)
@@ -296,7 +296,7 @@ def test_a_static_argument_that_cannot_be_hashed_is_named(mesh: Any) -> None:
         f([1], X)
 
 
-def test_distributed_debug_tells_every_run(mesh: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_distributed_debug_logs_every_run(mesh: Any, caplog: pytest.LogCaptureFixture) -> None:
     f = legacy.pjit(lambda x: x * 3, P("x"), P("x"))
     with mesh, caplog.at_level(logging.WARNING):
         f(X)

@@ -97,7 +97,7 @@ REFUSED = [entry for entry in TABLE if entry.treatment == "refused"]
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=name_of)
-def test_it_says_when_used_what_to_write(entry: Entry, installed: None) -> None:
+def test_a_refused_name_raises_with_advice(entry: Entry, installed: None) -> None:
     refused = by_attributes(entry.name)
     with pytest.raises(XlashardError) as caught:
         refused()

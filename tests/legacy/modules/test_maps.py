@@ -61,7 +61,7 @@ def test_it_makes_todays_meshes(mesh):
         maps.Mesh(mesh.devices, ("x",))
 
 
-def test_the_empty_mesh_is_told_from_others_in_every_way_of_the_era(mesh):
+def test_the_empty_mesh_differs_in_every_check_of_programs(mesh):
     nothing = empty_mesh()
     assert nothing.empty and nothing.devices.shape == () and nothing.axis_names == ()
     assert nothing.shape == {} and nothing.local_mesh.empty

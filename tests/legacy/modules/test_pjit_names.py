@@ -34,7 +34,7 @@ from xlashard.legacy.shardings.sharding_classes import op_sharding
 pytestmark = pytest.mark.partitioner
 
 
-def test_markers_are_told_apart_whatever_instance_they_are():
+def test_markers_are_recognized_by_class():
     again = pickle.loads(pickle.dumps(era.FROM_GDA))
     assert era._is_from_gda(era.FROM_GDA) and era._is_from_gda(again) and again == era.FROM_GDA
     assert era._is_auto(era.AUTO) and era._is_unspecified(era._UNSPECIFIED)

@@ -208,14 +208,14 @@ def test_a_sharding_on_a_mesh(mesh):
         lambda: maps.SerialLoop(2),
     ],
 )
-def test_what_is_gone_for_good_says_what_to_write(use):
+def test_refused_names_raise_with_advice(use):
     with pytest.raises(RefusedError, match=r"was removed from JAX: .*\. Write: (jax|with)"):
         use()
     with pytest.raises(NotImplementedError):
         use()
 
 
-def test_xmap_says_how_shard_map_is_written():
+def test_xmap_advises_shard_map():
     with pytest.raises(RefusedError, match=r"jax\.shard_map\(f, mesh=mesh, in_specs=P\('x'\)"):
         maps.xmap(len)
 

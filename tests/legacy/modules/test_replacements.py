@@ -15,7 +15,7 @@ def name_of(entry: Entry) -> str:
 
 
 @pytest.mark.parametrize("entry", TABLE, ids=name_of)
-def test_it_says_what_to_write_today(entry: Entry) -> None:
+def test_todays_code_resolves(entry: Entry) -> None:
     assert lost_names(entry.today) == []
 
 

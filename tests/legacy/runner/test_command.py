@@ -247,7 +247,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("words", "why"), WRONG.values(), ids=WRONG)
-def test_wrong_use_is_told_with_what_to_write(words, why, capsys) -> None:
+def test_an_invalid_command_line_exits_with_advice(words, why, capsys) -> None:
     with pytest.raises(UsageError):
         read_command(words)
     assert main(words) == 2

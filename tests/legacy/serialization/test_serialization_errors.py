@@ -35,7 +35,7 @@ def refused(kind: type[Exception], use: Any, *words: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_not_there_is_told_with_its_path(tmp_path: Path, spec: Any) -> None:
+def test_a_missing_array_is_named_by_its_path(tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([V], [spec])
     nearby = saving.get_tensorstore_spec(f"{tmp_path}/v")
     text = refused(
@@ -57,7 +57,7 @@ def test_what_is_not_there_is_told_with_its_path(tmp_path: Path, spec: Any) -> N
 @pytest.mark.parametrize(
     "damage", ["missing", "cut off", "not packed", "no metadata", "bad metadata"]
 )
-def test_damaged_files_are_told_with_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
+def test_damaged_files_are_named_by_their_path(damage: str, tmp_path: Path, spec: Any) -> None:
     saving.run_serialization([device_put(V, named("x"))], [spec])
     piece, metadata = tmp_path / "w" / "1.0", tmp_path / "w" / ".zarray"
     match damage:
@@ -95,7 +95,7 @@ def test_another_array_is_not_written_over(tmp_path: Path, spec: Any) -> None:
     assert same(back, V) and not commits
 
 
-def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
+def test_a_shape_that_does_not_fit_is_named_by_its_path(spec: Any) -> None:
     saving.run_serialization([V[:3]], [spec])
     ask = saving.run_deserialization
     where = spec["kvstore"]["path"]
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told_with_its_path(spec: Any) -> None:
     )
 
 
-def test_calls_of_neither_form_are_told_what_to_write(spec: Any) -> None:
+def test_calls_of_neither_signature_raise_with_advice(spec: Any) -> None:
     ask = saving.run_deserialization
     both = "run_deserialization(shardings, tensorstore_specs, global_shapes"
     refused(ArgumentError, lambda: ask([TALL], [spec]), "missing argument tensorstore_specs", both)
@@ -135,7 +135,7 @@ def test_calls_of_neither_form_are_told_what_to_write(spec: Any) -> None:
     )
 
 
-def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
+def test_values_that_cannot_be_written_raise_with_advice(spec: Any) -> None:
     save = saving.run_serialization
     refused(ArgumentError, lambda: save([jax.random.key(0)], [spec]), "keys", "key_data(keys)")
     refused(ArgumentError, lambda: save(["w"], [spec]), "of str", spec["kvstore"]["path"])
@@ -147,7 +147,7 @@ def test_what_can_not_be_written_is_told_what_to_write(spec: Any) -> None:
         save([x], [spec])
 
 
-def test_a_storage_that_fails_late_is_told_with_its_path(spec: Any) -> None:
+def test_a_late_storage_failure_is_named_by_its_path(spec: Any) -> None:
     promise, future = tensorstore.Promise.new()
     commit = WriteFuture(future, spec)
     assert not commit.done()
@@ -174,7 +174,7 @@ def test_processes_that_lack_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_without_tensorstore_the_import_says_what_to_install() -> None:
+def test_without_tensorstore_the_import_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['tensorstore'] = None\n"
         "import xlashard.legacy\n"

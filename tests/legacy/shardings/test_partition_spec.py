@@ -67,7 +67,7 @@ def test_copies_and_pickles_are_of_the_class(again):
 
 @settings(max_examples=40)
 @given(ENTRIES, ENTRIES)
-def test_it_equals_the_one_of_today_that_says_the_same(entries, others):
+def test_it_equals_todays_spec_with_the_same_entries(entries, others):
     spec, today = PartitionSpec(*entries), Today(*entries)
     assert spec == today and today == spec
     assert (spec != today) is False and (today != spec) is False
@@ -113,7 +113,7 @@ def test_shardings_take_it_and_compare_as_those_of_today(mesh):
         NamedSharding(mesh, PartitionSpec("z"))
 
 
-def test_a_plain_tuple_is_none_still(mesh):
+def test_a_plain_tuple_is_not_a_spec(mesh):
     with pytest.raises(ShardingError, match=r"P\('x', None\)"):
         NamedSharding(mesh, ("x", None))
 
