@@ -320,7 +320,9 @@ class Function:
         self.ledger.tell(call.making)
         traced, options = call.traced, self.options
         key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
-        body, closed = PROGRAMS.kept(traced.jaxpr, key, lambda: self._constrained_body(call))
+        # The body may be the jaxpr itself, which a value kept for it would keep alive.
+        ends = PROGRAMS.kept(traced.jaxpr, key, lambda: self._shared_boundary(call))
+        body, closed = constrained_body(traced.jaxpr, *ends)
         values = [*closed, *traced.consts, *call.values]
         if options.inline and tracing.is_staging():
             results = list(map(tracing.staged, as_function(body)(*values)))
@@ -335,11 +337,8 @@ class Function:
             )
         return traced.out_tree.unflatten([wrap_result(r) for r in results])
 
-    def _constrained_body(self, call: Call) -> tuple[Any, tuple[Any, ...]]:
-        """Return the jaxpr of a call with its shardings, and the arrays that it closes over.
-
-        See `constrained_body`.
-        """
+    def _shared_boundary(self, call: Call) -> _Boundary:
+        """Return shardings for all inputs of the jaxpr; nested calls that are alike share them."""
         traced = call.traced
         jaxpr = traced.jaxpr
         if jaxpr.consts or not all(isinstance(value, tracing.Tracer) for value in call.values):
@@ -349,7 +348,7 @@ class Function:
             requested = call.in_shardings, call.out_shardings, call.mesh, self._device()
             types = traced.in_avals, tuple(jaxpr.out_avals), inner_shardings(jaxpr)
             ins, outs = BOUNDARIES.kept((requested, types), lambda: self._boundary_shardings(call))
-        return constrained_body(jaxpr, (*(None,) * len(traced.consts), *ins), outs)
+        return (*(None,) * len(traced.consts), *ins), outs
 
     def _boundary_shardings(self, call: Call) -> _Boundary:
         """Return the shardings to pin at the boundary of the jaxpr of a call."""
