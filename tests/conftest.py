@@ -9,6 +9,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -49,6 +50,10 @@ def _prepare_jax() -> None:
 
 
 _prepare_jax()
+
+# A shell starts what it runs in the background without SIGINT, and children inherit that: tests of
+# Ctrl-C would wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Compilation and busy neighbours make single examples slow, which says nothing about the code.
 hypothesis.settings.register_profile("local", deadline=None)

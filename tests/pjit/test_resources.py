@@ -53,7 +53,7 @@ AROUND = {
     "nested": lambda g: pjit(lambda x: g(x) + 1),
     "jit": lambda g: jax.jit(lambda x: g(x) + 1),
     "grad": lambda g: jax.grad(lambda x: g(x).sum()),
-    "nested grad": lambda g: pjit(jax.grad(lambda x: g(x).sum())),
+    "nested grad": lambda g: pjit(jax.grad(lambda x: (x * g(x)).sum())),
     "jvp": lambda g: lambda x: jax.jvp(g, (x,), (x,)),
     "vmap": jax.vmap,
     "remat": lambda g: jax.grad(lambda x: jax.checkpoint(g)(x).sum()),
