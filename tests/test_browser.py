@@ -65,7 +65,7 @@ def test_root_installs_it_on_debian(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "works"), [(0, False), (1000, True)], ids=["offline", "no root"])
-def test_elsewhere_the_script_says_the_command(tmp_path: Path, user: int, works: bool) -> None:
+def test_elsewhere_the_script_prints_the_command(tmp_path: Path, user: int, works: bool) -> None:
     stand_in(tmp_path, "id", f"echo {user}")
     stand_in(tmp_path, "apt-get", f"exit {0 if works else 100}")
     done = get_browser(tmp_path)

@@ -114,7 +114,7 @@ def test_a_wrong_value_stops_the_import() -> None:
 
 
 @pytest.mark.slow
-def test_recompilations_are_told_where_that_is_asked_for() -> None:
+def test_recompilations_are_logged_on_request() -> None:
     silent = imported(TWO_SHAPES, JAX_PLATFORMS="cpu")
     assert (silent.returncode, silent.stderr) == (0, "")
     told = imported(TWO_SHAPES, JAX_PLATFORMS="cpu", XLASHARD_EXPLAIN_RECOMPILES="1")

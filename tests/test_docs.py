@@ -150,7 +150,7 @@ def test_links_outside_the_project_are_left_alone() -> None:
     assert local_links(SAMPLE) == ["docs/guide.md"]
 
 
-def test_a_failing_block_is_told_with_its_place() -> None:
+def test_a_failing_block_is_reported_with_its_place() -> None:
     done = run("sample.md", program("text\n\n```python\nx = 1\nassert x == 2\n```\n"))
     assert done.returncode == 1
     assert 'File "sample.md", line 5' in done.stderr

@@ -1,6 +1,6 @@
 """Sources, documents and names of tests use the vocabulary of the field.
 
-`FINISHED` lists the paths that are held to it. A room that has been rewritten is added there.
+`PENDING` lists the folders that have not been rewritten yet.
 """
 
 import ast
@@ -15,25 +15,34 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-FINISHED: tuple[str, ...] = (
-    "docs/legacy.md",
-    "docs/pmap.md",
-    "tests/legacy",
-    "tests/test_language.py",
-    "tests/processes",
-    "tests/multihost",
-    "tests/testing",
-    "xlashard/legacy",
-    "xlashard/multihost",
-    "xlashard/processes",
-    "xlashard/testing",
-    "xlashard_pytest",
+CHECKED = ("xlashard", "xlashard_pytest", "tests", "docs")
+"""Folders whose sources, documents and names of tests are checked, beside documents at the root."""
+
+PENDING = (
+    "tests/array",
+    "tests/benchmarks",
+    "tests/cloud",
+    "tests/errors",
+    "tests/geometry",
+    "tests/numpy",
+    "tests/pictures",
+    "tests/pjit",
+    "tests/program",
+    "tests/sharding",
+    "tests/train",
+    "xlashard/_jax",
+    "xlashard/array",
+    "xlashard/geometry",
+    "xlashard/pjit",
+    "xlashard/program",
+    "xlashard/sharding",
+    "xlashard/train",
 )
-"""Folders and files without an exception. Folders of tests are checked for names of tests."""
+"""Folders that are still to be rewritten; a finished one leaves this list for good."""
 
 _BANNED = re.compile(
     r"\b(said|says|told|tells?|telling|nobody|somebody|someone|whoever|whomever|a person"
-    r"|dealt out|deals? out|dealing out|(?-i:is none|are none)|asked for by)\b",
+    r"|dealt out|deals? out|dealing out|(?-i:(?<!there )(?:is|are) none)|asked for by)\b",
     re.IGNORECASE,
 )
 """Words that a machine does not do, people who are not users, and private idioms."""
@@ -41,7 +50,7 @@ _BANNED = re.compile(
 _OPENINGS = re.compile(r"(What|Who|Whom|Whose|Whether|Of|Which|How|Where|Why)\b")
 """First words of a docstring that begins with a clause instead of a verb or a noun."""
 
-_CODE_FENCE = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2")
+_CODE = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2|`[^`\n]*`")
 
 
 class Finding(NamedTuple):
@@ -86,8 +95,8 @@ def source_findings(path: str, source: str) -> Iterator[Finding]:
 
 
 def document_findings(path: str, text: str) -> Iterator[Finding]:
-    """Yield banned words of a Markdown document, outside its blocks of code."""
-    blank = _CODE_FENCE.sub(lambda block: re.sub(r"[^\n]", "", block[0]), text)
+    """Yield banned words of a Markdown document, outside of code."""
+    blank = _CODE.sub(lambda block: re.sub(r"[^\n]", "", block[0]), text)
     yield from _words(path, 1, blank)
 
 
@@ -101,23 +110,35 @@ def test_name_findings(path: str, source: str) -> Iterator[Finding]:
 test_name_findings.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def findings(path: Path) -> Iterator[Finding]:
-    """Yield the findings of a file, or of all files below a folder."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
-        name = str(file.relative_to(ROOT))
-        if file.suffix == ".md":
-            yield from document_findings(name, file.read_text(encoding="utf-8"))
-        elif file.suffix == ".py" and file != Path(__file__):
-            check = test_name_findings if name.startswith("tests/") else source_findings
-            yield from check(name, file.read_text(encoding="utf-8"))
+def findings(file: Path) -> Iterator[Finding]:
+    """Yield the findings of a source, of the names of tests in a test file, or of a document."""
+    name = str(file.relative_to(ROOT))
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        return document_findings(name, text)
+    return (test_name_findings if name.startswith("tests/") else source_findings)(name, text)
 
 
-@pytest.mark.parametrize("path", FINISHED)
-def test_finished_paths_use_the_vocabulary(path: str) -> None:
-    assert (ROOT / path).exists(), f"{path} was moved: change FINISHED"
-    found = list(findings(ROOT / path))
+def _files() -> list[Path]:
+    below = (file for folder in CHECKED for file in (ROOT / folder).rglob("*"))
+    return [f for f in sorted([*below, *ROOT.glob("*.md")]) if f.suffix in (".py", ".md")]
+
+
+def _is_pending(file: Path) -> bool:
+    return any(file.is_relative_to(ROOT / path) for path in PENDING)
+
+
+def test_files_use_the_vocabulary() -> None:
+    files = [f for f in _files() if not _is_pending(f) and f != Path(__file__)]
+    assert len(files) > 400
+    found = [finding for file in files for finding in findings(file)]
     assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("path", PENDING)
+def test_pending_folders_are_not_finished(path: str) -> None:
+    files = [file for file in _files() if file.is_relative_to(ROOT / path)]
+    assert any(True for file in files for _ in findings(file)), f"{path} leaves PENDING"
 
 
 def test_findings_in_a_source() -> None:

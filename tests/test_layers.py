@@ -163,7 +163,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, text: str, expe
     assert any(expected in line for line in found), found
 
 
-def test_a_cycle_across_three_modules_is_told_in_full(tmp_path: Path) -> None:
+def test_a_cycle_across_three_modules_is_reported_in_full(tmp_path: Path) -> None:
     found = plant(
         tmp_path,
         {

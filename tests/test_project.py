@@ -77,7 +77,7 @@ def test_find_python_gives_one_that_suits() -> None:
 
 
 @pytest.mark.slow
-def test_find_python_says_what_is_missing() -> None:
+def test_find_python_names_the_missing_version() -> None:
     done = subprocess.run(
         [str(ROOT / ".ci" / "find-python"), "3.99"], capture_output=True, text=True, cwd=ROOT
     )

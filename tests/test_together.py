@@ -12,7 +12,7 @@ class Numbers:
     def test_small(self, number: int, most: int) -> None:
         assert number < most
 
-    def test_told(self, number: int) -> None:
+    def test_reported(self, number: int) -> None:
         with pytest.raises(ValueError, match="at all"):
             if number != 3:
                 raise ValueError("at all")
@@ -37,7 +37,7 @@ def test_all_cases_run_and_those_that_fail_are_named() -> None:
 
 def test_failures_that_are_no_exceptions_count_too() -> None:
     with pytest.raises(BaseExceptionGroup, match="1 of 2 cases failed") as caught:
-        at_once(Numbers)().test_told(subjects(2, 3))
+        at_once(Numbers)().test_reported(subjects(2, 3))
     assert "DID NOT RAISE" in str(caught.value.exceptions[0])
     assert caught.value.exceptions[0].__notes__ == ["in the case: the number 3"]
 

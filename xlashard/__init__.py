@@ -17,7 +17,7 @@ import typing as _typing
 from xlashard.config import read_flags as _read_flags
 from xlashard.errors import ConfigError as _ConfigError
 
-# Before all else is imported: what is wrong with it is then told without the frames of that.
+# Before all else is imported, so that the error has no frames of those imports.
 try:
     _flags = _read_flags(_os.environ)
 except _ConfigError as _error:

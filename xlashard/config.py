@@ -8,7 +8,7 @@
 | `XLASHARD_PROGRAMS_TIMEOUT` | seconds | how long to wait for others to run it; 3600 if unset |
 | `XLASHARD_CHECK_DEVICE_PUT` | `always`, `once`, `never` | when `device_put` compares values |
 
-The launcher of emulated pods (`xlashard pod`) sets these in each process, and nobody else:
+The launcher of emulated pods (`xlashard pod`) is the only program that sets these, in each process:
 
 | variable | meaning |
 |---|---|
@@ -39,7 +39,7 @@ PROGRAMS_TIMEOUT = f"{PREFIX}PROGRAMS_TIMEOUT"
 CHECK_DEVICE_PUT = f"{PREFIX}CHECK_DEVICE_PUT"
 
 RECOMPILE_LOGGER = "xlashard.recompile"
-"""The logger that says why functions are compiled again."""
+"""The logger that reports why functions are compiled again."""
 
 POD_COORDINATOR = f"{PREFIX}POD_COORDINATOR"
 POD_PROCESSES = f"{PREFIX}POD_PROCESSES"
@@ -79,7 +79,7 @@ class PodPlace:
 
 @dataclass(frozen=True)
 class Flags:
-    """What the environment says.
+    """The settings of the environment.
 
     Attributes:
         partitioner: Who partitions programs; None leaves JAX's setting as it is.
@@ -164,7 +164,7 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _one_of(name: str, environment: Mapping[str, str], names: Any) -> Any:
-    """The name that a variable says; None if it is unset."""
+    """Return the name in a variable; None if it is unset."""
     text = environment.get(name, "")
     known = get_args(names.__value__)
     for word in known:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number of things, as a message says it: `1 entry`, `2 entries`.
+    """Return a number with its noun: `1 entry`, `2 entries`.
 
     Args:
         number: How many.
@@ -140,7 +140,7 @@ class DivisibilityError(GeometryError):
 
 
 class TilingError(GeometryError):
-    """A placement that can't be said as equal tiles, or not on the mesh at hand."""
+    """A placement that equal tiles cannot express, or not on the mesh at hand."""
 
 
 class ShardingTextError(GeometryError):
@@ -209,7 +209,7 @@ class UnequalError(ProcessesError, AssertionError):
     """Values that should be the same in all processes, and are not.
 
     Attributes:
-        paths: What differs, each as a person would write the way to it.
+        paths: The paths of the values that differ, as users write them.
     """
 
     def __init__(self, message: str, *, processes: Sequence[int], paths: Sequence[str]) -> None:
@@ -261,7 +261,7 @@ class ResourceError(XlashardError, ValueError):
     """A sharding given to `pjit` that does not fit its argument or result.
 
     Attributes:
-        path: Where in the arguments or results, as a person would write it.
+        path: The path in the arguments or results, as users write it.
     """
 
     def __init__(self, message: str, *, path: str = "") -> None:
@@ -294,7 +294,7 @@ class PlanError(XlashardError, ValueError):
 
 
 class CompileError(XlashardError, RuntimeError):
-    """A program that the compiler refuses, or says too little of."""
+    """A program that the compiler refuses, or reports too little about."""
 
 
 class ProgramTooLargeError(CompileError, MemoryError):
@@ -363,7 +363,7 @@ class NonFiniteError(XlashardError, FloatingPointError):
     """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them.
 
     Attributes:
-        result: What a person would call it: `result['loss']`.
+        result: The path of the result: `result['loss']`.
         kind: `"nan"` or `"inf"`.
     """
 
@@ -400,7 +400,7 @@ class DeviceCountError(XlashardError, RuntimeError):
 
 
 class ExpectationError(XlashardError, AssertionError):
-    """A program that does not do what a test says of it."""
+    """A program that does not meet the expectation of a test."""
 
 
 class LaunchError(XlashardError, OSError):

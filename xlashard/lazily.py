@@ -95,7 +95,7 @@ _WRITING = threading.RLock()
 
 
 class _Placeholders:
-    """What stands for the methods of a dataclass until one of them is used.
+    """Placeholders for the methods of a dataclass until one of them is used.
 
     The methods are written on a copy of the class and then replace the placeholders one by one, so
     that every thread finds either the placeholder or the method.

@@ -53,7 +53,7 @@ def print_error(error: object) -> None:
 
 
 def plain_text(shown: "RenderableType", width: int | None = None) -> str:
-    """What rich prints, as wide as is said or else as the terminal, without colours."""
+    """Return what rich prints without colours, in the given width or the terminal's."""
     from rich.console import Console  # takes long to import, and few need it
 
     width = width or shutil.get_terminal_size((100, 24)).columns

@@ -226,7 +226,7 @@ BAD_INPUT = {
     "an option that there isn't": ((*AT, PRODUCT, "--option", "xla_no=1"), "xla_no"),
     "settings of no file": (
         (*AT, PRODUCT, "--set", "model.layers=1"),
-        "--set changes the settings",
+        "--set is invalid",
     ),
     "no settings file": ((*AT, "configs/none.toml"), "Write the path of an existing file."),
     "one report to compare": ((*AT, PRODUCT, "--compare"), "--compare takes two reports"),

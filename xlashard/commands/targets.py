@@ -25,7 +25,7 @@ def find_program(
         return _of_settings(target, place, axes, settings)
     if settings:
         raise ArgumentError(
-            f"--set changes the settings of a file such as configs/tiny.toml, and {target} is none"
+            f"--set is invalid for {target}: expected a settings file such as configs/tiny.toml"
         )
     return load_program(target, place, axes)
 

@@ -1,4 +1,4 @@
-"""What makes arrays by being indexed: `r_[...]`, `mgrid[...]`."""
+"""Objects that make arrays when they are indexed: `r_[...]`, `mgrid[...]`."""
 
 from typing import Any
 

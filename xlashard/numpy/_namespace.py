@@ -11,7 +11,7 @@ from xlashard.numpy._ufunc import ufunc
 
 
 class Namespace:
-    """What stands behind the module's `__getattr__` and `__dir__`.
+    """The module's `__getattr__` and `__dir__`.
 
     Args:
         theirs: JAX's module.

@@ -92,7 +92,7 @@ def _host_value(ours: Function, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _made(theirs: Function, bound: inspect.BoundArguments, sharding: Sharding) -> Array:
-    """What a function makes of a shape and some numbers, by a program on a sharding's devices."""
+    """Run a function of a shape and some numbers as a program on a sharding's devices."""
     operands, settings = {}, {}
     for name, value in bound.arguments.items():
         if name in _OPERANDS.get(theirs.__name__, ()):
@@ -104,7 +104,7 @@ def _made(theirs: Function, bound: inspect.BoundArguments, sharding: Sharding) -
 
 
 def _shape_of(model: Any) -> jax.ShapeDtypeStruct:
-    """What the result shall be like, without its value and its place."""
+    """Return the shape and dtype of the result."""
     aval = jax.typeof(np.asarray(model) if isinstance(model, list | tuple) else model)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 

@@ -98,22 +98,22 @@ class ufunc:
 
     @property
     def nin(self) -> int:
-        """How many arrays it takes."""
+        """The number of arrays it takes."""
         return self._theirs.nin
 
     @property
     def nout(self) -> int:
-        """How many arrays it gives."""
+        """The number of arrays it returns."""
         return self._theirs.nout
 
     @property
     def nargs(self) -> int:
-        """How many arrays it takes, by JAX's count."""
+        """The number of arrays it takes, by JAX's count."""
         return self._theirs.nargs
 
     @property
     def identity(self) -> Any:
-        """What changes nothing when it is brought together with another element."""
+        """The identity element of the operation."""
         return self._theirs.identity
 
     def __eq__(self, other: object) -> bool:

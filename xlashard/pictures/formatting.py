@@ -62,14 +62,14 @@ def devices_text(picture: Picture, cell: Cell, most: int, *, platform: bool = Tr
         platform: Whether to name the platform.
     """
     if not cell.ids.count:
-        return "nobody"
+        return "no device"
     kind = platform_of(picture.subject)
     before = "#" if picture.subject.devices is None else f"{kind} " if platform and kind else ""
     return before + runs_text(cell.ids, most - len(before))
 
 
 def hosts_text(cell: Cell, most: int) -> str:
-    """Whose devices hold a tile: `host 0`, `hosts 0–3`."""
+    """Return the hosts whose devices hold a tile: `host 0`, `hosts 0–3`."""
     if cell.hosts is None or not cell.hosts.count:
         return ""
     before = "host " if cell.hosts.count == 1 else "hosts "

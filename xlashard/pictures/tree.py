@@ -218,4 +218,4 @@ def _lines(picture: Picture) -> Iterator[tuple[Cell | None, ...]]:
 
 
 def _name(cell: Cell | None) -> str:
-    return "…" if cell is None else runs_text(cell.ids, 14) or "nobody"
+    return "…" if cell is None else runs_text(cell.ids, 14) or "no device"
