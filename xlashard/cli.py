@@ -86,8 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     parser.description = (
-        "Trains a byte-level transformer with the settings of a TOML file, and leaves settings, measurements "
-        "and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a checkpoint, from "
+        "Trains a byte-level transformer with the settings of a TOML file, and leaves settings, "
+        "measurements and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a checkpoint, from "
         "which --resume goes on."
     )
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Plan of a picture: a grid of tiles with their devices, and omitted parts.
 
 Dimensions that are cut become columns (the last of them), rows (the one before) and panels (all
-others); a dimension that is not sharded is only named. Of long rows the first and the last tiles are
+others); a dimension that is not sharded is only named. Of long rows the first and last tiles are
 drawn, and everything here costs what is drawn, not what the devices number.
 """
 
