@@ -87,8 +87,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     parser.description = (
         "Trains a byte-level transformer with the settings of a TOML file, and leaves settings, "
-        "measurements and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a checkpoint, from "
-        "which --resume goes on."
+        "measurements and a loss curve in RUNS/NAME. Ctrl-C or SIGTERM stops it and leaves a "
+        "checkpoint, from which --resume continues."
     )
     parser.add_argument(
         "--config", metavar="FILE", help="the settings file, such as configs/tiny.toml"
