@@ -1,8 +1,8 @@
-"""Every exception class of the project.
+"""Exception classes of the project.
 
-Each one is also the built-in exception that fits (`ValueError`, `TypeError`, `RuntimeError`), so
-code that knows nothing of this module still catches it, and carries the facts behind its text as
-attributes, so that an upper layer can say them again with the argument's path in front.
+Each class also derives from the matching built-in exception (`ValueError`, `TypeError`,
+`RuntimeError`), so code that does not import this module still catches it. The facts behind a
+message are attributes, so that an upper layer can raise them again with the argument's path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 class XlashardError(Exception):
-    """Every exception that this project raises; each is a built-in exception besides."""
+    """Base class of all exceptions that this project raises."""
 
     def __reduce__(self) -> tuple[object, ...]:
         # The attributes are keyword arguments, which an exception's own pickling would lose.
@@ -36,15 +36,15 @@ def _rebuild(
 
 
 class ConfigError(XlashardError, ValueError):
-    """An environment variable or flag with a value that it can't have."""
+    """An environment variable or flag with an invalid value."""
 
 
 class GeometryError(XlashardError, ValueError):
-    """A mesh, spec, tiling or shape that does not fit."""
+    """An invalid mesh, spec, tiling or shape, or two that do not match."""
 
 
 class GridError(GeometryError):
-    """A mesh grid that can't exist, or device positions that aren't in it."""
+    """An invalid mesh grid, or device positions outside it."""
 
 
 class BoxError(GridError):
@@ -52,10 +52,10 @@ class BoxError(GridError):
 
 
 class SpecEntryError(GeometryError, TypeError):
-    """A partition spec with an entry that is no axis name.
+    """A partition spec with an entry that is not an axis name.
 
     Attributes:
-        dim: The dimension whose entry is wrong.
+        dim: The dimension of the invalid entry.
         entry: The entry.
     """
 
@@ -69,9 +69,9 @@ class UnknownAxisError(GeometryError):
     """A partition spec names an axis that the mesh lacks.
 
     Attributes:
-        axis: The name.
-        dim: The dimension it was given for; None for an axis of `unreduced` or `reduced`.
-        mesh_axes: The names that the mesh has.
+        axis: Name of the axis.
+        dim: The dimension sharded over it; None for an axis of `unreduced` or `reduced`.
+        mesh_axes: Axis names of the mesh.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class DuplicateAxisError(GeometryError):
     """A partition spec uses one mesh axis more than once.
 
     Attributes:
-        axis: The name.
-        dims: Every dimension that uses it, once per use.
+        axis: Name of the axis.
+        dims: The dimensions sharded over it, once per use.
     """
 
     def __init__(self, message: str, *, axis: str, dims: Sequence[int]) -> None:
@@ -98,11 +98,11 @@ class DuplicateAxisError(GeometryError):
 
 
 class RankError(GeometryError):
-    """An array with fewer (or other) dimensions than its partitioning speaks of.
+    """An array whose rank does not match its partitioning.
 
     Attributes:
         ndim: The array's rank.
-        needed: The rank that the partitioning needs.
+        needed: The rank that the partitioning requires.
     """
 
     def __init__(self, message: str, *, ndim: int, needed: int) -> None:
@@ -112,14 +112,14 @@ class RankError(GeometryError):
 
 
 class DivisibilityError(GeometryError):
-    """A dimension that can't be cut into equal tiles.
+    """A dimension whose size is not divisible by its number of tiles.
 
     Attributes:
         dim: The dimension.
-        size: Its size.
-        tiles: Into how many tiles it should have been cut.
-        shape: The whole shape.
-        axes: `(name, size)` of the mesh axes behind the cut, where they are known.
+        size: Size of the dimension.
+        tiles: Number of tiles along the dimension.
+        shape: Shape of the array.
+        axes: `(name, size)` of the mesh axes that shard the dimension, if known.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class DivisibilityError(GeometryError):
 
 
 class TilingError(GeometryError):
-    """A placement that equal tiles cannot express, or not on the mesh at hand."""
+    """A placement that cannot be expressed as equal tiles, or not on the given mesh."""
 
 
 class ShardingTextError(GeometryError):
-    """Text that is not an HLO sharding.
+    """Text that is not a valid HLO sharding.
 
     Attributes:
         text: The whole text.
-        offset: Where in it reading failed, in characters.
+        offset: Position of the error in the text, in characters.
     """
 
     def __init__(self, message: str, *, text: str, offset: int) -> None:
@@ -158,46 +158,46 @@ class ShardingTextError(GeometryError):
 
 
 class GroupTextError(GeometryError):
-    """Text that is no list of device groups, or one whose numbers don't fit each other."""
+    """Text that is not a valid list of replica groups."""
 
 
 class ShardingError(XlashardError, ValueError):
-    """A sharding that can't be made or used as asked."""
+    """An invalid sharding, or an invalid use of one."""
 
 
 class PlacementError(XlashardError, ValueError):
-    """Buffers, shapes, dtypes or devices given to a constructor of arrays that don't fit."""
+    """Buffers, shapes, dtypes or devices that do not match in an array constructor."""
 
 
 class ArgumentError(XlashardError, TypeError, ValueError):
-    """An argument of a kind that the call can't take."""
+    """An argument of a type that the function does not accept."""
 
 
 class DLPackError(XlashardError, BufferError, ValueError):
-    """Memory that can't be shared between libraries as asked."""
+    """Memory that cannot be shared with another library."""
 
 
 class DeletedError(XlashardError, RuntimeError):
-    """An array whose buffers are gone: deleted, or donated to a program."""
+    """A use of an array whose buffers were deleted or donated."""
 
 
 class NotAddressableError(XlashardError, RuntimeError):
-    """A value that is not wholly in this process."""
+    """A use of an array that is not fully addressable from this process."""
 
 
 class UnreducedError(XlashardError, RuntimeError):
-    """A use of an unreduced array for which its partial results would have to be reduced first."""
+    """A use of an unreduced array that requires its partial results to be reduced first."""
 
 
 class TransferGuardError(XlashardError, RuntimeError):
-    """A transfer that `jax_transfer_guard` or one of its kind forbids."""
+    """A transfer that a transfer guard forbids."""
 
 
 class ProcessesError(XlashardError, RuntimeError):
-    """Something that processes must do together, and some did not do, or did otherwise.
+    """A collective operation in which some processes failed, or did not take part.
 
     Attributes:
-        processes: The indices of those.
+        processes: Indices of these processes.
     """
 
     def __init__(self, message: str, *, processes: Sequence[int]) -> None:
@@ -206,10 +206,10 @@ class ProcessesError(XlashardError, RuntimeError):
 
 
 class UnequalError(ProcessesError, AssertionError):
-    """Values that should be the same in all processes, and are not.
+    """Values that differ between processes where they must be equal.
 
     Attributes:
-        paths: The paths of the values that differ, as users write them.
+        paths: Paths of the values that differ, as users write them.
     """
 
     def __init__(self, message: str, *, processes: Sequence[int], paths: Sequence[str]) -> None:
@@ -218,18 +218,18 @@ class UnequalError(ProcessesError, AssertionError):
 
 
 class DeadlockError(ProcessesError):
-    """Processes that wait for others that can't come any more."""
+    """Processes that wait for each other in a cycle, or for a peer that has ended."""
 
 
 class ProgramsDifferError(ProcessesError):
-    """A program that is not the same in all of its processes; none of them ran it.
+    """A program that differs between its processes; no process ran it.
 
     Attributes:
-        processes: The indices of those that differ from most others.
-        programs: What each process was about to run, by its index.
-        difference: What differs: `"order"`, `"argument"`, `"sharding"`, `"devices"`, `"option"`,
-            `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"`, `"flags"`; of
-            programs from files `"module"`.
+        processes: Indices of the processes that differ from the majority.
+        programs: Description of each process's program, keyed by process index.
+        difference: Kind of difference: `"order"`, `"argument"`, `"sharding"`, `"devices"`,
+            `"option"`, `"donation"`, `"closed over"`, `"callback"`, `"operation"`, `"version"` or
+            `"flags"`; `"module"` for deserialized programs.
     """
 
     def __init__(
@@ -246,10 +246,10 @@ class ProgramsDifferError(ProcessesError):
 
 
 class OutOfMemoryError(XlashardError, MemoryError):
-    """A placement for which there is not enough memory.
+    """A placement that does not fit into memory.
 
     Attributes:
-        bytes_per_device: What it needs on each device at least, in bytes.
+        bytes_per_device: Lower bound of the memory needed on each device, in bytes.
     """
 
     def __init__(self, message: str, *, bytes_per_device: int) -> None:
@@ -258,10 +258,10 @@ class OutOfMemoryError(XlashardError, MemoryError):
 
 
 class ResourceError(XlashardError, ValueError):
-    """A sharding given to `pjit` that does not fit its argument or result.
+    """A sharding in `pjit` that does not match its argument or result.
 
     Attributes:
-        path: The path in the arguments or results, as users write it.
+        path: Path of the argument or result, as users write it.
     """
 
     def __init__(self, message: str, *, path: str = "") -> None:
@@ -278,23 +278,23 @@ class DeviceMismatchError(XlashardError, ValueError):
 
 
 class TracingError(XlashardError, RuntimeError):
-    """A function that would have to be traced where that is forbidden."""
+    """A function that requires tracing where tracing is disabled."""
 
 
 class MeshError(XlashardError, RuntimeError):
-    """A partition spec with no mesh in force to give its axes a meaning."""
+    """A partition spec outside any mesh context."""
 
 
 class ModuleError(XlashardError, ValueError):
-    """A StableHLO module that can't be read, or does not fit what is to be made of it."""
+    """A StableHLO module that is invalid, or does not match its annotations."""
 
 
 class PlanError(XlashardError, ValueError):
-    """A plan of a program that contradicts itself, or the module that it is for."""
+    """An annotation plan that is inconsistent, or does not match its module."""
 
 
 class CompileError(XlashardError, RuntimeError):
-    """A program that the compiler refuses, or reports too little about."""
+    """A program that the compiler rejects, or for which its report is incomplete."""
 
 
 class ProgramTooLargeError(CompileError, MemoryError):
@@ -302,14 +302,13 @@ class ProgramTooLargeError(CompileError, MemoryError):
 
 
 class TopologyError(XlashardError, ValueError):
-    """A TPU topology, or a mesh on one, that can't be; or none at all for want of libtpu.
+    """An invalid TPU topology or mesh on one, or no libtpu to describe it.
 
     Attributes:
-        problem: What is wrong, without what to write.
-        axes: Of a mesh that can be, by their names, where the problem is one that can't.
-        topology: The name of one that can be, where the problem is how many slices are joined;
-            empty otherwise.
-        slices: How many slices of that there can be.
+        problem: The message without its suggestion.
+        axes: Axis sizes of the suggested mesh, keyed by name; None without one.
+        topology: Name of the suggested topology; empty without one.
+        slices: Number of slices of the suggested topology.
     """
 
     def __init__(
@@ -332,10 +331,10 @@ class TopologyError(XlashardError, ValueError):
 
 
 class CompileOnlyError(NotAddressableError):
-    """Something that needs a device was asked of a topology, for which programs only compile.
+    """An operation that requires devices, on a topology for which programs only compile.
 
     Attributes:
-        topology: Its name.
+        topology: Name of the topology.
     """
 
     def __init__(self, message: str, *, topology: str) -> None:
@@ -344,14 +343,14 @@ class CompileOnlyError(NotAddressableError):
 
 
 class SavedProgramError(XlashardError, ValueError):
-    """A compiled program that can't be saved, or a saved one that can't be loaded here."""
+    """A compiled program that cannot be serialized, or a saved one that cannot be loaded here."""
 
 
 class SerializationError(XlashardError, ValueError):
-    """An array that can't be written to its files, or read from them.
+    """An array that cannot be written to its files, or read from them.
 
     Attributes:
-        stored_at: Where the files are, or were to be.
+        stored_at: Location of the files.
     """
 
     def __init__(self, message: str, *, stored_at: str = "") -> None:
@@ -360,10 +359,10 @@ class SerializationError(XlashardError, ValueError):
 
 
 class NonFiniteError(XlashardError, FloatingPointError):
-    """A result with NaN or infinity, where `jax_debug_nans` or `jax_debug_infs` forbids them.
+    """A NaN or an infinity in a result, under `jax_debug_nans` or `jax_debug_infs`.
 
     Attributes:
-        result: The path of the result: `result['loss']`.
+        result: Path of the result: `result['loss']`.
         kind: `"nan"` or `"inf"`.
     """
 
@@ -374,23 +373,23 @@ class NonFiniteError(XlashardError, FloatingPointError):
 
 
 class DonationError(XlashardError, ValueError):
-    """A donated argument whose buffers no result can take over, where that was forbidden."""
+    """A donated argument whose buffers no result can reuse, where this is an error."""
 
 
 class SharedBinaryWarning(UserWarning):
-    """A program that every process compiles, though one should have compiled it for all."""
+    """A program that every process compiled, because sharing one binary failed."""
 
 
 class DonationWarning(UserWarning):
-    """A donated argument whose buffers no result can take over."""
+    """A donated argument whose buffers no result can reuse."""
 
 
 class DeviceCountError(XlashardError, RuntimeError):
-    """Emulated devices that were asked for too late: JAX runs already, with others.
+    """Emulated devices requested after JAX has started with another number of devices.
 
     Attributes:
-        asked: How many were asked for.
-        found: How many there are.
+        asked: Number of devices requested.
+        found: Number of devices of the running backend.
     """
 
     def __init__(self, message: str, *, asked: int, found: int) -> None:
@@ -400,14 +399,14 @@ class DeviceCountError(XlashardError, RuntimeError):
 
 
 class ExpectationError(XlashardError, AssertionError):
-    """A program that does not meet the expectation of a test."""
+    """A program that does not meet a test's expectation."""
 
 
 class LaunchError(XlashardError, OSError):
-    """A program that can't be started in the processes of a pod.
+    """A pod whose processes cannot be started.
 
     Attributes:
-        errno: The system's number for the reason; None if it has none.
+        errno: Error number of the operating system; None if unknown.
     """
 
     def __init__(self, message: str, *, errno: int | None = None) -> None:
@@ -416,12 +415,12 @@ class LaunchError(XlashardError, OSError):
 
 
 class PodError(XlashardError, RuntimeError):
-    """Something that failed in processes of a pod.
+    """A failure in processes of a pod.
 
     Attributes:
-        tracebacks: By process the traceback of what was raised there, as text.
-        outputs: By process what it wrote.
-        errors: By process the exception itself, where it could be sent here.
+        tracebacks: Traceback of each failed process, as text, keyed by process index.
+        outputs: Output of each process, keyed by process index.
+        errors: Exception of each failed process, if it could be pickled, keyed by process index.
     """
 
     def __init__(
@@ -451,10 +450,10 @@ class CloudError(XlashardError, RuntimeError):
 
 
 class RefusedError(XlashardError, NotImplementedError):
-    """A name of 2022 or 2023 that can't do today what it did then, or could not do then either.
+    """A call of an API of 2022 or 2023 that is not supported today.
 
     Attributes:
-        name: The name, as programs import it.
+        name: Name of the API, as programs import it.
     """
 
     def __init__(self, message: str, *, name: str) -> None:
