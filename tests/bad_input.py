@@ -45,7 +45,7 @@ STACKED = PmapSharding(DEVICES[:8], ShardingSpec((Chunked((8,)), NoSharding()), 
 
 
 # Where NumPy's own words for its own protocols come from.
-NUMPYS = ("array/protocols.py",)
+NUMPYS = ("array/core/protocols.py",)
 
 
 class Hostile:

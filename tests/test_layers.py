@@ -39,7 +39,7 @@ XLASHARD = Layers(
     pure=frozenset({"geometry"}),
     deferred=frozenset(
         {
-            ("xlashard.array.text", "xlashard.pictures"),
+            ("xlashard.array.core.repr", "xlashard.pictures"),
             ("xlashard.pjit.executable", "xlashard.pjit.saving"),
             ("xlashard.pjit.compiled", "xlashard.pjit.saving"),
             # A settings file needs the packages of the extra `train`; other programs don't.

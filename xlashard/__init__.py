@@ -33,8 +33,8 @@ from xlashard.array import (
 )
 from xlashard.array import wrap_kinds as _wrap_kinds
 from xlashard.array import wrap_tree as _wrap_tree
-from xlashard.array.handles import wrap_first as _wrap_first
-from xlashard.array.variables import check_constant as _check_constant
+from xlashard.array.core.closure_names import check_constant as _check_constant
+from xlashard.array.core.handles import wrap_first as _wrap_first
 from xlashard.lazily import on_demand as _on_demand
 from xlashard.pjit import (
     AUTO,

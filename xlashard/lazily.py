@@ -48,7 +48,7 @@ def deferred(name: str) -> Any:
         if TYPE_CHECKING:
             from xlashard.array import retile
         else:
-            retile = deferred("xlashard.array.retile")
+            retile = deferred("xlashard.array.reshard.compiled")
 
     Args:
         name: Full name of the module.

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 jax.distributed.initialize()
 
 from tests.array.cases import Stripes, same  # noqa: E402
-from tests.array.test_reshard_property import draw_case  # noqa: E402
+from tests.array.reshard.test_reshard_property import draw_case  # noqa: E402
 from xlashard import device_put, make_array_from_callback  # noqa: E402
-from xlashard.array import retile  # noqa: E402
+from xlashard.array.reshard import compiled  # noqa: E402
 
 ME = jax.process_index()
 EXAMPLES = int(sys.argv[1]) if len(sys.argv) > 1 else 60
@@ -64,8 +64,8 @@ class Dice:
 for number in range(EXAMPLES):
     draw: Any = Dice(number)
     case = draw_case(draw)
-    whole = retile._NEGLIGIBLE_BYTES
-    retile._NEGLIGIBLE_BYTES = 0 if draw(st.booleans()) else whole
+    whole = compiled._NEGLIGIBLE_BYTES
+    compiled._NEGLIGIBLE_BYTES = 0 if draw(st.booleans()) else whole
     check(*case, donate=draw(st.booleans()), fresh=draw(st.booleans()))
-    retile._NEGLIGIBLE_BYTES = whole
+    compiled._NEGLIGIBLE_BYTES = whole
 print("all agree")

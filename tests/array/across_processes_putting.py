@@ -37,8 +37,8 @@ from xlashard import (  # noqa: E402
     make_array_from_callback,
     processes,
 )
-from xlashard.array import together  # noqa: E402
-from xlashard.array.placement import Places  # noqa: E402
+from xlashard.array import cross_process_check  # noqa: E402
+from xlashard.array.placement.target import Places  # noqa: E402
 from xlashard.errors import ArgumentError, ProcessesError, UnequalError  # noqa: E402
 
 SOMETIMES: Any = "sometimes"
@@ -184,7 +184,7 @@ def bound_to_one_process() -> None:
 
 
 def one_that_does_not_come() -> None:
-    whole, together._TIMEOUT = together._TIMEOUT, 0.5
+    whole, cross_process_check._TIMEOUT = cross_process_check._TIMEOUT, 0.5
     x = device_put(V, jax.local_devices()[0])
     if ME == 0:
         error = expect(
@@ -196,7 +196,7 @@ def one_that_does_not_come() -> None:
         expect(ProcessesError, r"np.asarray\(x\)", lambda: device_put(x, ROWS))
         check(device_put(V, ROWS, check="never"), V)
     sync_global_devices("process 0 gave up")
-    together._TIMEOUT = whole
+    cross_process_check._TIMEOUT = whole
     check(device_put(V, ROWS, check="always"), V)
     check(device_put(x, ROWS), V)
 

@@ -11,7 +11,7 @@ from jax.experimental.layout import Format, Layout
 from tests.array.cases import DEVICES, HALF, MESH, SHARDINGS, named, same, value
 from tests.facts import naming
 from xlashard import Array, GSPMDSharding, Mesh, NamedSharding, P, device_put
-from xlashard.array import memory, pieces, retile
+from xlashard.array.reshard import compiled, host_memory, p2p
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
 
 V = value(np.float32)
@@ -30,7 +30,12 @@ def pointers(x: Array) -> list[int]:
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which ways of moving bytes between buffers were gone."""
     gone: list[str] = []
-    ways = {"retile": retile, "carry": pieces, "move_in_pieces": pieces, "move_in_memory": memory}
+    ways = {
+        "retile": compiled,
+        "carry": p2p,
+        "move_in_pieces": p2p,
+        "move_in_memory": host_memory,
+    }
     for name, module in ways.items():
         call = getattr(module, name)
 

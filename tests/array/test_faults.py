@@ -17,7 +17,8 @@ import pytest
 from tests.array.cases import DEVICES, SHARDINGS, named, same, value
 from tests.facts import naming
 from xlashard import Array, device_get, device_put, make_array_from_callback, pjit
-from xlashard.array import constructors, host_put
+from xlashard.array import constructors
+from xlashard.array.host import put
 from xlashard.errors import DeletedError, OutOfMemoryError, PlacementError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,15 +108,15 @@ class TestInterrupts:
         kept = device_put(V, named("x"))
         gc.collect()
         before = len(jax.live_arrays())
-        real = host_put.copy_all
+        real = put.copy_all
 
         def interrupted(copies: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(host_put, "copy_all", interrupted)
+        monkeypatch.setattr(put, "copy_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             device_put([kept, np.zeros((64, 1024), np.float32)], named("x"), donate=True)
-        monkeypatch.setattr(host_put, "copy_all", real)
+        monkeypatch.setattr(put, "copy_all", real)
         gc.collect()
         assert len(jax.live_arrays()) == before
         assert same(kept, V)
@@ -221,7 +222,7 @@ class TestMemory:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
 
         x = device_put(V, named("x"))
-        monkeypatch.setattr(host_put, "put", exhausted)
+        monkeypatch.setattr(put, "put", exhausted)
         with pytest.raises(OutOfMemoryError, match=r"^x: .*float32\[8,16\].*\b256 bytes\)"):
             device_put(V, named("x"))
         monkeypatch.setattr(constructors, "stage_piece", exhausted)
@@ -239,7 +240,7 @@ class TestMemory:
         def broken(*_: Any, **__: Any) -> None:
             raise jax.errors.JaxRuntimeError("INTERNAL: link down")
 
-        monkeypatch.setattr(host_put, "put", broken)
+        monkeypatch.setattr(put, "put", broken)
         with pytest.raises(jax.errors.JaxRuntimeError, match="link down"):
             device_put(V, named("x"))
 

@@ -23,7 +23,7 @@ from xlashard import (
     reshard_plan,
     visualize,
 )
-from xlashard.array import retile
+from xlashard.array.reshard import compiled
 from xlashard.errors import NotAddressableError, PlacementError
 
 join_the_others()
@@ -127,14 +127,14 @@ def constructing() -> None:
 
 def moving_slab_by_slab() -> None:
     """As arrays are moved whose programs would need more memory than a shard takes."""
-    whole, retile._NEGLIGIBLE_BYTES = retile._NEGLIGIBLE_BYTES, 0
+    whole, compiled._NEGLIGIBLE_BYTES = compiled._NEGLIGIBLE_BYTES, 0
     wide = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     x = make_array_from_callback(
         wide.shape, named(("process", "device")), lambda index: wide[index]
     )
     columns = named(None, ("device", "process"))
     y = device_put(x, columns)
-    retile._NEGLIGIBLE_BYTES = whole
+    compiled._NEGLIGIBLE_BYTES = whole
     indices = columns.devices_indices_map(wide.shape)
     for shard in y.addressable_shards:
         assert np.array_equal(shard.data, wide[indices[shard.device]])

@@ -11,7 +11,7 @@ from rich.console import Console
 import xlashard
 from tests.array.cases import CONSTRUCTORS, DTYPES, SHAPE, SHARDINGS, value
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding
-from xlashard.array import host
+from xlashard.array.host import read
 from xlashard.errors import ArgumentError, RankError
 
 DEVICES = jax.devices()
@@ -26,7 +26,7 @@ def no_reads(monkeypatch):
     def refuse(*args):
         raise AssertionError("a value was read")
 
-    monkeypatch.setattr(host, "_fetch", refuse)
+    monkeypatch.setattr(read, "_fetch", refuse)
 
 
 def array(sharding=ROWS, shape=SHAPE):

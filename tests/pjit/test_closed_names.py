@@ -11,7 +11,7 @@ import pytest
 
 from tests.facts import naming
 from xlashard import Array, Mesh, NamedSharding, P, device_put, pjit
-from xlashard.array.variables import variable_of
+from xlashard.array.core.closure_names import variable_of
 from xlashard.errors import DeletedError, DeviceMismatchError
 
 MESH = Mesh(np.array(jax.devices()), ("d",))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,24 +10,85 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import aval_of
-from xlashard.array.array import Array
-from xlashard.array.given import Given, as_given
-from xlashard.array.guards import Way, free_transfers, guarded, guards_in_force
-from xlashard.array.host_put import gather_pieces, stage_piece
-from xlashard.array.keys import is_key_dtype, keys_over, number_places
-from xlashard.array.moving import placed
-from xlashard.array.placement import (
-    Places,
-    as_shape,
-    as_sharding,
-    check_whole,
-    places,
-)
-from xlashard.array.reshard import relayout
-from xlashard.array.scarcity import needed_by, out_of_memory
-from xlashard.array.text import index_text
-from xlashard.errors import ArgumentError, PlacementError
+from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of, split
+from xlashard.array.core.array import Array
+from xlashard.array.core.base import check_alive
+from xlashard.array.core.repr import index_text
+from xlashard.array.device_put import placed
+from xlashard.array.host.put import gather_pieces, host_value, stage_piece
+from xlashard.array.host.read import read_value
+from xlashard.array.keys import is_key_array, is_key_dtype, key_handle, keys_over, number_places
+from xlashard.array.placement.oom import needed_by, out_of_memory
+from xlashard.array.placement.target import Places, as_shape, as_sharding, check_whole, places
+from xlashard.array.placement.transfer_guard import Way, free_transfers, guarded, guards_in_force
+from xlashard.array.reshard.execute import relayout, reshard
+from xlashard.errors import ArgumentError, DeletedError, PlacementError
+from xlashard.sharding import SingleDeviceSharding, from_jax
+
+
+class Given(NamedTuple):
+    """A value on its way to a device.
+
+    Attributes:
+        value: A NumPy array or a handle on one device; the numbers of keys.
+        weak_type: Whether its dtype is weak.
+        keys: The keys themselves, where it was some.
+    """
+
+    value: Any
+    weak_type: bool
+    keys: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; that of keys for keys."""
+        return tuple((self.value if self.keys is None else self.keys).shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype; that of keys for keys."""
+        return (self.value if self.keys is None else self.keys).dtype
+
+
+def as_given(x: Any, name: Callable[[], str], instead: str) -> Given:
+    """Reads a value; one that is spread over devices is brought to the first of them.
+
+    Args:
+        x: A NumPy array, a number, an Array, an array or keys of JAX.
+        name: Gives what to call it in an error.
+        instead: What to do with a traced one.
+
+    Raises:
+        ArgumentError: It is none of these, or traced.
+        DeletedError: Its buffers are gone.
+    """
+    if isinstance(x, Tracer):
+        raise ArgumentError(
+            f"{name()} is traced, and only known values can be put on devices one by one: {instead}"
+        )
+    if isinstance(x, np.ndarray):
+        return Given(*host_value(x, name))
+    if is_key_array(x):
+        return Given(_on_one_device(key_handle(x)), False, x)
+    if not isinstance(x, Array | HandleType):
+        return Given(*host_value(x, name))
+    try:
+        check_alive(x)
+    except DeletedError as error:
+        raise DeletedError(f"{name()}: {error}") from None
+    handle: Handle = x.to_jax() if isinstance(x, Array) else x
+    return Given(_on_one_device(handle), handle.weak_type)
+
+
+def _on_one_device(handle: Handle) -> Any:
+    if not handle.is_fully_addressable:
+        # What this process needs of it must be here: the others may need none, and send nothing.
+        whole = handle.is_fully_replicated and split(handle)
+        return whole[0] if whole else read_value(Array.from_jax(handle))
+    if handle.sharding.num_devices == 1:
+        return handle
+    device = from_jax(handle.sharding).devices[0]
+    return reshard(handle, places(handle.shape, SingleDeviceSharding(device)))
 
 
 def make_array_from_callback(

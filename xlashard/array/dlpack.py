@@ -11,11 +11,11 @@ from xlashard._jax import sharing
 from xlashard._jax.shardings import Device, default_memory_kind
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import ALIGNMENT, Handle, HandleType, copy_to
-from xlashard.array.array import Array, wrap
-from xlashard.array.holder import type_text
-from xlashard.array.host_put import host_value, put_value
-from xlashard.array.moving import device_put
-from xlashard.array.placement import Placement, as_placement, memory_kind_of, places
+from xlashard.array.core.array import Array, wrap
+from xlashard.array.core.base import type_text
+from xlashard.array.device_put import device_put
+from xlashard.array.host.put import host_value, put_value
+from xlashard.array.placement.target import Placement, as_placement, memory_kind_of, places
 from xlashard.errors import ArgumentError, DLPackError
 from xlashard.sharding import SingleDeviceSharding, to_jax
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlashard._jax.transfer import Handle
-from xlashard.array.placement import Places, places
-from xlashard.array.shard import Shard
+from xlashard.array.core.shard import Shard
+from xlashard.array.placement.target import Places, places
 from xlashard.errors import ArgumentError
 from xlashard.sharding import (
     GSPMDSharding,

@@ -9,19 +9,19 @@ from jax.experimental.layout import Layout
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import put, separate
-from xlashard.array.guards import Way, guarded, guards_in_force
-from xlashard.array.host_put import host_value, put_value
+from xlashard.array.device_put import at_path, placed
+from xlashard.array.host.put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places
-from xlashard.array.moving import at_path, placed
-from xlashard.array.placement import (
+from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
+from xlashard.array.placement.target import (
     as_shape,
     as_sharding,
     check_whole,
     is_place,
     requested_places,
 )
-from xlashard.array.prefix import broadcast_prefix, leaf_path
-from xlashard.array.reshard import relayout
+from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
+from xlashard.array.reshard.execute import relayout
 from xlashard.errors import (
     ArgumentError,
     PlacementError,

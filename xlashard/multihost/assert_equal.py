@@ -11,8 +11,8 @@ import numpy as np
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import host_view, split
 from xlashard.array import Array
-from xlashard.array.host import distinct_here, reading_allowed
-from xlashard.array.text import index_text
+from xlashard.array.core.repr import index_text
+from xlashard.array.host.read import distinct_here, reading_allowed
 from xlashard.errors import UnequalError
 from xlashard.multihost.collective_call import CollectiveCall, Contribution, can_meet
 from xlashard.multihost.consistency import PieceDigests, mismatched_pieces

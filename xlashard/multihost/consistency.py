@@ -9,7 +9,7 @@ import numpy as np
 
 from xlashard._jax.frames import calling_line
 from xlashard._jax.transfer import Tracer
-from xlashard.array.together import Compared
+from xlashard.array.cross_process_check import Compared
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,

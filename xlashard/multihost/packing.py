@@ -15,9 +15,9 @@ import numpy as np
 
 from xlashard._jax.shardings import Device
 from xlashard.array import Array
-from xlashard.array.guards import free_transfers
-from xlashard.array.host import read_value
-from xlashard.array.moving import device_put
+from xlashard.array.device_put import device_put
+from xlashard.array.host.read import read_value
+from xlashard.array.placement.transfer_guard import free_transfers
 from xlashard.multihost.host_local.convert import host_local_array_to_global_array
 from xlashard.pjit import pjit
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xlashard.array import Array
-from xlashard.array.forwarding import forwarding
+from xlashard.array.core.wrappers import forwarding
 from xlashard.numpy._placing import placing
 
 

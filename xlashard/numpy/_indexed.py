@@ -3,8 +3,7 @@
 from typing import Any
 
 from xlashard.array import Array
-from xlashard.array.nested import bare
-from xlashard.array.results import as_arrays
+from xlashard.array.core.unwrap import as_arrays, bare
 
 
 class Indexed:

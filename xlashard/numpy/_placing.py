@@ -16,7 +16,7 @@ import numpy as np
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import is_top_level
 from xlashard.array import Array, device_put
-from xlashard.array.placement import as_placement
+from xlashard.array.placement.target import as_placement
 from xlashard.pjit import pjit, with_sharding_constraint
 from xlashard.sharding import Sharding
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.transfer import HandleType
 from xlashard.array import Array
-from xlashard.array.attempts import Call, tried_again
-from xlashard.array.nested import bare
-from xlashard.array.results import as_arrays
+from xlashard.array.core.fallback import Call, tried_again
+from xlashard.array.core.unwrap import as_arrays, bare
 from xlashard.numpy._function import as_named, function_over
 
 _NAMES = ("x", "y", "z")

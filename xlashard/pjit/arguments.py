@@ -12,7 +12,7 @@ from xlashard._jax.refs import buffer_of, is_ref
 from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard._jax.transfer import callback_result
 from xlashard.array import Array
-from xlashard.array.takers import how_deleted
+from xlashard.array.core.donation import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError
 from xlashard.lazily import dataclass
 from xlashard.sharding import XLACompatibleSharding, from_jax

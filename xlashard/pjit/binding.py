@@ -9,7 +9,7 @@ import jax
 from xlashard._jax.lowering import dtype_name
 from xlashard._jax.tracing import is_extended
 from xlashard._jax.transfer import base_handle, shared_pair
-from xlashard.array.guards import guards_in_force
+from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described

@@ -6,7 +6,7 @@ from typing import Any
 
 from xlashard._jax import context, tracing
 from xlashard._jax.shardings import Device
-from xlashard.array.handles import KindOf
+from xlashard.array.core.handles import KindOf
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.lower import Order

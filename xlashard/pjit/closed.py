@@ -11,8 +11,8 @@ from xlashard._jax.dispatch import handles_of_keys
 from xlashard._jax.jaxprs import is_host_array
 from xlashard._jax.refs import is_ref
 from xlashard._jax.tracing import abstractify
-from xlashard.array.host import value_of
-from xlashard.array.variables import variable_of
+from xlashard.array.core.closure_names import variable_of
+from xlashard.array.host.read import value_of
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare, check_alive
 from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax

@@ -27,8 +27,8 @@ from xlashard._jax.shardings import default_memory_kind, device_assignment
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import default_device
 from xlashard.array import device_put
-from xlashard.array.guards import free_transfers
-from xlashard.array.handles import wrap_result
+from xlashard.array.core.handles import wrap_result
+from xlashard.array.placement.transfer_guard import free_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values

@@ -11,7 +11,7 @@ import jax
 from xlashard._jax import analysis, dispatch
 from xlashard._jax.shardings import Device, Format
 from xlashard._jax.tracebacks import shorten, shortened
-from xlashard.array.takers import Taker
+from xlashard.array.core.donation import Taker
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.checks import check_place

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from xlashard._jax.tracing import Tracer, is_token
-from xlashard.array.handles import KindOf
+from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import check_concrete

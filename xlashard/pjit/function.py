@@ -16,8 +16,8 @@ from xlashard._jax.jaxprs import as_function
 from xlashard._jax.refs import is_reference
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
-from xlashard.array.handles import wrap_result
-from xlashard.array.takers import Taker
+from xlashard.array.core.donation import Taker
+from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, TracingError
 from xlashard.pjit.arguments import (
     Argument,

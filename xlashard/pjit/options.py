@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 
 from xlashard._jax.tracebacks import shortened
-from xlashard.array.handles import KindOf
+from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
 from xlashard.pjit.resources import (

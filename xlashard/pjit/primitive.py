@@ -17,7 +17,7 @@ from xlashard._jax import dispatch, tracing
 from xlashard._jax.caches import kept_by_jaxpr
 from xlashard._jax.jaxprs import as_function, boundary, hoist, surround, used_parts
 from xlashard._jax.primitives import call_primitive
-from xlashard.array.takers import Taker
+from xlashard.array.core.donation import Taker
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed import is_hoisted

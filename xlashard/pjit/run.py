@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from xlashard._jax import checking, compiling, dispatch, refs
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
-from xlashard.array.guards import guards_in_force
-from xlashard.array.handles import KindOf, is_handle, unwrapped, wrap_result
-from xlashard.array.takers import Taker
+from xlashard.array.core.donation import Taker
+from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
+from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare

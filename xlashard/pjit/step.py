@@ -13,8 +13,8 @@ from xlashard._jax.running import Runner
 from xlashard._jax.tracebacks import shorten
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array, wrap_tree
-from xlashard.array.guards import guards_in_force
-from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.core.handles import is_handle, wrap_result
+from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from xlashard._jax.tracing import abstractify
-from xlashard.array.guards import Guards, Way, check_transfer
-from xlashard.array.holder import type_text
+from xlashard.array.core.base import type_text
+from xlashard.array.placement.transfer_guard import Guards, Way, check_transfer
 from xlashard.pjit.arguments import bare
 
 

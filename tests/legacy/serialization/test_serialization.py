@@ -23,7 +23,7 @@ from tests.facts import naming
 from tests.processes import run_many
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
 from xlashard._jax.transfer import HandleType
-from xlashard.array.placement import Places
+from xlashard.array.placement.target import Places
 from xlashard.errors import (
     ArgumentError,
     ProcessesError,

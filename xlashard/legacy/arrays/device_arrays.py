@@ -15,10 +15,10 @@ from xlashard import Array, PmapSharding
 from xlashard._jax.install import install_array_type
 from xlashard._jax.shardings import Device
 from xlashard._jax.transfer import HandleType, split
-from xlashard.array.buffer_shape import in_shape
-from xlashard.array.handles import as_kind, wrap_result
-from xlashard.array.holder import Holder, check_alive, type_text
-from xlashard.array.host import distinct_here
+from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.handles import as_kind, wrap_result
+from xlashard.array.host.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
 from xlashard.geometry.spec_of_tiling import spec_of_tiling
 from xlashard.legacy.modes.array_mode import as_jax_arrays, current_array_mode

@@ -12,9 +12,9 @@ from xlashard._jax.install import install_array_type
 from xlashard._jax.pmap import refuse_in_pmap
 from xlashard._jax.tracebacks import short_tracebacks, shortened
 from xlashard._jax.transfer import dressed, split
-from xlashard.array.handles import as_kind
-from xlashard.array.holder import check_alive, type_text
-from xlashard.array.text import sharding_text
+from xlashard.array.core.base import check_alive, type_text
+from xlashard.array.core.handles import as_kind
+from xlashard.array.core.repr import sharding_text
 from xlashard.errors import ArgumentError, MeshError, RefusedError, ResourceError
 from xlashard.legacy.arrays import gda_constructors as making
 from xlashard.legacy.arrays.device_arrays import DeviceArray, as_device_array

@@ -9,12 +9,12 @@ from xlashard import Array, Mesh
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import dressed
 from xlashard.array.constructors import array_of_pieces
-from xlashard.array.holder import type_text
-from xlashard.array.moving import placed
-from xlashard.array.order import in_order
-from xlashard.array.placement import Places, as_shape, places
-from xlashard.array.singles import Caller, joined, read_singles
-from xlashard.array.text import sharding_text
+from xlashard.array.core.base import type_text
+from xlashard.array.core.repr import sharding_text
+from xlashard.array.device_put import placed
+from xlashard.array.from_single_device_arrays import Caller, joined, read_singles
+from xlashard.array.placement.target import Places, as_shape, places
+from xlashard.array.reshard.execute import in_order
 from xlashard.errors import ArgumentError, PlacementError, counted
 from xlashard.legacy.arrays.shards import Index, read_axes
 from xlashard.legacy.shardings.partition_spec import PartitionSpec

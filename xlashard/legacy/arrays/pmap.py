@@ -10,7 +10,7 @@ from xlashard import Array, PmapSharding
 from xlashard._jax import pmap as jax_pmap
 from xlashard._jax.shardings import Device
 from xlashard._jax.tracebacks import shortened
-from xlashard.array.handles import is_handle, wrap_result
+from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.array_mode import current_array_mode
 from xlashard.legacy.modes.config_flags import pmap_no_rank_reduction

@@ -14,10 +14,10 @@ import jax
 from xlashard._jax.tracing import abstractify
 from xlashard._jax.transfer import assemble, split
 from xlashard.array import Array, device_put, make_array_from_single_device_arrays
-from xlashard.array.handles import wrap_result
+from xlashard.array.core.handles import wrap_result
+from xlashard.array.device_put import at_path
 from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.moving import at_path
-from xlashard.array.placement import places
+from xlashard.array.placement.target import places
 from xlashard.errors import BoxError, GeometryError, PlacementError, ResourceError, XlashardError
 from xlashard.legacy.modes.mode_function import ModeFunction
 from xlashard.legacy.modes.result_classes import host_local_class, is_global

@@ -6,7 +6,7 @@ import jax
 
 from xlashard._jax.tracing import Tracer
 from xlashard.array import Array
-from xlashard.array.handles import KindOf, unwrapped
+from xlashard.array.core.handles import KindOf, unwrapped
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray, gda_class
 from xlashard.legacy.modes.array_mode import ArrayMode

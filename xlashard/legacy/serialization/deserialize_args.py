@@ -18,8 +18,8 @@ import numpy as np
 from jax.experimental.layout import Layout
 
 from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT
-from xlashard.array.moving import at_path
-from xlashard.array.placement import as_shape, as_sharding
+from xlashard.array.device_put import at_path
+from xlashard.array.placement.target import as_shape, as_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted
 from xlashard.legacy.serialization.tensorstore_specs import Spec, spec_to_read, stored_at
 from xlashard.sharding import Mesh, NamedSharding, PartitionSpec, Sharding

@@ -14,10 +14,10 @@ from xlashard._jax.serialization import (
 )
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import aligned_empty
-from xlashard.array.host_put import gather_pieces, put_on
-from xlashard.array.moving import at_path, placed
-from xlashard.array.placement import Places, places
-from xlashard.array.reshard import relayout
+from xlashard.array.device_put import at_path, placed
+from xlashard.array.host.put import gather_pieces, put_on
+from xlashard.array.placement.target import Places, places
+from xlashard.array.reshard.execute import relayout
 from xlashard.errors import ArgumentError, GeometryError, SerializationError, XlashardError
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode

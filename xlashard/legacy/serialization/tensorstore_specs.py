@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xlashard._jax import serialization as door
-from xlashard.array.host_put import as_host_value
+from xlashard.array.host.put import as_host_value
 from xlashard.errors import ArgumentError, SerializationError
 
 type Spec = dict[str, Any]

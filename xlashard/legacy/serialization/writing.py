@@ -10,8 +10,8 @@ import numpy as np
 from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Tracer
-from xlashard.array.holder import check_alive
-from xlashard.array.host_put import as_host_value
+from xlashard.array.core.base import check_alive
+from xlashard.array.host.put import as_host_value
 from xlashard.array.keys import is_key_array
 from xlashard.errors import ArgumentError, PlacementError, XlashardError
 from xlashard.legacy.serialization.deserialize_args import as_list

@@ -14,10 +14,10 @@ import jax
 from xlashard._jax import tracing
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard._jax.transfer import Tracer
-from xlashard.array.handles import wrap_result
-from xlashard.array.holder import check_alive
-from xlashard.array.moving import at_path
-from xlashard.array.prefix import broadcast_prefix, leaf_path
+from xlashard.array.core.base import check_alive
+from xlashard.array.core.handles import wrap_result
+from xlashard.array.device_put import at_path
+from xlashard.array.placement.prefix import broadcast_prefix, leaf_path
 from xlashard.config import CheckName
 from xlashard.errors import (
     ArgumentError,

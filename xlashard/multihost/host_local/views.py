@@ -10,15 +10,21 @@ import numpy as np
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
-from xlashard.array.guards import Way, check_transfer, free_transfers, guarded, guards_in_force
-from xlashard.array.holder import check_alive, type_text
-from xlashard.array.host import read_value
-from xlashard.array.host_put import as_host_value, host_value, put_value
+from xlashard.array.core.base import check_alive, type_text
+from xlashard.array.device_put import placed
+from xlashard.array.host.put import as_host_value, host_value, put_value
+from xlashard.array.host.read import read_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over
-from xlashard.array.moving import placed
-from xlashard.array.placement import Places, places
-from xlashard.array.reshard import reshard
-from xlashard.array.routes import same_shards
+from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.transfer_guard import (
+    Way,
+    check_transfer,
+    free_transfers,
+    guarded,
+    guards_in_force,
+)
+from xlashard.array.reshard.execute import reshard
+from xlashard.array.reshard.plan import same_shards
 from xlashard.multihost.host_local.host_mesh import HostMesh
 from xlashard.sharding import PartitionSpec, from_jax
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from xlashard import Array, multihost
 from xlashard._jax.tracebacks import short_tracebacks
-from xlashard.array.handles import as_kind
+from xlashard.array.core.handles import as_kind
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.array_mode import ArrayMode, current_array_mode

@@ -1,0 +1,141 @@
+"""What is in its place already stays there, and what is used up is freed on the way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.array.cases import DEVICES, MESH, Stripes, named, same
+from xlashard import Array, Mesh, NamedSharding, P, Sharding, SingleDeviceSharding, device_put
+from xlashard.array.reshard import host_memory, p2p
+from xlashard.errors import PlacementError
+
+V = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+
+
+def on(devices: Any, *spec: Any) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(devices), ("d",)), P(*spec))
+
+
+def pointers(x: Array) -> dict[Any, int]:
+    return {s.device: s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "some other devices": (on(DEVICES[4:], "d"), on([*DEVICES[4:6], *DEVICES[:2]], "d")),
+    "more devices, replicated": (on(DEVICES[:4]), on(DEVICES)),
+    "fewer devices, replicated": (on(DEVICES), on(DEVICES[3:5])),
+    "one of many": (on(DEVICES), SingleDeviceSharding(DEVICES[2])),
+    "one to many": (SingleDeviceSharding(DEVICES[2]), on(DEVICES[:4])),
+    "more copies of each tile": (on(DEVICES[:2], "d"), named("x", mesh=MESH)),
+    "one's own sharding": (on(DEVICES[:4], "d"), Stripes(DEVICES[2:6], (2, 3, 0, 1))),
+    "another order on others": (
+        on(DEVICES[:4], "d"),
+        on([*DEVICES[3:5], *DEVICES[2:3], DEVICES[0]], "d"),
+    ),
+}
+
+
+def kept(source: Sharding, target: Sharding) -> set[Any]:
+    """The devices that hold the same piece before and after."""
+    before, after = (s.devices_indices_map(V.shape) for s in (source, target))
+    pairs = ((d, before.get(d), i) for d, i in after.items())
+    return {d for d, old, new in pairs if old is not None and same(V[old], V[new])}
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS.values(), ids=PAIRS)
+class TestOverlap:
+    @pytest.mark.usefixtures("way")
+    def test_shards_in_place_keep_their_buffers(self, source: Sharding, target: Sharding) -> None:
+        x = device_put(V, source)
+        before = pointers(x)
+        y = device_put(x, target)
+        after = pointers(y)
+        stay = kept(source, target)
+        assert stay or source.device_set != target.device_set
+        assert {d: after[d] for d in stay} == {d: before[d] for d in stay}
+        assert same(y, V)
+        assert same(x, V)
+
+    @pytest.mark.usefixtures("way")
+    def test_unless_a_copy_is_asked_for(self, source: Sharding, target: Sharding) -> None:
+        x = device_put(V, source)
+        y = device_put(x, target, may_alias=False)
+        assert not set(pointers(x).values()) & set(pointers(y).values())
+        x.delete()
+        assert same(y, V)
+
+    @pytest.mark.usefixtures("way")
+    def test_the_source_may_be_used_up(self, source: Sharding, target: Sharding) -> None:
+        x = device_put(V, source)
+        y = device_put(x, target, donate=True)
+        assert x.is_deleted()
+        assert same(y, V)
+
+    def test_emulated_devices_need_no_byte_for_a_tile_that_is_there(
+        self, source: Sharding, target: Sharding, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every target here holds tiles of the source, or parts that lie in it in one stretch."""
+        copies: list[Any] = []
+        monkeypatch.setattr(host_memory, "copy_all", copies.extend)
+        x = device_put(V, source)
+        y = device_put(x, target)
+        assert copies == []
+        assert same(y, V)
+        x.delete()
+        assert same(y, V)
+
+
+def test_a_block_of_which_parts_lie_apart_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    copy_all = host_memory.copy_all
+    monkeypatch.setattr(
+        host_memory,
+        "copy_all",
+        lambda copies: (copied.extend(s.nbytes for _, s in copies), copy_all(copies)),
+    )
+    x = device_put(V, named(("x", "y")))
+    y = device_put(x, named(None, "y"))
+    assert sum(copied) == V.nbytes
+    assert same(y, V)
+
+
+def test_buffers_are_freed_one_by_one_in_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = device_put(V, named(("x", "y")))
+    buffers = [shard.data for shard in x.addressable_shards]
+    alive: list[int] = []
+    copy_all = host_memory.copy_all
+
+    def counted(copies: Any) -> None:
+        alive.append(sum(not b.is_deleted() for b in buffers))
+        copy_all(copies)
+
+    monkeypatch.setattr(host_memory, "copy_all", counted)
+    y = device_put(x, named(None, ("x", "y")), donate=True)
+    assert alive == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert same(y, V)
+
+
+def test_buffers_are_freed_one_by_one_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "in_one_memory", lambda *places: False)
+    x = device_put(V, on(DEVICES[:4], "d"))
+    buffers = [shard.data for shard in x.addressable_shards]
+    alive: list[int] = []
+    taken = p2p._taken
+
+    def counted(*args: Any) -> Any:
+        alive.append(sum(not b.is_deleted() for b in buffers))
+        return taken(*args)
+
+    monkeypatch.setattr(p2p, "_taken", counted)
+    y = device_put(x, SingleDeviceSharding(DEVICES[6]), donate=True)
+    assert alive == [4, 3, 2, 1]
+    assert same(y, V)
+
+
+def test_a_donation_that_was_refused_leaves_the_source_as_it_is() -> None:
+    x = device_put(V, named("x"))
+    with pytest.raises(PlacementError):
+        device_put(x, named(None, None, "x"), donate=True)
+    assert not x.is_deleted()
+    assert same(x, V)

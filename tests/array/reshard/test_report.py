@@ -1,0 +1,139 @@
+"""`reshard_plan`: what a move would move, and that the move then does so."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.array.cases import DEVICES, HALF, named
+from tests.facts import naming
+from xlashard import NamedSharding, P, device_put, reshard_plan
+from xlashard.array.reshard import execute, host_memory, plan
+from xlashard.errors import ArgumentError, GeometryError
+
+V = np.ones((8, 16), np.float32)
+ROWS, COLUMNS = named(("x", "y")), named(None, ("x", "y"))
+
+
+def test_rows_to_columns() -> None:
+    report = reshard_plan(device_put(V, ROWS), COLUMNS)
+    assert report.type == "float32[8,16]"
+    assert (report.nbytes, report.source_shard_bytes, report.target_shard_bytes) == (512, 64, 64)
+    # Of its column each device has the one row that is its own.
+    assert (report.bytes_kept, report.bytes_moved) == (64, 448)
+    assert {(p.source, p.destination) for p in report.pairs} == {
+        (a.id, b.id) for a in DEVICES for b in DEVICES if a != b
+    }
+    assert {pair.nbytes for pair in report.pairs} == {8}
+
+
+def test_what_is_in_place_does_not_move() -> None:
+    report = reshard_plan(device_put(V, ROWS), named(("x",)))
+    assert report.bytes_moved == 8 * 256 - 8 * 64
+    same = reshard_plan(device_put(V, ROWS), ROWS)
+    assert (same.route, same.bytes_moved, same.pairs) == (("keep",), 0, ())
+    assert same.peak_bytes == same.source_shard_bytes
+    assert "nothing moves" in str(same)
+    assert "from device" not in str(same)
+
+
+OTHER_HALF = NamedSharding(jax.sharding.Mesh(np.array(DEVICES[:4]), ("z",)), P("z"))
+ROUTES: dict[str, tuple[Any, Any, tuple[str, ...], int]] = {
+    "columns": (ROWS, COLUMNS, ("program",), 3 * 64),
+    "carried": (NamedSharding(HALF, P("z")), OTHER_HALF, ("carry",), 128),
+    "carried, then cut": (
+        NamedSharding(HALF, P("z")),
+        NamedSharding(OTHER_HALF.mesh, P(None, "z")),
+        ("carry", "program"),
+        3 * 128,
+    ),
+    "in pieces": (NamedSharding(HALF, P("z")), COLUMNS, ("pieces",), 128 + 64 + 128),
+    "another memory": (ROWS, named(("x", "y"), memory_kind="pinned_host"), ("copy",), 2 * 64),
+    "columns of another memory": (
+        ROWS,
+        named(None, ("x", "y"), memory_kind="pinned_host"),
+        ("program", "copy"),
+        3 * 64,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target", "route", "peak"), ROUTES.values(), ids=ROUTES)
+def test_the_route_is_the_one_that_is_taken(
+    source: Any, target: Any, route: Any, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (host_memory, plan):
+        monkeypatch.setattr(module, "in_one_memory", lambda *places: False)
+    taken: list[str] = []
+    go = execute._go
+    monkeypatch.setattr(execute, "_go", lambda way, *rest: (taken.append(way), go(way, *rest))[1])
+    x = device_put(V, source)
+    report = reshard_plan(x, target)
+    assert report.route == route
+    assert report.peak_bytes == peak
+    device_put(x, target)
+    assert tuple(taken) == route
+
+
+def test_shapes_do_for_arrays() -> None:
+    huge = jax.ShapeDtypeStruct((1 << 20, 1 << 14), jax.numpy.bfloat16, sharding=ROWS.twin(()))
+    report = reshard_plan(huge, named())
+    assert report.bytes_moved == 8 * huge.size * 2 - huge.size * 2
+    assert report.peak_bytes == huge.size * 2 + huge.size * 2 // 8
+    assert reshard_plan(V, COLUMNS, source=ROWS).bytes_moved == 448
+
+
+def test_places_are_what_device_put_takes() -> None:
+    report = reshard_plan(V, DEVICES[0], source=DEVICES[1])
+    assert [(p.source, p.destination, p.nbytes) for p in report.pairs] == [(1, 0, 512)]
+    assert reshard_plan(device_put(V, ROWS), None).bytes_moved == 0
+    with jax.set_mesh(ROWS.mesh):
+        assert reshard_plan(device_put(V, ROWS), P(None, ("x", "y"))).bytes_moved == 448
+
+
+def test_keys_and_numbers_without_dimensions() -> None:
+    keys = device_put(jax.random.split(jax.random.key(0), 8), ROWS)
+    report = reshard_plan(keys, named())
+    assert (report.type, report.nbytes) == ("key<fry>[8]", 64)
+    assert report.bytes_moved == 8 * 64 - 64
+    assert reshard_plan(device_put(1.0, DEVICES[0]), named()).bytes_moved == 7 * 4
+
+
+def test_it_prints() -> None:
+    report = reshard_plan(device_put(V, ROWS), COLUMNS)
+    text = str(report)
+    for words in ("float32[8,16], 512 B", "P(('x', 'y')) on 8 devices (x=2, y=4)", "448 B"):
+        assert words in text
+    assert "and 48 more pairs" in text
+    assert repr(report) == "<ReshardReport of float32[8,16]: 448 B moved; print it>"
+
+
+def test_it_prints_every_pair_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    reshard_plan(device_put(V, ROWS), COLUMNS).print(all=True)
+    printed = capsys.readouterr().out
+    assert printed.count("8 B") >= 56
+    assert "more pairs" not in printed
+
+
+def test_it_travels_as_json() -> None:
+    report = reshard_plan(device_put(V, ROWS), COLUMNS)
+    found = json.loads(report.to_json())
+    assert found["format"] == 1
+    assert found["bytes_moved"] == 448
+    assert found["pairs"][0] == {"source": 0, "destination": 1, "nbytes": 8}
+    assert len(found["pairs"]) == 56
+    assert found == report.to_dict()
+
+
+def test_errors() -> None:
+    with pytest.raises(ArgumentError, match=naming("x ", "list", "jax.ShapeDtypeStruct(")):
+        reshard_plan([1.0], ROWS)
+    with pytest.raises(ArgumentError, match=naming("x, a ndarray", "source=")):
+        reshard_plan(V, ROWS)
+    with pytest.raises(ArgumentError, match=naming("target ", "str", "jax.devices()[0]")):
+        reshard_plan(device_put(V), "cpu")
+    with pytest.raises(GeometryError, match="size 8"):
+        reshard_plan(jax.ShapeDtypeStruct((6, 8), np.float32), named("x"), source=ROWS)

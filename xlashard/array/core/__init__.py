@@ -1,0 +1,1 @@
+"""`Array`: its base, members, shards and text."""

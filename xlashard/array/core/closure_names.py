@@ -1,0 +1,187 @@
+"""By which variable a function reads an array that it was not given: asked only by errors."""
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.jaxprs import is_host_array
+from xlashard._jax.transfer import HandleType
+from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.host.read import holds_value
+from xlashard.errors import DeletedError, NotAddressableError
+
+# How many steps from one object to the next are followed: self.layer.weight are three.
+_DEPTH = 3
+_SEARCHED = 10_000
+
+
+def variable_of(function: Any, array: Any) -> str | None:
+    """How a function's own code names an array: `w`, `self.params['w']`, `helper: w`.
+
+    Args:
+        function: A Python function, a method, a partial, or anything that wraps one.
+        array: An array, of the host or of devices, or the buffer handle in one.
+
+    Returns:
+        None where no closed-over variable, global variable or attribute leads to it.
+    """
+    return _Search(array).in_function(function, _DEPTH)
+
+
+def check_constant(handle: Any) -> None:
+    """Refuses a handle that a function of JAX closes over and that can't become a constant in it.
+
+    Raises:
+        DeletedError: Its buffers are gone.
+        NotAddressableError: Its value is not wholly in this process.
+    """
+    if handle.is_deleted():
+        try:
+            check_alive(handle)
+        except DeletedError as error:
+            raise DeletedError(f"{_closed_over(handle)}: {error}") from None
+    if not holds_value(handle):
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"{_closed_over(handle)}, {type_text(handle)}, can't become a constant of a program of "
+            "JAX, for its value is not wholly in this process: give it to the function as an "
+            "argument, or compile the function by xlashard.pjit, which makes it one"
+        )
+
+
+def _closed_over(handle: Any) -> str:
+    found = _in_callers(handle)
+    if found is None:
+        return "an array that a traced function closes over"
+    function, variable = found
+    return f"{variable}, an array that {function} closes over"
+
+
+def _in_callers(array: Any) -> tuple[str, str] | None:
+    """The function that is being compiled on this thread and reads an array, and its variable."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if callable(value) and _is_somebodys(value):
+                variable = variable_of(value, array)
+                if variable is not None:
+                    return _name(value), variable
+        frame = frame.f_back
+    return None
+
+
+def _is_somebodys(function: Any) -> bool:
+    """Whether a function is a person's own, and neither JAX's nor this package's."""
+    module = getattr(function, "__module__", None) or ""
+    is_inner = module.split(".")[0] in ("jax", "jaxlib", __name__.split(".")[0])
+    return not is_inner and not isinstance(function, type)
+
+
+class _Search:
+    """One search for one array.
+
+    Args:
+        array: What to look for.
+    """
+
+    def __init__(self, array: Any) -> None:
+        # JAX keeps an array of the host in a wrapping of its own, over the same memory.
+        self._wanted = np.asarray(array) if is_host_array(array) else _bare(array)
+        self._seen: set[int] = set()
+
+    def in_function(self, function: Any, depth: int) -> str | None:
+        """The name of the first variable of a function that leads to the array."""
+        for name, value in _variables(function):
+            path = self._path(value, depth)
+            if path is not None:
+                # Of a function inside, its own variable is what says most.
+                return path if isinstance(value, types.FunctionType) else name + path
+        return None
+
+    def _path(self, value: Any, depth: int) -> str | None:
+        """What to write after an expression for a value to get to the array."""
+        if _bare(value) is self._wanted or self._is_same_memory(value):
+            return ""
+        if depth == 0 or id(value) in self._seen or len(self._seen) > _SEARCHED:
+            return None
+        self._seen.add(id(value))
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            inner = self.in_function(value, depth - 1)
+            return None if inner is None else f"{_name(value)}: {inner}"
+        for key, leaf in _leaves(value):
+            if leaf is not value and (path := self._path(leaf, depth - 1)) is not None:
+                return key + path
+        for key, attribute in _attributes(value):
+            if (path := self._path(attribute, depth - 1)) is not None:
+                return f".{key}{path}"
+        return None
+
+    def _is_same_memory(self, value: Any) -> bool:
+        wanted = self._wanted
+        if not isinstance(value, np.ndarray) or not isinstance(wanted, np.ndarray):
+            return False
+        return value.shape == wanted.shape and value.ctypes.data == wanted.ctypes.data
+
+
+def _bare(value: Any) -> Any:
+    return value._handle if isinstance(value, Holder) else value
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _leaves(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, HandleType | Holder) or not isinstance(value, dict | list | tuple):
+        return []
+    flat, _ = jax.tree_util.tree_flatten_with_path(value)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat]
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, type | types.ModuleType | HandleType | Holder):
+        return []
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _variables(function: Any) -> Iterator[tuple[str, Any]]:
+    """The names in a function's code that mean something outside of it, and what they mean."""
+    if isinstance(function, functools.partial):
+        yield from ((f"argument {n} of the partial", x) for n, x in enumerate(function.args))
+        yield from ((f"argument {name} of the partial", x) for name, x in function.keywords.items())
+        yield from _variables(function.func)
+        return
+    if isinstance(function, types.MethodType):
+        names = function.__func__.__code__.co_varnames if _is_plain(function.__func__) else ()
+        yield (names[0] if names else "self"), function.__self__
+        yield from _variables(function.__func__)
+        return
+    if not _is_plain(function):
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield from _variables(wrapped)
+        return
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    for name in dict.fromkeys(_names_in(code)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _is_plain(function: Any) -> bool:
+    return isinstance(function, types.FunctionType)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names_in(const)

@@ -1,0 +1,185 @@
+"""What follows when a function of JAX fails on arrays: another way to say them, or a better error.
+
+JAX's own programs fail on some placements that XLA can do. Under Shardy they take tiles only where
+a mesh of the devices, in their order, has them: any tiles have one if the devices stand in the
+order of the tiles. Under GSPMD they want to name every result on the mesh of an argument, even one
+that no spec there says; from arguments that are given as bare tiles, results are bare tiles.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import Handle, HandleType, UnnamedResultError, dressed
+from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.core.unwrap import bare, mapped
+from xlashard.array.placement.target import places
+from xlashard.array.reshard.execute import in_order, is_out_of_order, reshard
+from xlashard.errors import DeviceMismatchError, UnreducedError
+from xlashard.lazily import dataclass
+from xlashard.sharding import GSPMDSharding, from_jax
+
+_IDS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function of JAX with arrays.
+
+    Attributes:
+        name: What the person called.
+        function: JAX's own.
+        args: Positional arguments, with Arrays or handles anywhere in them.
+        kwargs: Keyword arguments.
+        names: What to call the positional arguments; by the function's signature if empty.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    names: tuple[str, ...] = ()
+
+    def operands(self) -> list[tuple[str, Any]]:
+        """Every array among the arguments, by its path."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._bound())
+        found = []
+        for (first, *rest), leaf in leaves:
+            if isinstance(leaf, Holder) or type(leaf) is HandleType:
+                found.append((f"{first.key}{jax.tree_util.keystr(tuple(rest))}", leaf))
+        return found
+
+    def _bound(self) -> dict[str, Any]:
+        if self.names:
+            return dict(zip(self.names, self.args, strict=False)) | self.kwargs
+        try:
+            return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        except TypeError:
+            return {f"args[{i}]": x for i, x in enumerate(self.args)} | self.kwargs
+
+    def again(self, change: Callable[[Handle], Handle]) -> Any:
+        """Calls the function with every handle changed."""
+        args, kwargs = bare(list(self.args)), bare(self.kwargs)
+        return self.function(*mapped(args, change), **mapped(kwargs, change))
+
+
+def tried_again(error: Exception, call: Call) -> Any:
+    """What a function of JAX gives for arrays that it failed on, if they are said otherwise.
+
+    Args:
+        error: What it raised; raised again if nothing better is known.
+        call: How it was called.
+
+    Raises:
+        DeletedError: An array among the arguments is deleted.
+        DeviceMismatchError: They are bound to different devices.
+    """
+    with short_tracebacks:
+        if isinstance(error, RuntimeError):
+            check_alive(*(x for _, x in call.operands()))
+        elif isinstance(error, TypeError | UnnamedResultError):
+            return _said_otherwise(error, call)
+        elif isinstance(error, AssertionError):
+            _check_unreduced(call)
+        elif isinstance(error, ValueError):
+            _check_devices(call)
+            _note_memory(error, call)
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
+
+
+def _check_unreduced(call: Call) -> None:
+    """Checks that JAX's rules, which fail on unreduced arrays under GSPMD, were given none.
+
+    Raises:
+        UnreducedError: If they were.
+    """
+    for name, x in call.operands():
+        if not uses_shardy() and from_jax(x.sharding).is_unreduced:
+            raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
+                f"{call.name} takes no unreduced array under the GSPMD partitioner, and {name}, "
+                f"{type_text(x)}, is one: reduce it first, by device_put({name}, "
+                f"{name}.sharding.reduced_sharding), or use Shardy, by XLASHARD_PARTITIONER=shardy"
+            ) from None
+
+
+def _check_devices(call: Call) -> None:
+    bound = [(name, x) for name, x in call.operands() if x.committed]
+    for name, x in bound[1:]:
+        first, other = bound[0]
+        mine, its = ([d.id for d in y.sharding._device_assignment] for y in (other, x))
+        if mine != its:
+            raise DeviceMismatchError(
+                f"{call.name} needs its arrays on the same devices in the same order: {first}, "
+                f"{type_text(other)}, is on {_ids_text(mine)} and {name}, {type_text(x)}, on "
+                f"{_ids_text(its)}; move one of them, for example "
+                f"device_put({name}, {first}.sharding)"
+            ) from None
+
+
+def _note_memory(error: ValueError, call: Call) -> None:
+    """Adds what may be behind an error: JAX computes little with arrays in other memory."""
+    for name, x in call.operands():
+        sharding = from_jax(x.sharding)
+        usual = default_memory_kind(sharding.devices[0])
+        if sharding.memory_kind not in (None, usual):
+            error.add_note(
+                f"{name}, {type_text(x)}, is in {sharding.memory_kind} memory, with which JAX "
+                f"computes little: device_put({name}, {name}.sharding.with_memory_kind({usual!r})) "
+                "brings it to the devices'"
+            )
+
+
+def _ids_text(ids: list[int]) -> str:
+    if len(ids) <= _IDS_SHOWN:
+        return str(ids)
+    shown = ", ".join(map(str, ids[: _IDS_SHOWN - 1]))
+    return f"[{shown}, ..., {ids[-1]}] ({len(ids)} devices)"
+
+
+def _said_otherwise(error: Exception, call: Call) -> Any:
+    if isinstance(error, UnnamedResultError):
+        return call.again(_as_bare_tiles)
+    first = next((x for _, x in call.operands() if is_out_of_order(x)), None)
+    if first is None:
+        raise error  # no-catalogue: raises an error of JAX or of the caller again
+    sharding = from_jax(first.sharding)
+    by_tile = np.argsort(sharding.tiling(first.shape).tile_ids(), kind="stable")
+    devices = tuple(sharding.devices[i] for i in by_tile.tolist())
+    out = call.again(lambda handle: _orderly(handle, devices))
+    return mapped(out, lambda handle: _back_in_order(handle, sharding.devices))
+
+
+def _as_bare_tiles(handle: Handle) -> Handle:
+    sharding = from_jax(handle.sharding)
+    tiles = sharding.tiling(handle.shape).to_tile_assignment()
+    there = GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
+    return dressed(handle, there.twin(handle.shape))
+
+
+def _orderly(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+    """The handle on the devices in an order, with tiles that a mesh of them in that order has."""
+    sharding = from_jax(handle.sharding)
+    if set(sharding.devices) != set(devices):
+        return handle
+    handle = in_order(handle, devices)
+    if not is_out_of_order(handle):
+        return handle
+    # Two arrays with tiles in different orders: one of them has to move.
+    counts = from_jax(handle.sharding).tiling(handle.shape).counts
+    dims = ",".join(map(str, (*counts, len(devices) // math.prod(counts))))
+    text = f"{{devices=[{dims}]<=[{len(devices)}] last_tile_dim_replicate}}"
+    there = GSPMDSharding(devices, text, memory_kind=sharding.memory_kind)
+    return reshard(handle, places(handle.shape, there))
+
+
+def _back_in_order(handle: Handle, devices: tuple[Device, ...]) -> Handle:
+    if type(handle) is HandleType and handle.sharding.device_set == set(devices):
+        return in_order(handle, devices)
+    return handle

@@ -1,0 +1,249 @@
+"""What Python and NumPy ask of a value: conversions, text, pickling and other people's memory."""
+
+import operator
+from contextlib import nullcontext
+from typing import Any, Self
+
+import numpy as np
+
+from xlashard._jax.tracebacks import short_tracebacks, shortened
+from xlashard._jax.transfer import HandleType, default_device, dressed, first_copy, make_aval, put
+from xlashard.array.core.base import Holder, check_alive, type_text
+from xlashard.array.core.repr import array_format, array_html, array_repr, array_str
+from xlashard.array.core.unwrap import as_arrays
+from xlashard.array.host.read import read_value
+from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force
+from xlashard.errors import ArgumentError, DLPackError
+from xlashard.sharding import SingleDeviceSharding
+
+
+class HostProtocols(Holder):
+    """Everything that reads the value, or hands the memory to somebody else."""
+
+    __slots__ = ()
+
+    @property
+    def _value(self) -> np.ndarray:
+        return read_value(self)
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise ArgumentError(
+                f"len() of an Array without dimensions, {type_text(self)}: write x.size for the "
+                "number of elements"
+            )
+        return self.shape[0]
+
+    @shortened
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(
+                f"an Array {type_text(self)} is neither true nor false, having {self.size} "
+                "elements: write x.any(), x.all() or x.size > 0"
+            )
+        return bool(read_value(self))
+
+    @shortened
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    @shortened
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    @shortened
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex"))
+
+    @shortened
+    def __index__(self) -> int:
+        return self._integer("an index")
+
+    @shortened
+    def __hex__(self) -> str:
+        return hex(self._integer("hex()"))
+
+    @shortened
+    def __oct__(self) -> str:
+        return oct(self._integer("oct()"))
+
+    def _scalar(self, kind: str) -> Any:
+        if self.ndim:
+            raise ArgumentError(
+                f"only an Array without dimensions becomes a Python {kind}, this one is "
+                f"{type_text(self)}: write {kind}(x[index]) or x.tolist()"
+            )
+        return read_value(self)[()]
+
+    def _integer(self, use: str) -> int:
+        if self.ndim or not np.issubdtype(self.dtype, np.integer):
+            raise ArgumentError(
+                f"only an integer Array without dimensions serves as {use}, this one is "
+                f"{type_text(self)}: write x[index].astype(int)"
+            )
+        return operator.index(read_value(self)[()])
+
+    def _repr_html_(self) -> str | None:
+        return array_html(self)
+
+    def __repr__(self) -> str:
+        return array_repr(self)
+
+    def __str__(self) -> str:
+        return array_str(self)
+
+    def __format__(self, spec: str) -> str:
+        return array_format(self, spec)
+
+    @shortened
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return read_value(self).tolist()
+
+    @shortened
+    def tobytes(self, order: str = "C") -> bytes:
+        """The value's elements as bytes, row by row (`"C"`) or column by column (`"F"`)."""
+        return read_value(self).tobytes(order)  # pyright: ignore[reportArgumentType]
+
+    @shortened
+    def item(self, *args: int) -> Any:
+        """One element as a Python number; its position may be left out if there is only one."""
+        handle = self._handle
+        if not args and handle.size == 1 and guards_in_force() is None:
+            try:
+                return handle.item()
+            except RuntimeError:
+                pass  # deleted, or not in this process: said below
+        return read_value(self).item(*args)
+
+    @shortened
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = read_value(self)
+        if copy:
+            return np.array(value, dtype)
+        if dtype is None or value.dtype == dtype:
+            return value
+        if copy is False:
+            wanted = np.dtype(dtype)
+            raise ValueError(
+                f"an Array {type_text(self)} can't be read as {wanted} without a copy: write "
+                f"np.asarray(x, {wanted.name!r})"
+            )
+        return value.astype(dtype)
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        handle = self._handle
+        if handle.sharding.num_devices > 1:
+            whole = handle.is_fully_replicated and handle.is_fully_addressable
+            handle = first_copy(handle) if whole else None
+        if handle is not None:
+            try:
+                return memoryview(handle)
+            except (BufferError, RuntimeError):
+                pass  # memory that the host can't read, or none any more
+        try:
+            return memoryview(read_value(self))
+        except ValueError:
+            raise BufferError(
+                f"the buffer protocol has no {self.dtype.name}: write x.tobytes()"
+            ) from None
+
+    def __array_module__(self, types: Any) -> Any:
+        check_alive(self)
+        bare = tuple(HandleType if issubclass(kind, Holder) else kind for kind in types)
+        return HandleType.__array_module__(self._handle, bare)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return HandleType.__array_namespace__(self._handle, api_version=api_version)
+
+    @property
+    def __numpy_dtype__(self) -> Any:
+        return self.dtype
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Its memory for another library, read-only where that one asks by `max_version`.
+
+        The memory stays as long as the other library holds it; a program that the Array is donated
+        to meanwhile takes other memory.
+
+        Raises:
+            DLPackError: It is on several devices, or has a dtype or asks for a device that DLPack
+                has no word for.
+        """
+        with short_tracebacks:
+            if dl_device is not None and tuple(dl_device) == self.__dlpack_device__():
+                # Any of the CPU devices, in whose name the host's memory may stand, is one to it.
+                dl_device = None
+            handle = self._on_one_device()
+            try:
+                return handle.__dlpack__(
+                    stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+                )
+            except (RuntimeError, ValueError) as error:
+                raise DLPackError(_export_text(handle, dl_device, error)) from None
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        with short_tracebacks:
+            return self._on_one_device().__dlpack_device__()
+
+    def _on_one_device(self) -> Any:
+        check_alive(self)
+        handle = self._handle
+        count = len(handle.sharding.device_set)
+        if count > 1:
+            whole = "each of which holds all of it" if handle.is_fully_replicated else "in pieces"
+            raise DLPackError(
+                f"DLPack describes memory of one device, this Array {type_text(self)} is on "
+                f"{count}, {whole}: give x.addressable_shards[i].data instead"
+            )
+        return handle
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        check_alive(self)
+        return self._handle.__cuda_array_interface__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (type(self), np.asarray(read_value(self)), bool(self.weak_type))
+
+    def clone(self) -> Self:
+        """Another Array over the same buffers."""
+        check_alive(self)
+        handle = self._handle
+        same = handle.clone() if handle.is_fully_addressable else dressed(handle, handle.sharding)
+        return as_arrays(type(self), same, ())
+
+
+def _export_text(handle: Any, dl_device: Any, error: Exception) -> str:
+    """Why DLPack can't have it."""
+    where = "" if dl_device is None else f" on the DLPack device {tuple(dl_device)}"
+    advice = (
+        "write x.astype('int8') for one of fewer bits, or np.asarray(x)"
+        if dl_device is None
+        else "ask for no device, or bring it there before by device_put(x, device)"
+    )
+    return f"DLPack can't describe an Array {type_text(handle)}{where} ({error}): {advice}"
+
+
+def host_to_handle(value: np.ndarray, weak_type: bool = False) -> Any:
+    """A value on the default device, which it may leave again (uncommitted)."""
+    device = default_device()
+    twin = SingleDeviceSharding(device).twin(value.shape)
+    aval = make_aval(value.shape, value.dtype, twin, weak_type)
+    return put(aval, twin, [value], [device], committed=False)
+
+
+def _unpickle(kind: type[Holder], value: np.ndarray, weak_type: bool) -> Holder:
+    array = kind()
+    guards = guards_in_force()
+    what = f"a pickled Array {type_text(value)}"
+    with nullcontext() if guards is None else guarded(guards, Way.HOST_TO_DEVICE, what):
+        array._handle = host_to_handle(value, weak_type)
+    return array

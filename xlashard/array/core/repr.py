@@ -1,0 +1,107 @@
+"""How an `Array` is written for people."""
+
+from typing import Any
+
+import numpy as np
+
+from xlashard.array.core.base import Holder, type_text
+from xlashard.array.host.read import distinct_here, has_value, is_unreduced, may_be_read, read_value
+from xlashard.errors import counted
+from xlashard.sharding import GSPMDSharding, NamedSharding, Sharding, from_jax
+
+# A bigger value is not worth bringing to the host only to print a few of its elements.
+_PRINTED_BYTES = 1 << 20
+
+
+def _printable(array: Holder) -> bool:
+    return array.nbytes <= _PRINTED_BYTES and has_value(array) and may_be_read(array)
+
+
+def array_repr(array: Holder) -> str:
+    """`Array([1, 2], dtype=int32)`; only what it is of a big value, or of one that is elsewhere."""
+    handle = array._handle
+    if handle.is_deleted():
+        return f"{type(array).__name__}({type_text(handle)}, deleted)"
+    suffix = f"dtype={handle.dtype.name}"
+    if handle.weak_type:
+        suffix += ", weak_type=True"
+    prefix = f"{type(array).__name__}("
+    if is_unreduced(handle):
+        where = sharding_text(from_jax(handle.sharding))
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where})"
+    if not has_value(array):
+        tiling, distinct = distinct_here(handle)
+        here = f"{len(distinct.buffers)} of {tiling.num_tiles} pieces here"
+        where = sharding_text(from_jax(handle.sharding))
+        return f"{prefix}shape={handle.shape}, {suffix}, sharding={where}, {here})"
+    if not _printable(array):
+        return f"{prefix}shape={handle.shape}, {suffix})"
+    if array.size == 0:
+        return f"{prefix}[], shape={handle.shape}, {suffix})"
+    width = np.get_printoptions()["linewidth"]
+    body = np.array2string(
+        read_value(array), prefix=prefix, suffix=",", separator=", ", max_line_width=width
+    )
+    last_line = len(prefix) + len(body) - (body.rfind("\n") + 1)
+    gap = " " if last_line + len(suffix) + len(", )") <= width else "\n" + " " * len(prefix)
+    return f"{prefix}{body},{gap}{suffix})"
+
+
+def sharding_text(sharding: Sharding) -> str:
+    """How something lies, in a line: `P('data') on 8 devices (data=8)`."""
+    count = len(sharding.devices)
+    devices = counted(count, "device")
+    if isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"{sharding.normal_spec.describe()} on {devices} ({axes})"
+    if isinstance(sharding, GSPMDSharding):
+        return f"{sharding.tile_assignment.to_text()} on {devices}"
+    if count == 1:
+        return f"device {sharding.devices[0].id}"
+    return f"{type(sharding).__name__} on {devices}"
+
+
+def array_str(array: Holder) -> str:
+    """As NumPy prints the value."""
+    if array._handle.is_deleted() or not _printable(array):
+        return array_repr(array)
+    return str(read_value(array))
+
+
+def array_html(array: Holder) -> str | None:
+    """What a notebook shows of an array in several tiles: how it lies on its devices.
+
+    Of any other it shows the plain text. A notebook asks for that first, and it leaves the value
+    of a small array behind, which stands above the picture then; nothing is read for it here.
+    """
+    if array._handle.is_deleted():
+        return None
+    from xlashard.pictures import html_of  # takes long to import, and few need it
+
+    value = "" if array._value_cache is None else array_repr(array)
+    try:
+        return html_of(array, value)
+    except Exception:  # no picture is worth an error where nobody asked for one
+        return None
+
+
+def array_format(array: Holder, spec: str) -> str:
+    """As NumPy formats the value: numbers by the spec, arrays only by an empty one."""
+    if array._handle.is_deleted() or not has_value(array):
+        return array_repr(array)
+    if not array.ndim:
+        return format(read_value(array)[()], spec)
+    return format(read_value(array), spec) if spec else array_str(array)
+
+
+def _cut_text(cut: slice | int) -> str:
+    if isinstance(cut, int):
+        return str(cut)
+    whole = cut.start is None and cut.stop is None
+    return ":" if whole else f"{cut.start or 0}:{cut.stop}"
+
+
+def index_text(index: Any) -> str:
+    """An index as one writes it: `[0:2, :]`."""
+    parts = [_cut_text(entry) for entry in index]
+    return f"[{', '.join(parts)}]" if parts else "[()]"

@@ -1,0 +1,112 @@
+"""`Shard`: the piece of an array that one device holds."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Self
+
+from xlashard._jax.shardings import Device
+from xlashard.array.core.repr import index_text
+from xlashard.sharding import Sharding
+
+type Index = tuple[slice, ...]
+
+
+class Shard:
+    """The piece of an array on one device.
+
+    Index and replica number are worked out when they are asked for.
+
+    Args:
+        device: The device.
+        sharding: Of the array.
+        global_shape: Of the array, in elements.
+        data: The piece on its device; None where the device belongs to another process.
+
+    Attributes:
+        device: The device.
+        data: The piece: an array on that device alone (a key array for a key array).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put
+        >>> x = device_put(np.arange(4), jax.devices()[0])
+        >>> (shard,) = x.addressable_shards
+        >>> shard.index, shard.replica_id, shard.data.shape
+        ((slice(None, None, None),), 0, (4,))
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        sharding: Sharding,
+        global_shape: tuple[int, ...],
+        data: Any = None,
+    ) -> None:
+        self.device = device
+        self.data = data
+        self._whole = _Whole(sharding, tuple(global_shape))
+
+    @classmethod
+    def all_of(
+        cls, sharding: Sharding, global_shape: tuple[int, ...], data: Sequence[Any]
+    ) -> list[Self]:
+        """The shards of this process, one per piece of data, in the order of the devices."""
+        whole = _Whole(sharding, tuple(global_shape))
+        shards = []
+        for position, piece in zip(sharding.addressable_positions, data, strict=True):
+            shard = cls.__new__(cls)
+            shard.device, shard.data, shard._whole = sharding.devices[position], piece, whole
+            shards.append(shard)
+        return shards
+
+    @property
+    def index(self) -> Index:
+        """One slice per dimension: which part of the whole array this is.
+
+        Raises:
+            TilingError: The array is unreduced, so that this is a partial result of it.
+        """
+        return self._whole.place(self.device)[0]
+
+    @property
+    def replica_id(self) -> int:
+        """Which copy of this part it is: 0 for the first device that holds it, and so on."""
+        return self._whole.place(self.device)[1]
+
+    def __repr__(self) -> str:
+        data = "elsewhere" if self.data is None else repr(self.data)
+        if self._whole.is_unreduced:
+            return f"Shard(device={self.device}, unreduced, data={data})"
+        return (
+            f"Shard(device={self.device}, index={index_text(self.index)}, "
+            f"replica_id={self.replica_id}, data={data})"
+        )
+
+
+class _Whole:
+    """Where the pieces of one array are; worked out once for all that this process holds."""
+
+    def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
+        self._sharding = sharding
+        self._shape = shape
+
+    @property
+    def is_unreduced(self) -> bool:
+        """True if the pieces are partial results of the array instead of slices of it."""
+        return self._sharding.is_unreduced
+
+    @cached_property
+    def _here(self) -> dict[Device, tuple[Index, int]]:
+        positions = self._sharding.addressable_positions
+        devices = [self._sharding.devices[position] for position in positions]
+        return dict(zip(devices, self._places(positions), strict=True))
+
+    def _places(self, positions: Sequence[int]) -> list[tuple[Index, int]]:
+        tiling = self._sharding.tiling(self._shape)
+        indices = tiling.indices(self._shape, positions)
+        return list(zip(indices, tiling.replica_ids(positions).tolist(), strict=True))
+
+    def place(self, device: Device) -> tuple[Index, int]:
+        """Index and replica number of a device."""
+        here = self._here.get(device)
+        return here or self._places([self._sharding.devices.index(device)])[0]

@@ -1,0 +1,127 @@
+"""Arrays anywhere inside what a function of JAX is given or gives."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from xlashard._jax.transfer import Handle, HandleType
+from xlashard.array.core.base import Holder
+from xlashard.array.host.put import put_value
+from xlashard.array.placement.target import places
+from xlashard.array.placement.transfer_guard import free_transfers
+from xlashard.array.reshard.execute import reshard
+from xlashard.sharding import GSPMDSharding, from_jax
+
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type, np.ndarray})
+"""Types of values in which there is no array on devices."""
+
+_BARE = PLAIN | {HandleType}
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with every array or handle in it changed, in nested lists, tuples and dicts too.
+
+    A container in which nothing changed is given back as it is.
+    """
+    kind = type(value)
+    if kind is HandleType or isinstance(value, Holder):
+        return change(value)
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return _rebuilt(value, parts, mapped(parts, change), lambda new: slice(*new))
+    if isinstance(value, tuple):
+        return _rebuilt(value, value, [mapped(v, change) for v in value], _maker(kind))
+    if kind is list:
+        return _rebuilt(value, value, [mapped(v, change) for v in value], list)
+    if isinstance(value, dict):
+        new = [mapped(v, change) for v in value.values()]
+        return _rebuilt(value, value.values(), new, lambda new: kind(zip(value, new, strict=True)))
+    return value
+
+
+def _rebuilt(old: Any, parts: Any, new: Any, make: Callable[[Any], Any]) -> Any:
+    if all(a is b for a, b in zip(parts, new, strict=True)):
+        return old
+    return make(new)
+
+
+def _maker(kind: type) -> Callable[[Any], Any]:
+    """What makes a tuple of a kind of its members: those with named fields take them one by one."""
+    return getattr(kind, "_make", kind)
+
+
+def bare(value: Any) -> Any:
+    """The value with the handle of every Array in its place; containers are made anew."""
+    # Every argument of every operation comes here: the commonest kinds first.
+    kind = type(value)
+    if kind in _BARE:
+        return value
+    if kind is list:
+        return [bare(v) for v in value]
+    if kind is tuple:
+        return tuple([bare(v) for v in value])
+    if kind is dict:
+        return {key: bare(v) for key, v in value.items()}
+    if kind is slice and {type(value.start), type(value.stop), type(value.step)} <= _BARE:
+        return value
+    if isinstance(value, Holder):
+        return value._handle
+    return mapped(value, bare)
+
+
+def as_arrays(kind: type[Holder], out: Any, operands: tuple[Any, ...]) -> Any:
+    """The result with an array around every handle in it.
+
+    Args:
+        kind: The class of the arrays.
+        out: What JAX gave.
+        operands: What JAX was given, with arrays anywhere in it.
+    """
+    if type(out) is list:
+        return [as_arrays(kind, part, operands) for part in out]
+    if type(out) is not HandleType:
+        # A tracer, a tuple of arrays, NotImplemented, a dtype.
+        return mapped(out, lambda handle: as_arrays(kind, handle, operands))
+    array = kind()
+    free = out.committed or _all_free(kind, operands)
+    array._handle = out if free else beside(out, operands)
+    return array
+
+
+def _all_free(kind: type[Holder], operands: tuple[Any, ...]) -> bool:
+    """Whether no operand is bound to devices, as far as a quick look can tell."""
+    for x in operands:
+        if type(x) is kind:
+            if x._buffers.committed:
+                return False
+        elif type(x) not in PLAIN:
+            return False
+    return True
+
+
+def beside(out: Handle, operands: Any) -> Handle:
+    """An uncommitted result, on the devices of the first operand that is bound to some."""
+    operand = next((x for x in _arrays_in(operands) if x.committed), None)
+    if operand is None:
+        return out
+    sharding = from_jax((operand._handle if isinstance(operand, Holder) else operand).sharding)
+    if operand.shape != out.shape:
+        kind = sharding.memory_kind
+        sharding = GSPMDSharding.get_replicated(sharding.devices, memory_kind=kind)
+    there = places(out.shape, sharding)
+    with free_transfers():
+        if sharding.is_fully_addressable:
+            return reshard(out, there)
+        # Each process has made the same constant.
+        return put_value(np.asarray(out), there, weak_type=out.weak_type)
+
+
+def _arrays_in(value: Any) -> Iterator[Any]:
+    if type(value) is HandleType or isinstance(value, Holder):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _arrays_in(part)
+    elif isinstance(value, dict):
+        yield from _arrays_in(tuple(value.values()))

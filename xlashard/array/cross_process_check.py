@@ -1,0 +1,316 @@
+"""`device_put` in several processes: whose value it is, and whether all have the same.
+
+A value of the host, and an array that is free to move, stands for itself: each process has its own,
+and puts its part of it on its devices. So it must be the same value everywhere. An array that is
+bound to devices is one value of all processes, wherever it lies. Where all its devices belong to
+one process, though, that one can't tell whether the others have an array of their own as well. They
+ask each other then.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import jax
+import numpy as np
+
+from xlashard._jax import coordination
+from xlashard._jax.frames import calling_line
+from xlashard._jax.transfer import Tracer
+from xlashard.array.core.array import Array
+from xlashard.array.core.base import Holder
+from xlashard.array.host.put import as_host_value
+from xlashard.array.host.read import read_value
+from xlashard.array.keys import is_key_array, key_handle
+from xlashard.array.placement.prefix import leaf_paths
+from xlashard.array.placement.target import Placement
+from xlashard.config import CheckName, read_flags
+from xlashard.errors import ArgumentError, ProcessesError, UnequalError
+from xlashard.lazily import deferred
+from xlashard.sharding import Sharding, XLACompatibleSharding
+from xlashard.wording import typed
+
+if TYPE_CHECKING:
+    from xlashard import processes
+else:
+    processes = deferred("xlashard.processes")
+
+Check = CheckName
+
+# Seconds: as long as a process may be busy with its data or a compilation that others don't have.
+_TIMEOUT = 600.0
+_PLACES_REMEMBERED = 4096
+# Of so many arrays the types are told.
+_TOLD = 5
+
+_DEFAULT = read_flags(os.environ).check_device_put
+
+
+class _Leaf(NamedTuple):
+    """A leaf that several processes have to do with.
+
+    Attributes:
+        number: Its number among the leaves.
+        tree: The tree that it is a leaf of.
+        x: As it was given.
+        target: Where it goes.
+        processes: The processes that it concerns.
+    """
+
+    number: int
+    tree: "_Tree"
+    x: Any
+    target: Sharding
+    processes: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """How a person would write the way to it: `x['w']`."""
+        return self.tree.paths[self.number]
+
+
+class _Tree:
+    """Knows the paths of its leaves once somebody asks."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    @cached_property
+    def paths(self) -> list[str]:
+        return leaf_paths(self._x, "x")
+
+
+def concerns_others(placements: Sequence[Placement], leaves: Sequence[Any]) -> bool:
+    """Whether any leaf comes from or goes to devices of other processes."""
+    if coordination.process_count() < 2:
+        return False
+    return any(
+        placement.sharding is not None
+        and not (placement.sharding.is_fully_addressable and _is_here(leaf))
+        for placement, leaf in zip(placements, leaves, strict=True)
+    )
+
+
+def _is_here(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or isinstance(x, Tracer) or x.is_fully_addressable
+
+
+def own_values(
+    x: Any, leaves: Sequence[Any], placements: Sequence[Placement], check: Check | None
+) -> set[int]:
+    """The numbers of the leaves that stand for themselves in each process, compared if need be.
+
+    Args:
+        x: The tree, for the paths of its leaves.
+        leaves: Its leaves.
+        placements: Where each goes.
+        check: When to compare them; None for the default.
+
+    Raises:
+        UnequalError: They differ between processes.
+        ProcessesError: Some process did not come to ask or to compare.
+    """
+    own: list[_Leaf] = []
+    unclear: list[_Leaf] = []
+    tree = _Tree(x)
+    for number, (leaf, placement) in enumerate(zip(leaves, placements, strict=True)):
+        if placement.sharding is None or isinstance(leaf, Tracer):
+            continue
+        if isinstance(leaf, np.ndarray) and leaf.dtype == jax.dtypes.float0:
+            continue
+        target = placement.sharding
+        takers = _processes(target)
+        givers = _givers(leaf)
+        if givers is None:
+            if len(takers) > 1 or not target.is_fully_addressable:
+                own.append(_Leaf(number, tree, leaf, target, takers))
+        elif len(givers) == 1 and givers != set(takers):
+            everybody = tuple(sorted(givers.union(takers)))
+            if coordination.process_index() in everybody:
+                unclear.append(_Leaf(number, tree, leaf, target, everybody))
+    own += _asked(unclear)
+    _compare(sorted(own, key=lambda leaf: leaf.number), _DEFAULT if check is None else check)
+    return {leaf.number for leaf in own}
+
+
+def as_check(given: Any) -> Check | None:
+    """Reads what a caller wrote.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if given is None or given in get_args(Check.__value__):
+        return given
+    raise ArgumentError(
+        "check must be 'always' (compare at each call), 'once' (at the first call from a line), "
+        f"'never', or None (what XLASHARD_CHECK_DEVICE_PUT says, otherwise 'once'), not {given!r}"
+    )
+
+
+def _givers(x: Any) -> set[int] | None:
+    """The processes whose devices an array is bound to; None if it stands for itself."""
+    if not isinstance(x, jax.Array):
+        return None
+    handle = key_handle(x) if is_key_array(x) else x
+    if not handle.committed:
+        return None
+    return {device.process_index for device in handle.sharding.device_set}
+
+
+def _processes(sharding: Sharding) -> tuple[int, ...]:
+    """The processes that have devices of a sharding."""
+    if isinstance(sharding, XLACompatibleSharding):
+        return _known_processes(sharding)
+    return processes.processes_of(sharding.devices)
+
+
+@lru_cache(maxsize=512)
+def _known_processes(sharding: Sharding) -> tuple[int, ...]:
+    return processes.processes_of(sharding.devices)
+
+
+def _asked(unclear: Sequence[_Leaf]) -> list[_Leaf]:
+    """Which of the arrays are one for each process, as all of them say together."""
+    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
+    for leaf in unclear:
+        by_group[leaf.processes].append(leaf)
+    own = []
+    for group, its in sorted(by_group.items()):
+        mine = [[_type_of(leaf.x), _ids(leaf.x)] for leaf in its]
+        try:
+            came = processes.RENDEZVOUS.exchange(_invitation(group), json.dumps(mine))
+        except processes.BarrierTimeoutError as error:
+            raise _missed(error, its, group) from None  # no-catalogue: needs several processes
+        said = {process: json.loads(text) for process, text in came.items()}
+        types = {p: [kind for kind, _ in listed] for p, listed in said.items()}
+        if any(listed != types[group[0]] for listed in types.values()):
+            raise ProcessesError(  # no-catalogue: needs several processes
+                f"device_put was called with different arrays: {_listed(types)}; let all "
+                "processes put the same arrays in the same order",
+                processes=group,
+            )
+        for number, leaf in enumerate(its):
+            if len({tuple(listed[number][1]) for listed in said.values()}) > 1:
+                own.append(leaf._replace(processes=_processes(leaf.target)))
+    return own
+
+
+def _ids(x: Any) -> list[int]:
+    handle = key_handle(x) if is_key_array(x) else x
+    return sorted(device.id for device in handle.sharding.device_set)
+
+
+def _type_of(x: Any) -> str:
+    return typed(x.dtype.name, x.shape)
+
+
+def _listed(types: dict[int, list[str]]) -> str:
+    return processes.format_by_process({p: ", ".join(kinds[:_TOLD]) for p, kinds in types.items()})
+
+
+type _Key = tuple[Any, ...]
+
+
+class Compared:
+    """What was compared before, by the line that called."""
+
+    def __init__(self) -> None:
+        self._seen: dict[_Key, None] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._seen
+
+    def add(self, key: _Key) -> None:
+        """Remembers it; past a number the oldest are forgotten."""
+        with self._lock:
+            while len(self._seen) >= _PLACES_REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+            self._seen[key] = None
+
+
+_compared = Compared()
+
+
+def _compare(own: Sequence[_Leaf], check: Check) -> None:
+    if check == "never":
+        return
+    me = coordination.process_index()
+    by_group: dict[tuple[int, ...], list[_Leaf]] = defaultdict(list)
+    for leaf in own:
+        if len(leaf.processes) > 1 and me in leaf.processes:
+            by_group[leaf.processes].append(leaf)
+    for group, its in sorted(by_group.items()):
+        key = _key(its)
+        if check == "once" and key in _compared:
+            continue
+        named = [
+            processes.NamedValue(leaf.path, _value(leaf.x), f"under {leaf.target}") for leaf in its
+        ]
+        try:
+            found = processes.differences(_invitation(group), named)
+        except processes.BarrierTimeoutError as error:
+            raise _missed(error, its, group) from None  # no-catalogue: needs several processes
+        if found:
+            raise _unequal(found, group)  # no-catalogue: needs several processes
+        _compared.add(key)
+
+
+def _unequal(found: "Sequence[processes.ValueDifference]", group: tuple[int, ...]) -> UnequalError:
+    return UnequalError(
+        f"device_put to devices of {len(group)} processes takes the same value in each, "
+        f"and {processes.format_differences(found)}: give all the same value (by one "
+        "seed, one file, or multihost.broadcast_one_to_all), or, where each has a part of "
+        "its own, write make_array_from_process_local_data(sharding, part)",
+        processes=sorted({p for d in found for p in d.processes}),
+        paths=[d.path for d in found],
+    )
+
+
+def _key(leaves: Sequence[_Leaf]) -> _Key:
+    """What tells one place of a program from another, and what is put there."""
+    shapes = tuple([np.shape(leaf.x) for leaf in leaves])
+    targets = [leaf.target for leaf in leaves]
+    # One of a user's own class may have no hash.
+    known = [t if isinstance(t, XLACompatibleSharding) else type(t) for t in targets]
+    return *calling_line(), shapes, *known
+
+
+def _value(x: Any) -> np.ndarray:
+    """What is put on the devices, on the host."""
+    if isinstance(x, jax.Array):
+        handle = key_handle(x) if is_key_array(x) else x
+        array = handle if isinstance(handle, Holder) else Array.from_jax(handle)
+        return read_value(array, explicit=True)
+    value, dtype, _ = as_host_value(x, lambda: "it")
+    return np.asarray(value, dtype)
+
+
+def _invitation(group: tuple[int, ...]) -> "processes.Barrier":
+    """Who meets. Threads besides the main one meet by the line that calls, each its own kind."""
+    series = "device_put"
+    if threading.current_thread() is not threading.main_thread():
+        series += f"/{hashlib.sha256(repr(calling_line()).encode()).hexdigest()[:16]}"
+    return processes.Barrier(group, series, _TIMEOUT, what="device_put")
+
+
+def _missed(
+    error: "processes.BarrierTimeoutError", leaves: Sequence[_Leaf], group: tuple[int, ...]
+) -> ProcessesError:
+    first = leaves[0]
+    if isinstance(first.x, jax.Array) and first.x.committed:
+        why = "moves between their devices"
+        advice = "if each has a value of its own, give np.asarray(x)"
+    else:
+        why = "is put on devices of all of them, and must be the same"
+        advice = "check='never' compares nothing, and needs no other process"
+    return ProcessesError(
+        f"device_put {error.after(_TIMEOUT, len(group))}: {first.path} {why}; let every process "
+        f"call it, in the same order; {advice}",
+        processes=error.processes,
+    )

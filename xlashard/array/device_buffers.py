@@ -1,0 +1,232 @@
+"""Arrays over buffers that are on their devices, as early JAX made them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import Handle, Tracer, dressed, split
+from xlashard.array.core.array import Array, wrap
+from xlashard.array.core.base import check_alive
+from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.shard import Shard
+from xlashard.array.device_put import placed
+from xlashard.array.from_single_device_arrays import make_array_from_single_device_arrays
+from xlashard.array.keys import key_handle, keys_over
+from xlashard.errors import ArgumentError, PlacementError, counted
+from xlashard.geometry import ShardIndex, ShardingSpec
+from xlashard.geometry.sharding_spec import at_numbers, without_dims
+from xlashard.sharding import PmapSharding, SingleDeviceSharding
+
+
+class UnstackedShard(Shard):
+    """A piece that lacks some dimensions of its array, each of which it has one index of.
+
+    Attributes:
+        unstacked: Those dimensions.
+    """
+
+    unstacked: tuple[int, ...] = ()
+
+    @property
+    def index(self) -> ShardIndex:
+        """A slice per dimension, or a number where the piece lacks it."""
+        return at_numbers(super().index, self.unstacked)
+
+
+def unstacked_shards(x: Array, sharding_spec: ShardingSpec | None = None) -> list[UnstackedShard]:
+    """The pieces on this process's devices as early `pmap` showed them.
+
+    Args:
+        x: The array.
+        sharding_spec: Says which dimensions are `Unstacked`; the array's own, if it has a
+            `PmapSharding`.
+
+    Returns:
+        As `x.addressable_shards`, but along those dimensions a shard's index has a number and its
+        data, a copy, no dimension.
+
+    Raises:
+        ArgumentError: It is no Array, or no spec is given and the array has none.
+        GeometryError: The spec does not fit the shape.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import PmapSharding, device_put, unstacked_shards
+        >>> spread = PmapSharding.default((1, 3), devices=jax.devices()[:1], unstacked=True)
+        >>> (shard,) = unstacked_shards(device_put(np.ones((1, 3)), spread))
+        >>> shard.index, shard.data.shape
+        ((0, slice(None, None, None)), (3,))
+    """
+    with short_tracebacks:
+        if not isinstance(x, Array):
+            raise ArgumentError(
+                f"unstacked_shards takes an Array of xlashard, not {type(x).__name__}: write "
+                "unstacked_shards(device_put(x, sharding))"
+            )
+        check_alive(x)
+        sharding = x.sharding
+        if sharding_spec is None:
+            if not isinstance(sharding, PmapSharding):
+                raise ArgumentError(
+                    f"x has a {type(sharding).__name__}, which does not say what is unstacked: "
+                    "write unstacked_shards(x, sharding_spec), or [s.data for s in "
+                    "x.addressable_shards]"
+                )
+            sharding_spec = sharding.sharding_spec
+        sharding_spec.check_shape(x.shape)
+        dims = sharding_spec.unstacked_dims
+        pieces = [wrap(without(buffer, dims)) for buffer in split(x.to_jax())]
+        shards = UnstackedShard.all_of(sharding, x.shape, pieces)
+        for shard in shards:
+            shard.unstacked = dims
+        return shards
+
+
+def without(buffer: Handle, dims: Sequence[int]) -> Handle:
+    """A handle on one device without some dimensions of size 1; as it is, if there are none."""
+    return in_shape(buffer, without_dims(buffer.shape, dims)) if dims else buffer
+
+
+def make_sharded_device_array(
+    aval: Any,
+    sharding_spec: ShardingSpec | None,
+    device_buffers: Sequence[Any],
+    indices: Sequence[Any] | None = None,
+) -> Array:
+    """Makes one array of the buffers on its devices.
+
+    Args:
+        aval: Shape and dtype of the array: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        sharding_spec: How it is cut and dealt to the devices. Without one, each device holds one
+            index of the first dimension.
+        device_buffers: An array on each device, in the order of the spec's grid. Where a dimension
+            is unstacked, or no spec is given, they may lack it; then they are copied.
+        indices: What each of them holds, if you like it checked.
+
+    Returns:
+        An `Array` with a `PmapSharding`, over the same memory where no dimension is lacking (a key
+        array of JAX, if they are keys).
+
+    Raises:
+        PlacementError: Buffers that don't fit the spec, the shape or the indices.
+        GeometryError: A spec that does not fit the shape.
+        ArgumentError: Buffers that are no arrays on one device, or an aval that is none.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_sharded_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_sharded_device_array(jax.ShapeDtypeStruct((1, 3), "float32"), None, [buffer])
+        Array([[1., 1., 1.]], dtype=float32)
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        devices = [_device_of(n, buffer) for n, buffer in enumerate(device_buffers)]
+        if sharding_spec is None:
+            lacking = bool(shape) and {tuple(b.shape) for b in device_buffers} == {shape[1:]}
+            made = PmapSharding.default(shape, devices=devices, unstacked=lacking)
+        else:
+            made = PmapSharding(devices, sharding_spec)
+        _check_indices(indices, made.sharding_spec, shape)
+        out = make_array_from_single_device_arrays(shape, made, list(device_buffers), dtype=dtype)
+        if isinstance(out, Array) and getattr(aval, "weak_type", False):
+            return placed(dressed(out.to_jax(), out.to_jax().sharding, weak_type=True), made)
+        return out
+
+
+def make_device_array(aval: Any, device: Device | None, device_buffer: Any) -> Array:
+    """Makes an array of one buffer.
+
+    Args:
+        aval: Its shape and dtype: a `ShapedArray`, or a `jax.ShapeDtypeStruct`.
+        device: The device that it is on, which computations with it then must stay on. None leaves
+            them free.
+        device_buffer: An array on one device.
+
+    Returns:
+        An `Array` over the same memory; a key array of JAX, if it is keys.
+
+    Raises:
+        PlacementError: The buffer is on another device, or has another shape or dtype.
+        ArgumentError: It is no array on one device.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put, make_device_array
+        >>> buffer = device_put(np.ones(3, np.float32), jax.devices()[0])
+        >>> make_device_array(jax.ShapeDtypeStruct((3,), "float32"), None, buffer).committed
+        False
+    """
+    with short_tracebacks:
+        shape, dtype = _type_of(aval)
+        found = _device_of(0, device_buffer)
+        there = SingleDeviceSharding(found if device is None else device)
+        kind = device_buffer.sharding.memory_kind
+        there = there if kind is None else there.with_memory_kind(kind)
+        out = make_array_from_single_device_arrays(shape, there, [device_buffer], dtype=dtype)
+        weak_type = bool(getattr(aval, "weak_type", False))
+        if device is not None and not weak_type:
+            return out
+        numbers = out.to_jax() if isinstance(out, Array) else key_handle(out)
+        committed = device is not None
+        made = dressed(numbers, there.twin(), committed=committed, weak_type=weak_type)
+        return wrap(made) if isinstance(out, Array) else keys_over(made, out)
+
+
+def _type_of(aval: Any) -> tuple[tuple[int, ...], Any]:
+    try:
+        return tuple(aval.shape), aval.dtype
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"aval must say shape and dtype, not {aval!r}: write "
+            "jax.ShapeDtypeStruct((8, 128), 'float32')"
+        ) from None
+
+
+def _device_of(number: int, buffer: Any) -> Device:
+    """The device of a buffer; what is wrong with one that has none is said where it is used."""
+    if not isinstance(buffer, jax.Array) or isinstance(buffer, Tracer):
+        raise ArgumentError(
+            f"device_buffers[{number}] is {type(buffer).__name__}, not an array on a device: write "
+            "device_put(value, device)"
+        )
+    devices = list(buffer.sharding.device_set)
+    if len(devices) != 1:
+        raise ArgumentError(
+            f"device_buffers[{number}] is on {len(devices)} devices, but must be on one: give "
+            "[shard.data for shard in x.addressable_shards]"
+        )
+    return devices[0]
+
+
+def _check_indices(
+    indices: Sequence[Any] | None, spec: ShardingSpec, shape: tuple[int, ...]
+) -> None:
+    if indices is None:
+        return
+    wanted = list(spec.indices(shape).flat)
+    given = [tuple(index) for index in indices]
+    if len(given) != len(wanted):
+        raise PlacementError(
+            f"{counted(len(given), 'index', 'indices')} for {counted(len(wanted), 'device')}: "
+            "leave indices out, they follow from the spec"
+        )
+    for number, (has, wants) in enumerate(zip(given, wanted, strict=True)):
+        if _numbers(has, shape) != _numbers(wants, shape):
+            raise PlacementError(
+                f"indices[{number}] is {has}, but by {spec} device {number} holds {wants} of an "
+                f"array of shape {shape}: leave indices out, they follow from the spec"
+            )
+
+
+def _numbers(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Start and stop per dimension, a number standing for the slice of that one element."""
+    full = (*index, *(slice(None),) * (len(shape) - len(index)))
+    return [
+        cut.indices(size)[:2] if isinstance(cut, slice) else (cut, cut + 1)
+        for cut, size in zip(full, shape, strict=False)
+    ]

@@ -1,0 +1,241 @@
+"""Arrays made of others that are on their devices already, one on each."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import Handle, Tracer
+from xlashard.array.constructors import canonical_dtype, finished
+from xlashard.array.core.array import Array
+from xlashard.array.core.base import check_alive
+from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.keys import is_key_dtype, key_handle, keys_over
+from xlashard.array.placement.target import Places, as_shape, as_sharding, places
+from xlashard.errors import ArgumentError, DeletedError, PlacementError
+from xlashard.geometry.sharding_spec import without_dims
+from xlashard.sharding import PmapSharding
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: Any, arrays: Sequence[Any], *, dtype: Any = None
+) -> Array:
+    """Makes one array of arrays that are on one device each, without copying.
+
+    Args:
+        shape: Of the whole array, in elements.
+        sharding: Which piece is on which device: of this package or of JAX, or one you wrote.
+        arrays: One for each of the sharding's devices in this process, in any order: Arrays,
+            arrays or keys of JAX. If all lack the dimensions that a `PmapSharding` unstacks, they
+            are copied into pieces that have them.
+        dtype: Of the array; needed only where there are no arrays.
+
+    Returns:
+        An `Array` that shares their buffers, committed; a key array of JAX if they are keys.
+
+    Raises:
+        PlacementError: Devices that are missing, surplus or given twice, or an array with another
+            dtype, shape or memory, each by its number and device.
+        ArgumentError: Something that is no array on one device.
+        DeletedError: A deleted array.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import SingleDeviceSharding, device_put
+        >>> from xlashard import make_array_from_single_device_arrays
+        >>> device = jax.devices()[0]
+        >>> piece = device_put(np.zeros((4, 2), np.float32), device)
+        >>> make_array_from_single_device_arrays(
+        ...     (4, 2), SingleDeviceSharding(device), [piece]
+        ... ).shape
+        (4, 2)
+    """
+    with short_tracebacks:
+        there, layout = as_sharding(sharding, "sharding")
+        if layout is not None:
+            raise ArgumentError("the arrays have their layouts already: give the sharding alone")
+        target = places(as_shape(shape), there)
+        singles = read_singles(_with_unstacked_dims(arrays, target), _HERE)
+        return joined(singles, target, None if dtype is None else canonical_dtype(dtype), _HERE)
+
+
+def _with_unstacked_dims(arrays: Any, target: Places) -> Any:
+    """The arrays as early `pmap` gave them, with the dimensions that it had left out."""
+    sharding, shape = target.sharding, target.shard_shape
+    dims = sharding.sharding_spec.unstacked_dims if isinstance(sharding, PmapSharding) else ()
+    if not dims or not isinstance(arrays, Sequence):
+        return arrays
+    spare = without_dims(shape, dims)
+    lacking = all(isinstance(x, jax.Array) and tuple(x.shape) == spare for x in arrays)
+    return [_in_shape(x, shape) for x in arrays] if lacking else arrays
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, Tracer) or len(array.sharding.device_set) != 1:
+        return array  # which is refused by its number
+    check_alive(array)
+    if is_key_dtype(array.dtype):
+        numbers = key_handle(array)
+        return keys_over(in_shape(numbers, (*shape, *numbers.shape[array.ndim :])), array)
+    return in_shape(array.to_jax() if isinstance(array, Array) else array, shape)
+
+
+class Caller(NamedTuple):
+    """Who was given the arrays, for messages.
+
+    Attributes:
+        function: Its name.
+        argument: What it calls them.
+    """
+
+    function: str
+    argument: str
+
+    def name(self, number: int) -> str:
+        """One of the arrays, as a person would write it."""
+        return f"{self.argument}[{number}]"
+
+
+_HERE = Caller("make_array_from_single_device_arrays", "arrays")
+
+
+class Single(NamedTuple):
+    """One of the arrays given.
+
+    Attributes:
+        name: As a person would write it.
+        array: As it was given.
+        handle: Its buffer; for keys that of their numbers.
+        device: The device that it is on.
+        is_key: Whether it is keys.
+    """
+
+    name: str
+    array: Any
+    handle: Handle
+    device: Device
+    is_key: bool
+
+
+def read_singles(arrays: Any, caller: Caller) -> list[Single]:
+    """Checks that values are arrays on one device each, and alive.
+
+    Raises:
+        ArgumentError: One is something else.
+        DeletedError: One is deleted.
+    """
+    if not isinstance(arrays, Sequence):
+        raise ArgumentError(
+            f"{caller.argument} must be a list of arrays, not {type(arrays).__name__}: for one "
+            "write [array]"
+        )
+    return [_as_single(caller, number, array) for number, array in enumerate(arrays)]
+
+
+def joined(singles: Sequence[Single], target: Places, dtype: Any, caller: Caller) -> Any:
+    """One array over arrays that are on its devices.
+
+    Args:
+        singles: The arrays, in any order.
+        target: Where they must be.
+        dtype: Of the array; that of the first if None.
+        caller: Who was given them.
+
+    Raises:
+        PlacementError: They are not on those devices, or don't fit them or one another.
+        ArgumentError: There are none, and no dtype.
+    """
+    by_device = _by_device(singles, target)
+    for single in singles:
+        dtype = single.array.dtype if dtype is None else dtype
+        _check_fits(single, target, dtype)
+    if dtype is None:
+        raise ArgumentError(  # no-catalogue: needs several processes
+            f"there are no arrays to tell the dtype: write {_HERE.function}(shape, sharding, [], "
+            "dtype=...)"
+        )
+    ordered = [by_device[device] for device in target.devices]
+    keys = ordered[0].array if ordered and ordered[0].is_key else None
+    return finished([single.handle for single in ordered], dtype, target, None, keys)
+
+
+def _as_single(caller: Caller, number: int, array: Any) -> Single:
+    name = caller.name(number)
+    if isinstance(array, Tracer):
+        raise ArgumentError(
+            f"{name} is traced, and only arrays with known values have buffers: call "
+            f"{caller.function} outside of jit, grad and vmap"
+        )
+    if not isinstance(array, jax.Array):
+        raise ArgumentError(
+            f"{name} is {type(array).__name__}, not an array on a device: write "
+            "device_put(value, device)"
+        )
+    is_key = is_key_dtype(array.dtype)
+    handle = key_handle(array) if is_key else array
+    handle = handle.to_jax() if isinstance(handle, Array) else handle
+    if handle.is_deleted():
+        try:
+            check_alive(handle if is_key else array)
+        except DeletedError as error:
+            raise DeletedError(f"{name}: {error}") from None
+    devices = handle.sharding.device_set
+    if len(devices) != 1:
+        raise ArgumentError(
+            f"{name} is on {len(devices)} devices, but must be on one: give "
+            "[shard.data for shard in x.addressable_shards]"
+        )
+    (device,) = devices
+    return Single(name, array, handle, device, is_key)
+
+
+def _by_device(singles: Sequence[Single], target: Places) -> dict[Device, Single]:
+    """Checks that the arrays are on exactly this process's devices of the sharding."""
+    found: dict[Device, Single] = {}
+    for single in singles:
+        if single.device in found:
+            raise PlacementError(
+                f"{found[single.device].name} and {single.name} are both on {single.device}; give "
+                "one array per device"
+            )
+        found[single.device] = single
+    wanted = target.devices
+    missing = [device for device in wanted if device not in found]
+    surplus = [device for device in found if device not in set(wanted)]
+    if missing or surplus:
+        parts = [f"{len(singles)} arrays for {len(wanted)} addressable devices of the sharding"]
+        if missing:
+            parts.append(f"none is on {_listed(missing)}: add device_put(piece, device)")
+        if surplus:
+            parts.append(
+                f"not in the sharding: {', '.join(f'{d} ({found[d].name})' for d in surplus)}"
+            )
+        raise PlacementError("; ".join(parts))
+    return found
+
+
+def _listed(devices: list[Device]) -> str:
+    return ", ".join(map(str, devices))
+
+
+def _check_fits(single: Single, target: Places, dtype: Any) -> None:
+    found = single.array.dtype
+    if found != dtype:
+        raise PlacementError(
+            f"{single.name} on {single.device} is {found.name}, but the array is {dtype.name}: "
+            f"give it by .astype({dtype.name!r})"
+        )
+    shape = tuple(single.array.shape)
+    if shape != target.shard_shape:
+        raise PlacementError(
+            f"{single.name} on {single.device} has shape {shape}, but an array of shape "
+            f"{target.shape} has pieces of shape {target.shard_shape} under {target.sharding}"
+        )
+    kind = single.handle.sharding.memory_kind or default_memory_kind(single.device)
+    if kind != target.memory_kind:
+        raise PlacementError(
+            f"{single.name} on {single.device} is in its memory {kind!r}, but the sharding says "
+            f"{target.memory_kind!r}: write sharding.with_memory_kind({kind!r})"
+        )

@@ -1,0 +1,1 @@
+"""Transfers between the memory of the host and devices."""

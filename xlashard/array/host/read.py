@@ -1,0 +1,226 @@
+"""Reading values: every distinct piece comes to the host once, all of them on their way at once."""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from xlashard._jax.transfer import bits_of, host_view, split, start_host_copy
+from xlashard.array.core.base import Handle, Holder, check_alive, type_text
+from xlashard.array.host.copying import copy_all
+from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force, inside_device_get
+from xlashard.errors import NotAddressableError, UnreducedError
+from xlashard.geometry import Tiling
+from xlashard.sharding import from_jax
+
+
+class Distinct(NamedTuple):
+    """Which of this process's buffers hold tiles that no earlier one holds.
+
+    Attributes:
+        buffers: Their numbers among this process's buffers.
+        positions: Their device positions.
+        complete: Whether these are all tiles of the array.
+    """
+
+    buffers: tuple[int, ...]
+    positions: tuple[int, ...]
+    complete: bool
+
+
+@lru_cache(maxsize=4096)
+def _distinct(tiling: Tiling, positions: tuple[int, ...]) -> Distinct:
+    first: dict[int, int] = {}
+    for number, tile in enumerate(tiling.tile_ids(positions).tolist()):
+        first.setdefault(tile, number)
+    buffers = tuple(first.values())
+    return Distinct(buffers, tuple(positions[n] for n in buffers), len(first) == tiling.num_tiles)
+
+
+def distinct_here(handle: Handle) -> tuple[Tiling, Distinct]:
+    """Return the tiling of an array, and which of its tiles this process's buffers hold.
+
+    Raises:
+        UnreducedError: Its devices hold partial results.
+    """
+    check_reduced(handle)
+    sharding = from_jax(handle.sharding)
+    tiling = sharding.tiling(handle.shape)
+    return tiling, _distinct(tiling, sharding.addressable_positions)
+
+
+def check_reduced(handle: Handle) -> None:
+    """Checks that an array's devices hold slices of it.
+
+    Raises:
+        UnreducedError: They hold partial results.
+    """
+    sharding = from_jax(handle.sharding)
+    if not sharding.is_unreduced:
+        return
+    tiling = sharding.tiling(handle.shape)
+    raise UnreducedError(
+        f"the value of an Array {type_text(handle)} can't be read: each of its devices holds one "
+        f"of {tiling.addends} partial results of a {tiling.reduction}, by {sharding}; reduce it "
+        "first, for example by device_put(x, x.sharding.reduced_sharding)"
+    )
+
+
+def start_read(array: Holder, *, explicit: bool = False) -> None:
+    """Starts the copies that reading the value will wait for.
+
+    Args:
+        array: The array.
+        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+    """
+    check_alive(array)
+    handle = array._handle
+    if array._value_cache is not None:
+        return
+    with reading_allowed(handle, explicit):
+        buffers = split(handle)
+        if handle.is_fully_replicated:
+            start_host_copy(buffers[0])
+            return
+        for number in distinct_here(handle)[1].buffers:
+            start_host_copy(buffers[number])
+
+
+def reading_allowed(handle: Handle, explicit: bool) -> AbstractContextManager[None]:
+    """The block in which a value is brought to the host, if the transfer guards let it."""
+    guards = guards_in_force()
+    if guards is None or _lies_open(handle):
+        return _FREE
+    asked_by = "" if explicit or inside_device_get() else "device_get(x)"
+    what = f"the value of an Array {type_text(handle)}"
+    return guarded(guards, Way.DEVICE_TO_HOST, what, asked_by)
+
+
+_FREE = nullcontext()
+
+
+def _lies_open(handle: Handle) -> bool:
+    """Whether the value is one block in memory that the host reads where it lies."""
+    if not handle.is_fully_replicated or bits_of(handle.dtype) < 8:
+        return False
+    return handle.platform() == "cpu" or handle.sharding.memory_kind in _HOST_KINDS
+
+
+_HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+def may_be_read(array: Holder) -> bool:
+    """Whether the transfer guards let the value come to the host without being asked for."""
+    guards = guards_in_force()
+    return (
+        guards is None
+        or array._value_cache is not None
+        or _lies_open(array._handle)
+        or not guards.refuse(Way.DEVICE_TO_HOST, explicit=False)
+    )
+
+
+def is_unreduced(handle: Handle) -> bool:
+    """Return True if the devices hold partial results, so that the value can't be read."""
+    return from_jax(handle.sharding).is_unreduced
+
+
+def has_value(array: Holder) -> bool:
+    """Whether the value is wholly in this process."""
+    return holds_value(array._handle)
+
+
+def holds_value(handle: Handle) -> bool:
+    """Whether the value of a handle is wholly in this process."""
+    if is_unreduced(handle):
+        return False
+    if handle.is_fully_addressable:
+        return True
+    return bool(split(handle)) and distinct_here(handle)[1].complete
+
+
+def read_value(array: Holder, *, explicit: bool = False) -> np.ndarray:
+    """The value as a read-only NumPy array.
+
+    A copy is kept for the next time. Where the value is one block in memory that the host can
+    read, it is a window on that instead, and nothing is kept, so that the buffer stays free to be
+    donated.
+
+    Args:
+        array: The array.
+        explicit: Whether somebody asked for the transfer by name (to transfer guards).
+
+    Raises:
+        DeletedError: The buffers are gone.
+        NotAddressableError: Parts of it are in other processes.
+        TransferGuardError: JAX's transfer guards forbid it.
+    """
+    handle = array._handle
+    if handle.is_deleted():
+        array._value_cache = None
+        check_alive(array)
+    try:
+        value = _kept(array)
+    except AttributeError:  # an unset slot, asked without the detour by __getattr__
+        value = None
+    if value is not None:
+        return value
+    try:
+        with reading_allowed(handle, explicit):
+            value, own = _fetch(handle)
+    except (RuntimeError, TypeError):
+        check_alive(array)  # another thread may have deleted it meanwhile
+        raise
+    if own:
+        value.flags.writeable = False
+        array._value_cache = value
+    elif value.flags.writeable:
+        value.flags.writeable = False
+    return value
+
+
+def value_of(handle: Handle) -> np.ndarray:
+    """The value of a handle that is wholly in this process, which keeps no copy of it."""
+    return _fetch(handle)[0]
+
+
+_kept = Holder.__dict__["_value_cache"].__get__
+
+
+BRING_HERE = (
+    "bring it here by device_put(x, sharding) with a sharding that has devices of this process, "
+    "called by every process that has devices of either"
+)
+"""What to do with an array of which this process holds nothing."""
+
+
+def _fetch(handle: Handle) -> tuple[np.ndarray, bool]:
+    if handle.is_fully_replicated and (handle.is_fully_addressable or split(handle)):
+        return host_view(handle)
+    tiling, distinct = distinct_here(handle)
+    if not distinct.positions and not distinct.complete:
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"this process has none of the devices of an Array {type_text(handle)}, and so nothing "
+            f"of its value: read it in the processes that have, or {BRING_HERE}"
+        )
+    if not distinct.complete:
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"the value of an Array {type_text(handle)} is not wholly in this process, which holds "
+            f"{len(distinct.buffers)} of its {tiling.num_tiles} pieces: read those by "
+            "[shard.data for shard in x.addressable_shards] or x.to_host('local'), or bring the "
+            "whole array to every process by x.to_host('gather') or "
+            "multihost.process_allgather(x, tiled=True)"
+        )
+    buffers = split(handle)
+    for number in distinct.buffers:
+        start_host_copy(buffers[number])
+    out = np.empty(handle.shape, handle.dtype)
+    indices = tiling.indices(handle.shape, distinct.positions)
+    copy_all(
+        [
+            (out[index], host_view(buffers[number])[0])
+            for number, index in zip(distinct.buffers, indices, strict=True)
+        ]
+    )
+    return out, True

@@ -1,0 +1,145 @@
+"""Cutting host values into the blocks of memory that devices take as they are.
+
+Only for devices whose memory is the host's own. A block belongs to nobody else, so it may be a
+buffer without being copied again, and devices that hold the same tile share one.
+"""
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from xlashard._jax.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
+from xlashard.array.host.copying import Copy
+from xlashard.array.placement.target import Places
+
+# A tile of more bytes has memory of its own, which goes when the last device lets go of it.
+_LARGEST_POOLED = 1 << 16
+
+# Small tiles share so many bytes at a time: few enough to go soon after the last of them, enough
+# for the kernel to give it in large pages, which costs a fifth of as many small ones.
+_POOL = 4 << 20
+
+
+class Memory:
+    """New memory for the tiles of the values of one call.
+
+    Args:
+        expected: How many bytes of small tiles are to come.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._pool = np.empty(0, np.uint8)
+        self._start = self._end = 0
+        collect_garbage()  # before it would stand beside what nobody needs any more
+
+    def blocks(self, count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
+        """Blocks that share memory with others, `[count, *shape]`; None if they are too large."""
+        strides, size = [], dtype.itemsize
+        for extent in reversed(shape):
+            strides.append(size)
+            size *= extent
+        if size > _LARGEST_POOLED:
+            return None
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        if self._start + count * step > self._end:
+            self._refill(count * step)
+        start, self._start = self._start, self._start + count * step
+        return np.ndarray((count, *shape), dtype, self._pool, start, (step, *reversed(strides)))
+
+    def _refill(self, needed: int) -> None:
+        size = max(needed, min(self._expected, _POOL))
+        self._expected -= size
+        self._pool = aligned_blocks(1, (size,), np.uint8)[0]
+        self._start, self._end = 0, size
+
+
+class _Regrouping(NamedTuple):
+    """How to see a whole value as its tiles, one after the other, without copying.
+
+    Attributes:
+        split: Each dimension as tiles and elements of a tile.
+        order: The dimensions of that, those that count tiles first.
+        grid: The shape then.
+    """
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+class Stage:
+    """Takes host values of one shape and placement apart; what it works out is kept.
+
+    Args:
+        target: Where the values go.
+    """
+
+    def __init__(self, target: Places) -> None:
+        self._target = target
+
+    @cached_property
+    def _rows(self) -> list[int] | None:
+        """Which distinct tile each of this process's devices holds; None if each has its own."""
+        numbers: dict[int, int] = {}
+        rows = [numbers.setdefault(tile, len(numbers)) for tile in self._target.tiles]
+        return None if len(numbers) == len(rows) else rows
+
+    @cached_property
+    def _indices(self) -> list[tuple[slice, ...]]:
+        """The index of each distinct tile here."""
+        by_tile = dict(zip(self._target.tiles, self._target.indices, strict=True))
+        return list(by_tile.values())
+
+    @cached_property
+    def _regrouping(self) -> _Regrouping | None:
+        """None where this process's devices don't hold all tiles, first to last."""
+        counts, shard = self._target.tiling.counts, self._target.shard_shape
+        held = list(dict.fromkeys(self._target.tiles))
+        if held != list(range(math.prod(counts))) or len(shard) != len(counts):
+            return None
+        pairs = [n for pair in zip(counts, shard, strict=True) for n in pair]
+        dims = range(len(pairs))
+        return _Regrouping(tuple(pairs), (*dims[::2], *dims[1::2]), (*counts, *shard))
+
+    def pieces(
+        self, value: np.ndarray, dtype: np.dtype, memory: Memory, later: list[Copy]
+    ) -> list[np.ndarray]:
+        """One block of memory for each of this process's devices.
+
+        Args:
+            value: The whole value.
+            dtype: What it is to become.
+            memory: Gives the blocks.
+            later: Takes the copies that are still to be made; small ones are made at once.
+        """
+        count = len(self._indices)
+        pooled = memory.blocks(count, self._target.shard_shape, dtype)
+        if pooled is None:
+            blocks = [aligned_empty(self._target.shard_shape, dtype) for _ in range(count)]
+            self._fill(blocks, value, later)
+        else:
+            blocks = self._fill_at_once(pooled, value)
+        return blocks if self._rows is None else [blocks[row] for row in self._rows]
+
+    def _fill(self, blocks: list[np.ndarray], value: np.ndarray, later: list[Copy]) -> None:
+        copies = [(block, value[i]) for block, i in zip(blocks, self._indices, strict=True)]
+        if value.dtype == blocks[0].dtype:
+            later += copies
+            return
+        for block, piece in copies:
+            # On this thread, which alone knows how the caller wants overflow handled.
+            np.copyto(block, piece, casting="unsafe")
+
+    def _fill_at_once(self, pooled: np.ndarray, value: np.ndarray) -> list[np.ndarray]:
+        blocks = list(pooled) if pooled.ndim > 1 else [pooled[i, ...] for i in range(len(pooled))]
+        if self._regrouping is None:
+            for block, index in zip(blocks, self._indices, strict=True):
+                np.copyto(block, value[index], casting="unsafe")
+            return blocks
+        split, order, grid = self._regrouping
+        tiles = value.reshape(split).transpose(order)
+        np.copyto(pooled.reshape(grid), tiles, casting="unsafe")
+        return blocks

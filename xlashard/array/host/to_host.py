@@ -1,0 +1,140 @@
+"""`x.to_host(policy)`: what a caller means by the value of an array that several processes hold."""
+
+import math
+from typing import Literal, get_args
+
+import numpy as np
+
+from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard.array.core.base import Handle, Holder, check_alive, type_text
+from xlashard.array.core.repr import index_text
+from xlashard.array.host.copying import copy_all
+from xlashard.array.host.read import distinct_here, has_value, read_value, reading_allowed
+from xlashard.array.placement.target import places
+from xlashard.array.reshard.execute import reshard
+from xlashard.errors import ArgumentError, NotAddressableError, ProcessesError, counted
+from xlashard.geometry import Tiling
+from xlashard.processes import (
+    RENDEZVOUS,
+    Barrier,
+    BarrierTimeoutError,
+    format_by_process,
+    processes_of,
+)
+from xlashard.sharding import GSPMDSharding, Sharding, from_jax
+
+Policy = Literal["local", "gather", "replicated"]
+
+# Pieces that an error lists.
+_LISTED = 4
+
+
+def to_host(array: Holder, policy: Policy, timeout: float) -> np.ndarray:
+    """The value, or this process's part of it, as a read-only NumPy array; see `Array.to_host`."""
+    if policy not in get_args(Policy):
+        raise ArgumentError(
+            f"policy must be 'local' (what this process holds), 'gather' (the whole value, from "
+            f"all processes) or 'replicated' (the whole value, which is here), not {policy!r}"
+        )
+    check_alive(array)
+    if policy == "replicated" or array._handle.is_fully_addressable:
+        return read_value(array, explicit=True)  # which says what is missing
+    if policy == "local":
+        return read_value(array, explicit=True) if has_value(array) else _local_box(array)
+    sharding = from_jax(array._handle.sharding)
+    if not sharding.addressable_positions:
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"this process has none of the devices of an Array {type_text(array)}, so it can't "
+            "take part in gathering it: call x.to_host('gather') where there are some"
+        )
+    if _all_have_it(sharding, array.shape):
+        return read_value(array, explicit=True)
+    return _gathered(array, sharding, timeout)
+
+
+def _all_have_it(sharding: Sharding, shape: tuple[int, ...]) -> bool:
+    """Whether every process that has one of the devices holds all tiles of the array."""
+    tiling = sharding.tiling(shape)
+    tiles = tiling.tile_ids()
+    owners = np.array([device.process_index for device in sharding.devices])
+    return all(
+        len(np.unique(tiles[owners == process])) == tiling.num_tiles
+        for process in np.unique(owners)
+    )
+
+
+def _local_box(array: Holder) -> np.ndarray:
+    """This process's pieces, where they are one block of the array."""
+    handle = array._handle
+    tiling, distinct = distinct_here(handle)
+    if not distinct.positions:
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"this process holds no piece of an Array {type_text(handle)}: write "
+            "x.to_host('gather') in every process that does, or put the array on devices of this "
+            "one as well"
+        )
+    coordinates = tiling.coordinates(distinct.positions)
+    low, high = coordinates.min(axis=0), coordinates.max(axis=0) + 1
+    if math.prod((high - low).tolist()) != len(distinct.positions):
+        raise NotAddressableError(  # no-catalogue: needs several processes
+            f"this process's pieces of an Array {type_text(handle)} are no one block of it: "
+            f"{_pieces_text(tiling, handle.shape, distinct.positions)}; read them by "
+            "[(shard.index, shard.data) for shard in x.addressable_shards], or the whole array by "
+            "x.to_host('gather') in every process"
+        )
+    extents = np.array(tiling.shard_shape(handle.shape), np.int64)
+    out = np.empty(tuple(((high - low) * extents).tolist()), handle.dtype)
+    with reading_allowed(handle, explicit=True):
+        buffers = split(handle)
+        for number in distinct.buffers:
+            start_host_copy(buffers[number])
+        copies = []
+        for number, tile in zip(distinct.buffers, coordinates - low, strict=True):
+            window = zip((tile * extents).tolist(), extents.tolist(), strict=True)
+            index = tuple(slice(start, start + size) for start, size in window)
+            copies.append((out[index], host_view(buffers[number])[0]))
+        copy_all(copies)
+    out.flags.writeable = False
+    return out
+
+
+def _pieces_text(tiling: Tiling, shape: tuple[int, ...], positions: tuple[int, ...]) -> str:
+    shown = [index_text(index) for index in tiling.indices(shape, positions[:_LISTED])]
+    more = len(positions) - len(shown)
+    return ", ".join(shown) + (f" and {counted(more, 'other')}" if more else "")
+
+
+def _gathered(array: Holder, sharding: Sharding, timeout: float) -> np.ndarray:
+    """The whole value, brought here by a program that all of the array's processes run."""
+    handle = array._handle
+    _meet(handle, sharding, timeout)
+    everywhere = GSPMDSharding.get_replicated(sharding.devices)
+    whole = reshard(handle, places(handle.shape, everywhere))
+    with reading_allowed(handle, explicit=True):
+        value = host_view(whole)[0]
+    value.flags.writeable = False
+    array._value_cache = value
+    return value
+
+
+def _meet(handle: Handle, sharding: Sharding, timeout: float) -> None:
+    processes = processes_of(sharding.devices)
+    subject = f"{type_text(handle)} under {sharding}"
+    try:
+        came = RENDEZVOUS.exchange(
+            Barrier(processes, "to_host", timeout, what="to_host('gather')"), subject
+        )
+    except BarrierTimeoutError as error:
+        raise ProcessesError(  # no-catalogue: needs several processes
+            f"x.to_host('gather') of an Array {type_text(handle)} "
+            f"{error.after(timeout, len(processes))}: every process with a device of the array "
+            "must, in the same order; x.to_host('local') needs no other process",
+            processes=error.processes,
+        ) from None
+    if len(set(came.values())) > 1:
+        raise ProcessesError(  # no-catalogue: needs several processes
+            f"x.to_host('gather') was called with different arrays at the same time: "
+            f"{format_by_process(came)}; "
+            "let all processes gather the same arrays in the same order",
+            processes=tuple(came),
+        )

@@ -1,0 +1,1 @@
+"""Targets of transfers: shardings, prefixes of trees, transfer guards, memory."""

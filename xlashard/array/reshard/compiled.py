@@ -1,0 +1,316 @@
+"""A program that changes nothing but the tiles: XLA finds the collectives.
+
+It is compiled like any other program of this package, so that every tiling that can be said at all
+can be its source and its destination, under either partitioner and across processes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Layout
+
+from xlashard._jax import analysis, compiling, running
+from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.jaxprs import from_function
+from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
+from xlashard._jax.shardings import Device, layout_text
+from xlashard._jax.transfer import Handle, make_aval, run_one
+from xlashard.array.host.put import put_value
+from xlashard.array.placement.target import Places, places
+from xlashard.geometry import Tiling
+from xlashard.lazily import dataclass
+from xlashard.program import (
+    Partitioner,
+    Program,
+    ProgramPlan,
+    ValuePlan,
+    compile_program,
+    lower_program,
+)
+from xlashard.sharding import (
+    GSPMDSharding,
+    Mesh,
+    NamedSharding,
+    XLACompatibleSharding,
+    partition_spec,
+)
+from xlashard.sharding.axes import axes_of
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """How to cut.
+
+    Attributes:
+        shape: The array's shape with each dimension in two: `[tiles, extent, ...]`, of which only
+            the first is dealt out, before and after.
+        dim: The dimension of that shape to cut.
+        count: Into how many.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    count: int
+
+    @property
+    def thickness(self) -> int:
+        """Elements of a slab along the dimension; slabs overlap where that doesn't divide."""
+        return -(-self.shape[self.dim] // self.count)
+
+
+def cut_into_slabs(
+    shape: Sequence[int], source: Tiling, target: Tiling, count: int
+) -> Slabs | None:
+    """Slabs along the dimension with most room for them; None where none has any.
+
+    Args:
+        shape: Of the array; it divides into the tiles.
+        source: Its tiles before.
+        target: Its tiles after.
+        count: How many slabs there should be; there may be fewer.
+    """
+    tiles = list(map(math.lcm, source.counts, target.counts))
+    extents = [n // t for n, t in zip(shape, tiles, strict=True)]
+    longest = max(extents, default=1)
+    if longest < 2:
+        return None
+    halves = tuple(n for pair in zip(tiles, extents, strict=True) for n in pair)
+    return Slabs(halves, 2 * extents.index(longest) + 1, min(count, longest))
+
+
+def move_slab(
+    slabs: Slabs, source: Tiling, target: Tiling, devices: tuple[Device, ...]
+) -> Callable[[Any, Any, Any], list[Any]]:
+    """A function for a program `(x, out, number)` that gives `out` with that slab of `x` in it."""
+    before, after = (_in_halves(tiling, devices) for tiling in (source, target))
+    last = slabs.shape[slabs.dim] - slabs.thickness
+    constrain = jax.lax.with_sharding_constraint
+
+    def move(x: Any, out: Any, number: Any) -> list[Any]:
+        start = jnp.minimum(number * slabs.thickness, last)
+        halves = constrain(jax.lax.reshape(x, slabs.shape), before)
+        slab = jax.lax.dynamic_slice_in_dim(halves, start, slabs.thickness, slabs.dim)
+        slab = constrain(constrain(slab, before), after)
+        halves = constrain(jax.lax.reshape(out, slabs.shape), after)
+        halves = jax.lax.dynamic_update_slice_in_dim(halves, slab, start, slabs.dim)
+        return [jax.lax.reshape(constrain(halves, after), x.shape)]
+
+    return move
+
+
+def _in_halves(tiling: Tiling, devices: tuple[Device, ...]) -> GSPMDSharding:
+    counts = tuple(n for count in tiling.counts for n in (count, 1))
+    halves = Tiling(counts, tiling.num_devices, tiling.steps, tiling.listed)
+    return GSPMDSharding(devices, halves.to_tile_assignment())
+
+
+_PROGRAMS_KEPT = 512
+
+# Of temporary memory below this nobody runs out, and one program is sooner compiled than two.
+_NEGLIGIBLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the program depends on.
+
+    Attributes:
+        shape: Global shape, in elements.
+        dtype: Its name.
+        devices: Of source and destination alike.
+        tilings: Of the source and of the destination.
+        layouts: Of the source and of the destination, as a module writes them; None for default.
+        donate: Whether the source's memory may be used for the result.
+        partitioner: Who finds the collectives.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    devices: tuple[Device, ...]
+    tilings: tuple[Tiling, Tiling]
+    layouts: tuple[str | None, str | None]
+    donate: bool
+    partitioner: Partitioner
+
+    @property
+    def shard_bytes(self) -> tuple[int, int]:
+        """The size of a shard before and after."""
+        itemsize = jnp.dtype(self.dtype).itemsize
+        source, target = (math.prod(t.shard_shape(self.shape)) for t in self.tilings)
+        return source * itemsize, target * itemsize
+
+
+def retile(
+    handle: Handle,
+    source: Places,
+    target: Places,
+    layout: Layout | None,
+    *,
+    donate: bool,
+    alike: bool = False,
+) -> Handle:
+    """The same value in other tiles on the same devices, in their default memory.
+
+    Args:
+        handle: The source.
+        source: Where it is.
+        target: Where to; its devices are the source's, in the same order.
+        layout: Of the result in memory; None for the default one.
+        donate: Whether the source's memory may be used for the result; it is deleted then.
+        alike: Whether all processes of the devices are known to run this program next, and need
+            not meet for it.
+    """
+    order = Order(
+        shape=target.shape,
+        dtype=handle.dtype,
+        devices=target.sharding.devices,
+        tilings=(source.tiling, target.tiling),
+        layouts=(unusual_layout(handle), layout_text(layout, handle.dtype)),
+        donate=donate,
+        partitioner=_partitioner(source.tiling, target.tiling),
+    )
+    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
+    result = running.result_handler(aval, target.twin, True)
+    move = move_for(order)
+    if not alike:
+        move.program.admit()
+    if move.slabs is None:
+        return run_one(move.program.executable, [handle], result)
+    numbers = [_replicated(number, order.devices) for number in range(move.slabs.count)]
+    blank = _blank(order)
+    blank.admit()
+    out = run_one(blank.executable, numbers[:1], result)
+    for number in numbers:
+        out = run_one(move.program.executable, [handle, out, number], result)
+    return out
+
+
+def _partitioner(*tilings: Tiling) -> Partitioner:
+    """The partitioner in force; Shardy for partial results, with which GSPMD does nothing."""
+    if uses_shardy() or any(tiling.is_partial for tiling in tilings):
+        return Partitioner.SHARDY
+    return Partitioner.GSPMD
+
+
+@lru_cache(maxsize=_PROGRAMS_KEPT)
+def _replicated(number: int, devices: tuple[Device, ...]) -> Handle:
+    """A number that all devices have."""
+    there = places((), GSPMDSharding.get_replicated(devices))
+    return put_value(np.array(number, np.int32), there)
+
+
+def unusual_layout(handle: Handle) -> str | None:
+    """The layout in memory, where its order is not the one that a program takes by default."""
+    if handle.ndim < 2:
+        return None
+    layout = handle.format.layout
+    if layout is None or layout.major_to_minor == tuple(range(handle.ndim)):
+        return None
+    return layout_text(layout, handle.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """The program that brings an array from some tiles to others.
+
+    Attributes:
+        program: Moves the array; or a slab of it, into what there is of the result.
+        slabs: The slabs, or None if the array moves as a whole.
+        extra_bytes: What it needs on each device besides source and target; 0 if not known.
+    """
+
+    program: Program
+    slabs: Slabs | None
+    extra_bytes: int
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_PROGRAMS_KEPT)
+def move_for(order: Order) -> Move:
+    """The program; slab by slab if the array as a whole needed more than a shard's room."""
+    whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
+    best = Move(whole, None, analysis.extra_bytes(whole.executable) or 0)
+    if any(tiling.is_partial for tiling in order.tilings):
+        return best
+    room = max(order.shard_bytes)
+    count = 1
+    while best.extra_bytes > max(room, _NEGLIGIBLE_BYTES):
+        # Somewhat more than it takes if everything shrinks with the slabs; not everything does.
+        count *= 2 * math.ceil(best.extra_bytes / room / 2)
+        slabs = cut_into_slabs(order.shape, *order.tilings, count)
+        if slabs is None:
+            break
+        thinner = _by_slabs(order, slabs)
+        if thinner.extra_bytes < best.extra_bytes:
+            best = thinner
+        if slabs.count < count:
+            break
+    return best
+
+
+def _by_slabs(order: Order, slabs: Slabs) -> Move:
+    function = move_slab(slabs, *order.tilings, order.devices)
+    program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
+    # The result is among its arguments, and given back.
+    extra = (analysis.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
+    return Move(program, slabs, extra)
+
+
+@cleared_with_jax
+@lru_cache(maxsize=_PROGRAMS_KEPT)
+def _blank(order: Order) -> Program:
+    """A program for the result before any slab of it has come; its argument is any number."""
+    shape, dtype = order.shape, order.dtype
+    return _compiled(order, lambda number: [jnp.zeros(shape, dtype)], ["number"], donated=[False])
+
+
+def _shardings(order: Order) -> tuple[XLACompatibleSharding, ...]:
+    """The shardings of source and destination; on one mesh where one of them is unreduced."""
+    partial = next((tiling for tiling in order.tilings if tiling.is_partial), None)
+    if partial is None:
+        return tuple(
+            GSPMDSharding(order.devices, tiling.to_tile_assignment()) for tiling in order.tilings
+        )
+    axes = axes_of(partial)
+    grid = np.array(order.devices, dtype=object).reshape(axes.grid.axis_sizes)
+    types = (jax.sharding.AxisType.Explicit,) * grid.ndim
+    mesh = Mesh(grid, axes.grid.axis_names, axis_types=types)
+    return tuple(
+        NamedSharding(mesh, partition_spec(axes.spec if tiling.is_partial else axes.spec.whole))
+        for tiling in order.tilings
+    )
+
+
+def _compiled(
+    order: Order, function: Callable[..., list[Any]], names: Sequence[str], donated: Sequence[bool]
+) -> Program:
+    """A program whose arguments are called so; their names say what they are."""
+    x, out = (
+        ValuePlan(order.shape, str(order.dtype), sharding, layout=layout)
+        for sharding, layout in zip(_shardings(order), order.layouts, strict=True)
+    )
+    number = ValuePlan((), "int32", GSPMDSharding.get_replicated(order.devices))
+    known = {"x": x, "number": number, "out": out}
+    args = [replace(known[name], name=name) for name in names]
+    avals = [jax.typeof(jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype))) for a in args]
+    result = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
+    device = order.devices[0]
+    target = LoweringTarget(
+        compiling.platform_of(device), compiling.client_of(device), order.devices
+    )
+    body = lower_body(from_function(function, avals, "reshard"), "reshard", list(names), target)
+    plan = ProgramPlan(
+        name="reshard",
+        devices=order.devices,
+        args=tuple(args),
+        results=(replace(out, name="x"),),
+        donated=tuple(donated),
+        partitioner=order.partitioner,
+    )
+    return compile_program(lower_program(plan, body), (avals, [result]), committed=True)

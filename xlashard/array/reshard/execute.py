@@ -1,0 +1,227 @@
+"""From one placement to another, on the devices, step by step along a route."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.experimental.layout import Layout
+
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.transfer import (
+    Handle,
+    assemble,
+    bits_of,
+    copy_to,
+    dressed,
+    make_aval,
+    put,
+    separate,
+    split,
+)
+from xlashard.array.host.put import put_value
+from xlashard.array.placement.target import Places, places
+from xlashard.errors import PlacementError
+from xlashard.geometry import Tiling
+from xlashard.lazily import deferred
+from xlashard.sharding import GSPMDSharding, NamedSharding, from_jax
+
+if TYPE_CHECKING:
+    from xlashard.array.reshard import compiled, host_memory, p2p, permute, plan
+else:
+    compiled = deferred("xlashard.array.reshard.compiled")
+    host_memory = deferred("xlashard.array.reshard.host_memory")
+    p2p = deferred("xlashard.array.reshard.p2p")
+    permute = deferred("xlashard.array.reshard.permute")
+    plan = deferred("xlashard.array.reshard.plan")
+
+
+_ORDERS_KEPT = 512
+
+
+def in_order(handle: Handle, devices: Sequence[Device]) -> Handle:
+    """The handle under a sharding that lists its devices so."""
+    sharding = from_jax(handle.sharding)
+    if sharding.devices == tuple(devices):
+        return handle
+    tiling = _in_order(sharding.tiling(handle.shape), sharding.devices, tuple(devices))
+    there = GSPMDSharding(devices, tiling.to_tile_assignment(), memory_kind=sharding.memory_kind)
+    twin = there.twin(handle.shape)
+    here = [sharding.devices[i] for i in sharding.addressable_positions]
+    buffers = dict(zip(here, split(handle), strict=True))
+    return assemble(
+        make_aval(handle.shape, handle.dtype, twin, handle.weak_type),
+        twin,
+        [buffers[there.devices[i]] for i in there.addressable_positions],
+        committed=handle.committed,
+    )
+
+
+@lru_cache(maxsize=_ORDERS_KEPT)
+def _in_order(tiling: Tiling, listed: tuple[Device, ...], wanted: tuple[Device, ...]) -> Tiling:
+    positions = {device: position for position, device in enumerate(listed)}
+    return tiling.reordered([positions[device] for device in wanted])
+
+
+def is_out_of_order(handle: Handle) -> bool:
+    """Whether no mesh of the devices in their order has the tiles."""
+    sharding = from_jax(handle.sharding)
+    if isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
+        return False
+    return bool(sharding.tiling(handle.shape).listed)
+
+
+def reshard(handle: Handle, target: Places, *, donate: bool = False, fresh: bool = False) -> Handle:
+    """The same value in another place, committed.
+
+    Args:
+        handle: The source.
+        target: Where to.
+        donate: Lets the source's memory be used for the result, or be freed as soon as nothing
+            more is needed of it. The source may be deleted afterwards, and if it isn't, its
+            buffers may be in use by the result no more.
+        fresh: Copies also what is there already; otherwise that is shared.
+    """
+    source = places(handle.shape, from_jax(handle.sharding))
+    if handle.committed and not (donate or fresh) and handle.sharding == target.twin:
+        return handle
+    # Numbers of less than a byte can't be read where they lie. Those of two bits must be read all
+    # the same: XLA's collectives between CPU devices write past the end of their buffers.
+    in_this_process = all(p.sharding.is_fully_addressable for p in (source, target))
+    if _is_narrow(handle) and not (in_this_process or plan.same_shards(source, target)):
+        moved = reshard(_as_bytes(handle, np.uint8), target, donate=True)
+        return _as_bytes(moved, handle.dtype)
+    one_memory = host_memory.in_one_memory(source, target) and bits_of(handle.dtype) not in (4, 6)
+    first = handle
+    for step in plan.find_route(source, target, one_memory=one_memory):
+        before, handle = handle, _step(step, handle, source, donate, fresh)
+        if before is not first:
+            before.delete()
+        # What a step has made is in nobody else's hands.
+        source, donate, fresh = step.to, True, False
+    return handle
+
+
+def _is_narrow(handle: Handle) -> bool:
+    """Whether XLA's programs for CPU devices can't send the handle's numbers.
+
+    With those of two bits its collectives write past the end of their buffers; those of six it
+    can't compile.
+    """
+    narrow = bits_of(handle.dtype) in (2, 6)
+    return narrow and handle.sharding._device_assignment[0].platform == "cpu"
+
+
+def _as_bytes(handle: Handle, dtype: Any) -> Handle:
+    """The same numbers, a byte for each, as another dtype; by way of the host, which is the CPU."""
+    aval = make_aval(handle.shape, dtype, handle.sharding, handle.weak_type)
+    buffers = split(handle)
+    if not buffers:
+        return assemble(aval, handle.sharding, buffers)
+    pieces = [np.asarray(buffer).view(dtype) for buffer in buffers]
+    devices = [next(iter(buffer.devices())) for buffer in buffers]
+    return put(aval, handle.sharding, separate(pieces), devices)
+
+
+def _step(step: "plan.Step", handle: Handle, source: Places, donate: bool, fresh: bool) -> Handle:
+    """One step of a route; where this process has no device of it, there is nothing to do."""
+    target = step.to
+    if source.positions or target.positions:
+        return _go(step.way, handle, source, target, donate, fresh)
+    return assemble(
+        make_aval(target.shape, handle.dtype, target.twin, handle.weak_type), target.twin, []
+    )
+
+
+def _go(
+    way: "plan.Way", handle: Handle, source: Places, target: Places, donate: bool, fresh: bool
+) -> Handle:
+    match way:
+        case plan.Way.KEEP:
+            return _keep(handle, source, target, donate, fresh)
+        case plan.Way.COPY:
+            return _copy(handle, source, target)
+        case plan.Way.HOST_MEMORY:
+            return host_memory.move_in_memory(handle, source, target, donate=donate, fresh=fresh)
+        case plan.Way.PROGRAM:
+            handle, source = _listed(handle, source, target)
+            if source.tiling.is_partial and not handle.size:
+                return dressed(handle, target.twin, committed=True)  # XLA can't reduce nothing
+            # XLA can only use memory again for shards of the same size.
+            donate = donate and source.shard_shape == target.shard_shape
+            return compiled.retile(handle, source, target, None, donate=donate)
+        case plan.Way.SPLIT:
+            handle, _ = _listed(handle, source, target)
+            return _split(handle, target, fresh=donate or fresh)
+        case plan.Way.CARRY:
+            return p2p.carry(handle, split(handle), target, donate or fresh)
+        case plan.Way.PIECES:
+            return p2p.move_in_pieces(handle, source, target, donate=donate, fresh=fresh)
+        case plan.Way.ROUNDS:
+            return permute.move_in_rounds(handle, source, target, donate=donate, fresh=fresh)
+
+
+def _keep(handle: Handle, source: Places, target: Places, donate: bool, fresh: bool) -> Handle:
+    handle, source = _listed(handle, source, target)
+    if donate and source.memory_kind == default_memory_kind(source.sharding.devices[0]):
+        return compiled.retile(handle, source, target, None, donate=True)
+    if donate or fresh:
+        return copy_to(handle, target.twin, fresh=True)
+    return dressed(handle, target.twin, committed=True)
+
+
+def _split(handle: Handle, target: Places, *, fresh: bool) -> Handle:
+    """Partial results that reduce to an array, from whole shards on the same devices."""
+    zeros = np.zeros(target.shard_shape, handle.dtype)
+    first = target.tiling.addend_ids(target.positions) == 0
+    if target.tiling.reduction != "sum":
+        first[:] = True  # the maximum of copies is the value
+    pieces = [
+        buffer if keeps else zeros.copy()
+        for buffer, keeps in zip(split(handle), first.tolist(), strict=True)
+    ]
+    aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
+    return put(aval, target.twin, pieces, target.devices, fresh=fresh)
+
+
+def _copy(handle: Handle, source: Places, target: Places) -> Handle:
+    handle, _ = _listed(handle, source, target)
+    return copy_to(handle, target.twin)
+
+
+def _listed(handle: Handle, source: Places, target: Places) -> tuple[Handle, Places]:
+    """The source, its devices listed as the target lists them."""
+    if source.sharding.devices == target.sharding.devices:
+        return handle, source
+    handle = in_order(handle, target.sharding.devices)
+    return handle, places(handle.shape, from_jax(handle.sharding))
+
+
+def put_own(handle: Handle, target: Places) -> Handle:
+    """This process's part of an array of its own, of which each process has one with that value.
+
+    Args:
+        handle: Wholly in this process.
+        target: Where to, in several processes.
+    """
+    source = places(handle.shape, from_jax(handle.sharding))
+    normal = default_memory_kind(source.sharding.devices[0])
+    if target.on_host or {source.memory_kind, target.memory_kind} != {normal}:
+        return put_value(np.asarray(handle), target, weak_type=handle.weak_type)
+    return p2p.move_in_pieces(handle, source, target, fresh=True)
+
+
+def relayout(handle: Handle, layout: Layout | None, where: Places) -> Handle:
+    """The same value in the same place, its dimensions in another order in memory.
+
+    Raises:
+        PlacementError: The place is not the devices' default memory.
+    """
+    if layout is None or handle.format.layout == layout:
+        return handle
+    if where.memory_kind != default_memory_kind(where.sharding.devices[0]):
+        raise PlacementError(
+            f"a layout can only be chosen in the devices' default memory, not in "
+            f"{where.memory_kind!r}: give the sharding alone"
+        )
+    return compiled.retile(handle, where, where, layout, donate=False)

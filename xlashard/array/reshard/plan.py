@@ -1,0 +1,205 @@
+"""Which way an array goes from one placement to another: said first, and gone by `reshard`."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard.array.placement.target import Places, places
+from xlashard.array.reshard.host_memory import in_one_memory
+from xlashard.geometry import Tiling, load, refined
+from xlashard.lazily import dataclass
+from xlashard.sharding import GSPMDSharding
+
+_COMPARISONS_KEPT = 512
+
+
+class Way(StrEnum):
+    """How shards get to a placement."""
+
+    KEEP = "keep"
+    """Every shard is where it should be; the buffers stay."""
+    COPY = "copy"
+    """Every shard is on its device, and goes to another memory there."""
+    HOST_MEMORY = "host memory"
+    """The devices are emulated: what is not in place yet is copied within the host's memory."""
+    PROGRAM = "program"
+    """The same devices hold other tiles: a compiled program, whose collectives XLA chooses."""
+    SPLIT = "split"
+    """Whole shards become partial results: of a sum one device keeps its shard, the others get
+    zeros; of a maximum or minimum all keep theirs."""
+    CARRY = "carry"
+    """Whole shards go, each to another device."""
+    PIECES = "pieces"
+    """Shards are cut up, the pieces carried, and put together where they belong."""
+    ROUNDS = "rounds"
+    """The same between processes: in each round a compiled permutation carries pieces."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a route.
+
+    Attributes:
+        way: How.
+        to: Where it ends.
+    """
+
+    way: Way
+    to: Places
+
+
+def find_route(
+    source: Places, target: Places, *, one_memory: bool | None = None
+) -> tuple[Step, ...]:
+    """The steps from one placement to another, each to be taken from where the one before ended.
+
+    Args:
+        source: Where the array is.
+        target: Where it shall be.
+        one_memory: Whether the devices share the host's memory; found out if not given.
+    """
+    if same_shards(source, target):
+        same_memory = source.memory_kind == target.memory_kind
+        return (Step(Way.KEEP if same_memory else Way.COPY, target),)
+    if source.tiling.is_partial:
+        return _reduced(source, target, one_memory)
+    if target.tiling.is_partial:
+        there = places(target.shape, target.sharding.reduced_sharding)
+        first = find_route(source, there, one_memory=one_memory)
+        # A step that keeps the buffers would share them with the source.
+        return *(step for step in first if step.way is not Way.KEEP), Step(Way.SPLIT, target)
+    if one_memory if one_memory is not None else in_one_memory(source, target):
+        return (Step(Way.HOST_MEMORY, target),)
+    same_devices = set(source.sharding.devices) == set(target.sharding.devices)
+    if same_devices:
+        return _by_program(source, target)
+    if not _in_one_process(source, target):
+        return _between_processes(source, target)
+    if len(source.sharding.devices) == len(target.sharding.devices):
+        if source.tiling.same_tiles(target.tiling):
+            return (Step(Way.CARRY, target),)
+        if not set(source.sharding.devices) & set(target.sharding.devices):
+            # On devices of its own the carried source leaves room for what the program needs.
+            there = _bare(target.sharding.devices, source, source.memory_kind)
+            return Step(Way.CARRY, there), *_by_program(there, target)
+    return *_to_default_memory(source), Step(Way.PIECES, target)
+
+
+def _reduced(source: Places, target: Places, one_memory: bool | None) -> tuple[Step, ...]:
+    """Reduce partial results where they are, then take the whole array on from there.
+
+    XLA ends the process for a program that does both at once, on two meshes or from one set of
+    unreduced axes to another.
+    """
+    there = places(source.shape, source.sharding.reduced_sharding)
+    rest = find_route(there, target, one_memory=one_memory)
+    if rest == (Step(Way.KEEP, target),) and target.sharding.devices == source.sharding.devices:
+        return _by_program(source, target)
+    return *_by_program(source, there), *rest
+
+
+def same_shards(source: Places, target: Places) -> bool:
+    """Whether the same devices hold the same tiles, in whatever order they are listed."""
+    ours, theirs = source.sharding.devices, target.sharding.devices
+    if ours == theirs or source.tiling.is_partial or target.tiling.is_partial:
+        return ours == theirs and source.tiling.same_tiles(target.tiling)
+    return _same_shards(source.tiling, ours, target.tiling, theirs)
+
+
+@lru_cache(maxsize=_COMPARISONS_KEPT)
+def _same_shards(
+    source: Tiling, ours: tuple[Device, ...], target: Tiling, theirs: tuple[Device, ...]
+) -> bool:
+    if source.counts != target.counts or len(ours) != len(theirs) or set(ours) != set(theirs):
+        return False
+    tiles = dict(zip(theirs, target.tile_ids().tolist(), strict=True))
+    held = zip(ours, source.tile_ids().tolist(), strict=True)
+    return all(tiles[device] == tile for device, tile in held)
+
+
+def _in_one_process(*both: Places) -> bool:
+    """Whether all devices belong to one process, be it this one or another."""
+    if all(places.sharding.is_fully_addressable for places in both):
+        return True
+    return len({d.process_index for places in both for d in places.sharding.devices}) == 1
+
+
+def _by_program(source: Places, target: Places) -> tuple[Step, ...]:
+    """Other tiles on the same devices; programs work in the devices' own memory."""
+    first = _to_default_memory(source)
+    there = _in_default_memory(target)
+    return *first, Step(Way.PROGRAM, there), *_from_default_memory(there, target)
+
+
+def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
+    """Other devices of several processes: as few pieces as can be, each sent by a program of both.
+
+    Where every device of one side would exchange pieces with many of the other, the tiles are
+    changed first (or last) on the side that has more devices, so that what is sent between the
+    two is a whole tile of one side, or a part that nobody else needs.
+    """
+    first, end = _to_default_memory(source), _in_default_memory(target)
+    start = first[-1].to if first else source
+    direct = *first, Step(Way.ROUNDS, end), *_from_default_memory(end, target)
+    more, fewer = (
+        (start, end) if len(start.sharding.devices) > len(end.sharding.devices) else (end, start)
+    )
+    count = len(more.sharding.devices)
+    fine = refined(fewer.tiling, source.shape, count)
+    if fine is None:
+        return direct
+    there = places(
+        source.shape,
+        GSPMDSharding(
+            more.sharding.devices, fine.to_tile_assignment(), memory_kind=more.memory_kind
+        ),
+    )
+    if more is end:
+        ends = start.tiling, fine
+        detour = *first, Step(Way.ROUNDS, there), *_retiled(there, target)
+    else:
+        ends = fine, end.tiling
+        detour = (
+            *first,
+            *_retiled(start, there),
+            Step(Way.ROUNDS, end),
+            *_from_default_memory(end, target),
+        )
+    straight, around = load(source.shape, start.tiling, end.tiling), load(source.shape, *ends)
+    if around.rounds * 2 <= straight.rounds:
+        return detour
+    less = around.elements * 2 <= straight.elements and around.rounds <= straight.rounds
+    return detour if less else direct
+
+
+def _retiled(source: Places, target: Places) -> tuple[Step, ...]:
+    """To other tiles on the same devices, unless they are the same."""
+    if not same_shards(source, target):
+        return _by_program(source, target)
+    return _from_default_memory(source, target)
+
+
+def _in_default_memory(target: Places) -> Places:
+    normal = default_memory_kind(target.sharding.devices[0])
+    if target.memory_kind == normal:
+        return target
+    return _bare(target.sharding.devices, target, normal)
+
+
+def _from_default_memory(source: Places, target: Places) -> tuple[Step, ...]:
+    return () if source.memory_kind == target.memory_kind else (Step(Way.COPY, target),)
+
+
+def _to_default_memory(source: Places) -> tuple[Step, ...]:
+    normal = default_memory_kind(source.sharding.devices[0])
+    if source.memory_kind == normal or normal is None:
+        return ()
+    there = places(source.shape, source.sharding.with_memory_kind(normal))
+    return (Step(Way.COPY, there),)
+
+
+def _bare(devices: Sequence[Device], like: Places, memory_kind: str | None) -> Places:
+    """The tiles of a placement on a list of devices."""
+    tiles = like.tiling.to_tile_assignment()
+    return places(like.shape, GSPMDSharding(devices, tiles, memory_kind=memory_kind))

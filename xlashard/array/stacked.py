@@ -1,0 +1,321 @@
+"""Values stacked along a new dimension with one device per index, as `pmap` takes them."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, overload
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from xlashard._jax.compile_only import check_is_there
+from xlashard._jax.shardings import Device
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.transfer import (
+    Tracer,
+    host_view,
+    make_aval,
+    put,
+)
+from xlashard.array.constructors import Given, as_given
+from xlashard.array.core.array import Array
+from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.device_put import placed
+from xlashard.array.host.copying import private_copy
+from xlashard.array.host.put import put_on
+from xlashard.array.keys import keys_over, number_places
+from xlashard.array.placement.prefix import leaf_path
+from xlashard.array.placement.target import Places, places
+from xlashard.array.placement.transfer_guard import (
+    Guards,
+    Way,
+    check_transfer,
+    free_transfers,
+    guards_in_force,
+)
+from xlashard.errors import ArgumentError, PlacementError, counted
+from xlashard.geometry.sharding_spec import spec_over_one_dim
+from xlashard.sharding import PmapSharding
+from xlashard.sharding.checks import checked_devices
+
+
+@overload
+def device_put_sharded(shards: Sequence[ArrayLike], devices: Sequence[Device]) -> Array: ...
+@overload
+def device_put_sharded[K, V: ArrayLike](
+    shards: Sequence[dict[K, V]], devices: Sequence[Device]
+) -> dict[K, Array]: ...
+@overload
+def device_put_sharded[T](shards: Sequence[T], devices: Sequence[Device]) -> T: ...
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
+    """Puts one value on each device, and makes them one array with a new leading dimension.
+
+    No stack is made on the host: every value goes from where it is to its device.
+
+    Args:
+        shards: One per device: values, or pytrees of one structure. Values may be NumPy arrays,
+            numbers, Arrays, arrays and keys of JAX, all of one shape and dtype.
+        devices: This process's, in the order of the shards.
+
+    Returns:
+        An `Array` of shape `[devices, ...]` with a `PmapSharding` (for keys: a key array of JAX),
+        or a pytree of them. `NamedSharding(Mesh(devices, ("data",)), P("data"))` says the same.
+
+    Raises:
+        PlacementError: Other numbers of shards and devices; shapes or dtypes that differ, with the
+            path of the value.
+        ArgumentError: Structures that differ, no sequence, or a value that no device holds.
+        DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put_sharded
+        >>> device_put_sharded([np.arange(3, dtype=np.int32)], jax.devices()[:1])
+        Array([[0, 1, 2]], dtype=int32)
+    """
+    with short_tracebacks:
+        there = _local_devices(devices, "device_put_sharded")
+        guards = guards_in_force()
+        trees = _one_per_device(shards, there)
+        leaves, treedef = jax.tree.flatten(trees[0])
+        columns = [leaves]
+        for number, tree in enumerate(trees[1:], 1):
+            others, other_def = jax.tree.flatten(tree)
+            if other_def != treedef:
+                raise ArgumentError(
+                    f"{_first_difference(trees[0], tree, number)}: give every device a pytree of "
+                    "one structure"
+                )
+            columns.append(others)
+        out = []
+        for number, values in enumerate(zip(*columns, strict=True)):
+            # How a value is called is worked out where something is wrong with it.
+            name = partial(_name_in_shards, trees[0], number)
+            out.append(_stacked(name, values, there, guards))
+        return treedef.unflatten(out)
+
+
+def _name_in_shards(tree: Any, leaf: int, device: int) -> str:
+    return leaf_path(tree, leaf, f"shards[{device}]")
+
+
+@overload
+def device_put_replicated(x: ArrayLike, devices: Sequence[Device]) -> Array: ...
+@overload
+def device_put_replicated[K, V: ArrayLike](
+    x: dict[K, V], devices: Sequence[Device]
+) -> dict[K, Array]: ...
+@overload
+def device_put_replicated[T](x: T, devices: Sequence[Device]) -> T: ...
+def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
+    """Puts a copy of a value on each device, and makes them one array with a leading dimension.
+
+    Args:
+        x: A value or a pytree of them: NumPy arrays, numbers, Arrays, arrays and keys of JAX.
+        devices: This process's.
+
+    Returns:
+        `x` with an `Array` of shape `[devices, ...]` with a `PmapSharding` for every value (for
+        keys: a key array of JAX). For one array without that dimension write
+        `device_put(x, NamedSharding(mesh, P()))`.
+
+    Raises:
+        ArgumentError: A value that no device holds, with its path.
+        DeletedError: A deleted array.
+        TransferGuardError: JAX's transfer guards forbid it, as they do under
+            `"disallow_explicit"`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from xlashard import device_put_replicated
+        >>> device_put_replicated({"w": np.ones(2, np.float32)}, jax.devices()[:1])
+        {'w': Array([[1., 1.]], dtype=float32)}
+    """
+    with short_tracebacks:
+        there = _local_devices(devices, "device_put_replicated")
+        guards = guards_in_force()
+        leaves, treedef = jax.tree.flatten(x)
+        out = []
+        for number, leaf in enumerate(leaves):
+            name = partial(leaf_path, x, number, "x")
+            if guards is not None:
+                _ask(guards, leaf, name)
+            with free_transfers():
+                piece = as_given(leaf, name, _OUTSIDE)
+                out.append(_over([piece] * len(there), there))
+        return treedef.unflatten(out)
+
+
+def _first_difference(first: Any, other: Any, number: int) -> str:
+    """Where the structure of one device's values leaves that of the first device's."""
+    here, there = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        for tree in (first, other)
+    )
+    for path in there:
+        if path not in here:
+            return f"shards[{number}]{path} has no counterpart in shards[0]"
+    for path in here:
+        if path not in there:
+            return f"shards[0]{path} has no counterpart in shards[{number}]"
+    structures = jax.tree.structure(other), jax.tree.structure(first)
+    return f"shards[{number}] is a {structures[0]}, but shards[0] a {structures[1]}"
+
+
+_OUTSIDE = "call it outside of jit, grad and vmap, or use jnp.stack there"
+
+# Of NumPy's; others depend on settings of JAX.
+_TAKEN_AS_THEY_ARE = frozenset(
+    np.dtype(name)
+    for name in ("?", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32")
+)
+
+
+def _ask(guards: Guards, value: Any, name: Callable[[], str]) -> None:
+    """Asks JAX's transfer guards whether a value may go to a device."""
+    if not isinstance(value, Tracer):
+        on_device = isinstance(value, jax.Array)
+        way = Way.DEVICE_TO_DEVICE if on_device else Way.HOST_TO_DEVICE
+        check_transfer(guards, way, name())
+
+
+def _stacked(
+    name: Callable[[int], str],
+    values: Sequence[Any],
+    devices: tuple[Device, ...],
+    guards: Guards | None,
+) -> Any:
+    """One leaf of `device_put_sharded`: checks that the values are alike.
+
+    Args:
+        name: From the number of a device to what to call its value in an error.
+        values: One per device.
+        devices: These.
+        guards: JAX's transfer guards, where some are in force.
+    """
+    if guards is not None:
+        for number, value in enumerate(values):
+            _ask(guards, value, partial(name, number))
+    elif _are_plain(values):
+        return _put_plain(values, devices)
+    with free_transfers():
+        pieces = [as_given(x, partial(name, number), _OUTSIDE) for number, x in enumerate(values)]
+        shape, dtype = pieces[0].shape, pieces[0].dtype
+        for number, piece in enumerate(pieces):
+            if (piece.shape, piece.dtype) != (shape, dtype):
+                raise PlacementError(
+                    f"{name(number)} has shape {piece.shape} and dtype {piece.dtype.name}, but "
+                    f"{name(0)} has {shape} and {dtype.name}: give every device a value of one "
+                    "shape and dtype, such as np.split(batch, len(devices))"
+                )
+        return _over(pieces, devices)
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Whether they are NumPy arrays of one kind that take no thought."""
+    first = values[0]
+    if type(first) is not np.ndarray or first.dtype not in _TAKEN_AS_THEY_ARE:
+        return False
+    shape, dtype = first.shape, first.dtype
+    return all(type(v) is np.ndarray and v.shape == shape and v.dtype == dtype for v in values)
+
+
+def _put_plain(values: Sequence[np.ndarray], devices: tuple[Device, ...]) -> Array:
+    """`_over` for such."""
+    target = _places((len(devices), *values[0].shape), devices)
+    aval = make_aval(target.shape, values[0].dtype, target.twin)
+    alias = not _begin_apart(values)
+    rows = [private_copy(value)[None] for value in values] if alias else [v[None] for v in values]
+    handle = put(aval, target.twin, rows, target.devices, alias=alias)
+    return placed(handle, target.sharding)
+
+
+def _begin_apart(values: Sequence[np.ndarray]) -> bool:
+    """Whether no two begin at one address, which jaxlib can't take unless it may alias them."""
+    if all(value.base is None and value.size for value in values):
+        return len(set(map(id, values))) == len(values)
+    return len({value.ctypes.data for value in values}) == len(values)
+
+
+def _over(pieces: list[Given], devices: tuple[Device, ...]) -> Any:
+    """One array of a piece for each device, which get the leading dimension here."""
+    first = pieces[0]
+    keys = first.keys
+    shape = first.shape
+    target = _places((len(devices), *shape), devices)
+    if keys is not None:
+        target = number_places(target, first.value.shape[len(shape) :])
+    weak_type = all(piece.weak_type for piece in pieces)
+    aval = make_aval(target.shape, first.value.dtype, target.twin, weak_type)
+    values, alias = _in_place(pieces, target)
+    handle = put(aval, target.twin, values, target.devices, alias=alias)
+    return placed(handle, target.sharding) if keys is None else keys_over(handle, keys)
+
+
+@lru_cache(maxsize=1024)
+def _places(shape: tuple[int, ...], devices: tuple[Device, ...]) -> Places:
+    return places(shape, _one_on_each(len(shape), devices))
+
+
+@lru_cache(maxsize=256)
+def _one_on_each(ndim: int, devices: tuple[Device, ...]) -> PmapSharding:
+    return PmapSharding(devices, spec_over_one_dim(ndim, 0, len(devices)))
+
+
+def _in_place(pieces: list[Given], target: Places) -> tuple[list[Any], bool]:
+    """The pieces in the shape that they have on their devices, and whether nobody else has them.
+
+    Each is a NumPy array everywhere, or a handle everywhere, as jaxlib wants it.
+    """
+    on_host = target.devices[0].platform == "cpu" or all(
+        isinstance(piece.value, np.ndarray) for piece in pieces
+    )
+    ready: dict[int, Any] = {}
+    for piece, device in zip(pieces, target.devices, strict=True):
+        if id(piece) not in ready:
+            ready[id(piece)] = _shaped(piece.value, target, device, on_host)
+    alias = on_host and not (len(ready) == len(pieces) and _begin_apart(list(ready.values())))
+    if alias:
+        # Every device may take that very memory, or read it while it is the caller's no more.
+        ready = {number: private_copy(value) for number, value in ready.items()}
+    return [ready[id(piece)] for piece in pieces], alias
+
+
+def _shaped(value: Any, target: Places, device: Device, on_host: bool) -> Any:
+    """One piece with its leading dimension, still where it was."""
+    if on_host:
+        window = value if isinstance(value, np.ndarray) else host_view(value)[0]
+        return window.reshape(target.shard_shape)
+    if not isinstance(value, np.ndarray):
+        return in_shape(value, target.shard_shape)
+    return put_on(device, value.reshape(target.shard_shape))
+
+
+def _local_devices(devices: Sequence[Device], name: str) -> tuple[Device, ...]:
+    found = checked_devices(devices, name)
+    check_is_there(found)
+    here = jax.process_index()
+    foreign = [device for device in found if device.process_index != here]
+    if foreign:
+        raise PlacementError(  # no-catalogue: needs several processes
+            f"{name} puts values on this process's devices only, but {foreign[0]} belongs to "
+            f"process {foreign[0].process_index}: give jax.local_devices()"
+        )
+    return found
+
+
+def _one_per_device(shards: Any, devices: tuple[Device, ...]) -> list[Any]:
+    if isinstance(shards, str) or not isinstance(shards, Sequence):
+        advice = "[x[0], x[1], ...]" if isinstance(shards, np.ndarray | jax.Array) else "[a, b]"
+        raise ArgumentError(
+            f"shards must be a list with one value per device, not {type(shards).__name__}: write "
+            f"device_put_sharded({advice}, devices)"
+        )
+    if len(shards) != len(devices):
+        raise PlacementError(
+            f"{counted(len(shards), 'shard')} for {counted(len(devices), 'device')}: give one per "
+            f"device, such as device_put_sharded(shards, jax.local_devices()[:{len(shards)}])"
+        )
+    return list(shards)
