@@ -10,7 +10,7 @@ from xlashard.pjit.resources import AUTO, FROM_GDA, UNSPECIFIED
 
 if _typing.TYPE_CHECKING:
     from xlashard.pjit.compiled import Compiled
-    from xlashard.pjit.recompile.report import RecompileReport
+    from xlashard.pjit.recompile.recompile_report import RecompileReport
     from xlashard.pjit.report import ProgramReport, explain
     from xlashard.pjit.stablehlo import StableHLOProgram, compile_stablehlo
     from xlashard.pjit.stages import Lowered, Traced
@@ -21,7 +21,7 @@ else:
         globals(),
         {
             "xlashard.pjit.compiled": ("Compiled",),
-            "xlashard.pjit.recompile.report": ("RecompileReport",),
+            "xlashard.pjit.recompile.recompile_report": ("RecompileReport",),
             "xlashard.pjit.stages": ("Lowered", "Traced"),
             "xlashard.pjit.step": ("BoundStep",),
             "xlashard.pjit.report": ("ProgramReport", "explain"),

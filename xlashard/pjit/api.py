@@ -15,7 +15,7 @@ from xlashard.pjit.resources import UNSPECIFIED, none_as_unspecified
 if TYPE_CHECKING:
     from xlashard.pjit import stages
     from xlashard.pjit.jitted import Jitted
-    from xlashard.pjit.recompile.report import RecompileReport
+    from xlashard.pjit.recompile.recompile_report import RecompileReport
 else:
     stages = deferred("xlashard.pjit.stages")
 
@@ -219,7 +219,7 @@ def explain_recompile(fun: Any) -> "RecompileReport":
             f"explain_recompile takes a function that pjit made, not {type(fun).__name__}: write "
             "f = pjit(fun), call f, and give f"
         )
-    return function.ledger.report()
+    return function.compile_log.report()
 
 
 def _dispatched(function: Function) -> Any:

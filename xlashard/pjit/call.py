@@ -10,8 +10,7 @@ from xlashard.array.core.handles import KindOf
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.lower import Order
-from xlashard.pjit.recompile.history import Key, StaticValue
-from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
 from xlashard.sharding import Mesh, Sharding
 
 
@@ -29,7 +28,7 @@ class Call:
         donated: For each argument whether its buffers may be reused.
         statics: The static arguments: names, values, and whether they were passed by name.
         kind_of: Which class of arrays a result is; None for `Array`.
-        making: What had to be made for it.
+        miss: The stages that the call had to run.
         assign: See `Wanted`.
     """
 
@@ -42,27 +41,27 @@ class Call:
     donated: tuple[bool, ...]
     statics: tuple[tuple[str, Any, bool], ...] = ()
     kind_of: KindOf | None = None
-    making: Making = field(default_factory=Making)
+    miss: CacheMiss = field(default_factory=CacheMiss)
     assign: Callable[[int], tuple[Device, ...]] | None = None
 
     def on(self, values: Sequence[Any]) -> "Call":
         """The same call with other arguments of the same types."""
-        return replace(self, values=tuple(values), making=Making())
+        return replace(self, values=tuple(values), miss=CacheMiss())
 
-    def key(self, order: Order | None, options: tuple[tuple[str, Any], ...] = ()) -> Key:
-        """What it is told apart from other calls by.
+    def key(self, order: Order | None, options: tuple[tuple[str, Any], ...] = ()) -> CallKey:
+        """Return the key by which recompilations compare calls.
 
         Args:
             order: The program it needs; None as long as it is only traced.
             options: Options of the compiler, where there is no order yet.
         """
-        traced, arguments = self.traced, self.making.arguments
+        traced, arguments = self.traced, self.miss.arguments
         if arguments is None:
             types = zip(traced.arg_names, traced.in_avals, strict=True)
             arguments = tuple(
                 Argument(path, tracing.shaped(aval), None, False) for path, aval in types
             )
-        return Key(
+        return CallKey(
             source=tracing.source_of(traced.jaxpr),
             in_tree=traced.in_tree,
             arguments=arguments,

@@ -40,8 +40,8 @@ from xlashard.pjit.primitive import (
     pjit_p,
     used_parts_of,
 )
-from xlashard.pjit.recompile.ledger import Ledger
-from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.recompile.compile_log import CompileLog
+from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.reductions import check_axes, has_reductions
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
@@ -89,7 +89,7 @@ class Function:
         self.options = options
         self.static = static
         self.parameters = Parameters.of(fun, static, options.donate)
-        self.ledger = Ledger(self.name, fun)
+        self.compile_log = CompileLog(self.name, fun)
         self.taker = Taker(self.parameters.signature.function)
         self.is_spread = False
         # Programs that closed-over arrays are arguments of, where they could be donated too.
@@ -111,7 +111,7 @@ class Function:
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Traces for a call's arguments and looks up what was said of each."""
-        making, mesh = Making(), tracing.mesh_in_force()
+        miss, mesh = CacheMiss(), tracing.mesh_in_force()
         self.parameters.check_call(args, kwargs)
         values = self.parameters.leaves(args, kwargs)
         if not are_arrays(values):
@@ -146,11 +146,11 @@ class Function:
             donated=self.parameters.donated(args, kwargs, len(values)),
             statics=self.parameters.statics(args, kwargs),
             kind_of=self.options.kind_of,
-            making=making,
+            miss=miss,
         )
         if traced.is_new:
-            making.finished("trace")
-            self.ledger.note(making, lambda: call.key(None, self.options.compiler_options))
+            miss.record_stage("trace")
+            self.compile_log.record(miss, lambda: call.key(None, self.options.compiler_options))
         return call
 
     def in_resources(self, in_tree: Any) -> list[Resource]:
@@ -176,7 +176,7 @@ class Function:
         """The program that a call needs."""
         options = self.options
         wanted = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
-        call.making.arguments = arguments = wanted.arguments
+        call.miss.arguments = arguments = wanted.arguments
         in_layouts, out_layouts = call.layouts
         return Order(
             name=call.traced.name,
@@ -235,15 +235,15 @@ class Function:
 
     def lower(self, call: Call, order: Order) -> tuple[Interface, LoweredProgram]:
         """The module of an order."""
-        lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.making)
-        self.ledger.note(call.making, lambda: call.key(order))
+        lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.miss)
+        self.compile_log.record(call.miss, lambda: call.key(order))
         return lowered
 
     def compile(self, call: Call, order: Order) -> Prepared:
         """The program of an order."""
-        prepared = PROGRAMS.prepared(call.traced.jaxpr, order, call.making)
-        self.ledger.note(call.making, lambda: call.key(order))
-        self.ledger.tell(call.making)
+        prepared = PROGRAMS.prepared(call.traced.jaxpr, order, call.miss)
+        self.compile_log.record(call.miss, lambda: call.key(order))
+        self.compile_log.log_reason(call.miss)
         return prepared
 
     def compile_anew(
@@ -254,13 +254,13 @@ class Function:
         options: tuple[tuple[str, Any], ...],
     ) -> Prepared:
         """The program of an order under more options of the compiler; no other call gets it."""
-        again = replace(call, making=Making(arguments=call.making.arguments))
-        with again.making.timed("compile"):
+        again = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
+        with again.miss.timed("compile"):
             prepared = compile_prepared(*lowered, options, share=order.share_binary)
-        again.making.source = prepared.program.source
+        again.miss.executable_source = prepared.program.source
         whole = replace(order, options=(*order.options, *options))
-        self.ledger.note(again.making, lambda: again.key(whole))
-        self.ledger.tell(again.making)
+        self.compile_log.record(again.miss, lambda: again.key(whole))
+        self.compile_log.log_reason(again.miss)
         return prepared.said_as(order.placement)
 
     def prepare(self, call: Call) -> Prepared:
@@ -317,7 +317,7 @@ class Function:
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""
-        self.ledger.tell(call.making)
+        self.compile_log.log_reason(call.miss)
         traced, options = call.traced, self.options
         key = "ends", call.in_shardings, call.out_shardings, call.mesh, self._device()
         # The body may be the jaxpr itself, which a value kept for it would keep alive.
@@ -384,7 +384,7 @@ class Function:
         """Forgets what was traced of the function, and its programs."""
         for jaxpr in self.tracer.forget():
             PROGRAMS.drop(jaxpr)
-        self.ledger.forget()
+        self.compile_log.clear()
 
 
 def _shardings(

@@ -14,7 +14,7 @@ from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import ClosedValues
 from xlashard.pjit.lower import Interface, Order, lower_jaxpr
-from xlashard.pjit.recompile.making import Making
+from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.resolve import Placement
 from xlashard.pjit.unplaced import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
@@ -206,46 +206,46 @@ class ProgramCache:
             return slot.value
 
     def lowered(
-        self, jaxpr: Any, order: Order, making: Making
+        self, jaxpr: Any, order: Order, miss: CacheMiss
     ) -> "tuple[Interface, LoweredProgram]":
         """The module for a jaxpr and an order; made by the first of several threads.
 
         Args:
             jaxpr: The closed jaxpr.
             order: What else it depends on.
-            making: Is told if it had to be made.
+            miss: Records the stage if it had to run.
         """
         order = replace(order.normal(), share_binary=False)
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
             if slot.value is None:
-                with making.timed("lower"):
+                with miss.timed("lower"):
                     slot.value = lower_jaxpr(jaxpr, order)
             return slot.value
 
-    def prepared(self, jaxpr: Any, order: Order, making: Making) -> Prepared:
+    def prepared(self, jaxpr: Any, order: Order, miss: CacheMiss) -> Prepared:
         """The program for a jaxpr and an order; compiled by the first of several threads.
 
         Args:
             jaxpr: The closed jaxpr.
             order: What else it depends on.
-            making: Is told if it had to be made.
+            miss: Records the stage if it had to run.
         """
         slot = self._slot(jaxpr, ("said", order))
         with slot.lock:
             if slot.value is None:
-                compiled = self._compiled(jaxpr, order.normal(), making)
+                compiled = self._compiled(jaxpr, order.normal(), miss)
                 slot.value = compiled.said_as(order.placement)
             return slot.value
 
-    def _compiled(self, jaxpr: Any, order: Order, making: Making) -> Prepared:
+    def _compiled(self, jaxpr: Any, order: Order, miss: CacheMiss) -> Prepared:
         slot = self._slot(jaxpr, ("compiled", order))
         with slot.lock:
             if slot.value is None:
-                lowered = self.lowered(jaxpr, order, making)
-                with making.timed("compile"):
+                lowered = self.lowered(jaxpr, order, miss)
+                with miss.timed("compile"):
                     slot.value = compile_prepared(*lowered, share=order.share_binary)
-                making.source = slot.value.program.source
+                miss.executable_source = slot.value.program.source
             return slot.value
 
     def sizes(self) -> tuple[int, int]:

@@ -30,8 +30,8 @@ from xlashard.pjit.constraint import (
 )
 from xlashard.pjit.lower import Order
 from xlashard.pjit.prepare import PROGRAMS, Prepared
-from xlashard.pjit.recompile.making import Making
-from xlashard.pjit.recompile.pieces import PIECES
+from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS
+from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.resolve import Wanted, resolve
 from xlashard.pjit.run import Giving, Results, run_repeatably
 from xlashard.pjit.shared_buffers import may_share
@@ -123,9 +123,9 @@ def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
     order = Order(label, resolve(wanted), layouts, piece.donated, options=piece.options)
-    making = Making()
-    prepared = PROGRAMS.prepared(jaxpr, order, making)
-    PIECES.note(tracing.source_of(jaxpr), making, (jaxpr.in_avals, jaxpr.out_avals))
+    miss = CacheMiss()
+    prepared = PROGRAMS.prepared(jaxpr, order, miss)
+    DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
     if any(piece.donated) and prepared.lowered is not None:
         prepared.lowered.report_donation(piece.donation, label)
         prepared.lowered.report_donation(piece.donation, label, prepared.program)

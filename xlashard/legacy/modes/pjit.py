@@ -169,7 +169,7 @@ class LegacyFunction:
         with self._lock:
             if call_flags not in self._by_flags:
                 made = ModeFunction(self.fun, self._options, self._static, call_flags)
-                made.ledger = self.today.ledger
+                made.compile_log = self.today.compile_log
                 self._by_flags[call_flags] = made
             return self._by_flags[call_flags]
 

@@ -1,1 +1,1 @@
-"""What pjit-ed functions compile, and why again: noted at each miss, explained when asked."""
+"""Record of cache misses per function, and explanations of the recompilations among them."""

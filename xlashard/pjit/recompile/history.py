@@ -1,25 +1,73 @@
-"""What a pjit-ed function had to trace, lower and compile, and for which calls."""
+"""Cache misses of a pjit-ed function: the stages that each call had to run, and the call's key."""
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import field
+from typing import Any, Literal
 
 from xlashard._jax.caches import cleared_with_jax
 from xlashard._jax.frames import calling_line
 from xlashard._jax.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.recompile.making import Making
 from xlashard.sharding import Mesh, Sharding
 
 _KEPT = 64
 _LONGEST_TEXT = 120
 
+type Stage = Literal["trace", "lower", "compile"]
+
+
+@dataclass(eq=False)
+class CacheMiss:
+    """Stages that one call had to run. The record belongs to the thread of the call.
+
+    Attributes:
+        seconds: Duration of each stage that ran.
+        executable_source: Origin of the executable, once there is one.
+        arguments: The arguments, once their placement has been looked up.
+        began: Start of the call, on a monotonic clock.
+        location: File and line of the call, once a stage has been recorded.
+        number: Number in the function's history, once a stage has been recorded.
+        stages: Number of stages that ran.
+        recorded: Number of those stages that the history contains.
+        logged: Number of those stages that have been logged.
+    """
+
+    seconds: dict[Stage, float] = field(default_factory=dict)
+    executable_source: str | None = None
+    arguments: tuple[Argument, ...] | None = None
+    began: float = field(default_factory=time.perf_counter)
+    location: tuple[str, int] | None = None
+    number: int | None = None
+    stages: int = 0
+    recorded: int = 0
+    logged: int = 0
+
+    def record_stage(self, stage: Stage, since: float | None = None) -> None:
+        """Add a stage that has just ended.
+
+        Args:
+            stage: The stage.
+            since: Its start, on the same clock as `began`; None for the start of the call.
+        """
+        began = self.began if since is None else since
+        self.stages += 1
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    @contextmanager
+    def timed(self, stage: Stage) -> Iterator[None]:
+        """Time a stage and add it; a stage that raises is not added."""
+        began = time.perf_counter()
+        yield
+        self.record_stage(stage, began)
+
 
 @dataclass(frozen=True)
 class StaticValue:
-    """A static argument, as far as it is remembered: as text, that is, and not itself.
+    """Text and hash of a static argument; the value itself is not kept alive.
 
     Attributes:
         name: The parameter.
@@ -37,7 +85,7 @@ class StaticValue:
 
     @classmethod
     def of(cls, name: str, value: Any, by_name: bool) -> "StaticValue":
-        """Reads one off a call."""
+        """Describe a static argument of a call."""
         try:
             text = repr(value)
         except Exception:  # a broken __repr__ of the caller's must not break the call
@@ -46,26 +94,26 @@ class StaticValue:
 
 
 def shortened(text: str) -> str:
-    """A text of at most so many characters that it fits a report."""
+    """Truncate a text to the length that fits a report."""
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
 
 
 @dataclass(frozen=True, eq=False)
-class Key:
-    """What one call of a function is told apart from others by. It holds no values.
+class CallKey:
+    """Properties of a call that decide which program it runs. It holds no values.
 
     Attributes:
-        source: Where the function stands in its file.
-        in_tree: The tree of `(args, kwargs)`, static arguments taken out.
-        arguments: The arguments: their types, and where they are once that was looked at.
+        source: File, line and name of the function.
+        in_tree: The tree of `(args, kwargs)` without static arguments.
+        arguments: Types of the arguments, and their placement once it has been looked up.
         statics: The static arguments.
         mesh: The mesh in force, or None.
-        in_shardings: What was said of each argument; None for nothing.
-        out_shardings: What was said of each result; None for nothing.
+        in_shardings: The sharding requested for each argument, or None.
+        out_shardings: The sharding requested for each result, or None.
         result_paths: The paths of the results.
-        donated: For each argument whether its buffers may be reused.
-        devices: The device assignment; None before it is known where the arguments are.
-        options: Options of the compiler.
+        donated: For each argument whether its buffers are donated.
+        devices: The device assignment; None before the arguments' placement has been looked up.
+        options: Compiler options.
         context: Settings of JAX.
     """
 
@@ -82,108 +130,103 @@ class Key:
     options: tuple[tuple[str, Any], ...]
     context: Any
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether it is known where the arguments are."""
-        return self.devices is not None
-
     def digest(self) -> int:
-        """A number that equal keys share."""
+        """Return a hash that equal keys share."""
         arguments = ((a.path, a.aval, a.sharding if a.committed else None) for a in self.arguments)
         rest = (self.mesh, self.in_shardings, self.out_shardings, self.donated, self.devices)
-        asked = (self.statics, self.options, self.context)
-        return hash((self.in_tree, tuple(arguments), rest, asked))
+        settings = (self.statics, self.options, self.context)
+        return hash((self.in_tree, tuple(arguments), rest, settings))
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
-    """One call that had something to make.
+class MissRecord:
+    """Snapshot of one call's cache miss.
 
     Attributes:
-        number: Counted from 1 since the function was made or cleared.
-        place: The file and line of the call.
-        key: What it is told apart by.
-        trace: Seconds that tracing took; None where nothing was traced.
-        lower: Seconds that lowering took, likewise.
-        compile: Seconds that getting the executable took, likewise.
-        source: Where the executable came from.
-        began: When the call came.
-        ended: When the last of it was made.
-        clearings: How often `jax.clear_caches()` had been called by then.
+        number: Counted from 1 since the function was made or its cache cleared.
+        location: File and line of the call.
+        key: The key of the call.
+        trace: Seconds of tracing; None if the call did not trace.
+        lower: Seconds of lowering, likewise.
+        compile: Seconds of getting the executable, likewise.
+        executable_source: Origin of the executable; None if the call did not need one.
+        began: Start of the call.
+        ended: End of its last stage.
+        clear_count: Number of calls of `jax.clear_caches()` until then.
     """
 
     number: int
-    place: tuple[str, int]
-    key: Key
+    location: tuple[str, int]
+    key: CallKey
     trace: float | None
     lower: float | None
     compile: float | None
-    source: str | None
+    executable_source: str | None
     began: float
     ended: float
-    clearings: int
+    clear_count: int
 
 
-class _Clearings:
-    """Counts the calls of `jax.clear_caches()`."""
+class _ClearCounter:
+    """Counter of calls of `jax.clear_caches()`."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def cache_clear(self) -> None:
-        """Counts one."""
+        """Count one call."""
         self.count += 1
 
 
-_clearings = cleared_with_jax(_Clearings())
+_clear_counter = cleared_with_jax(_ClearCounter())
 
 
-class History:
-    """The last records of one function. Calls that had nothing to make leave none."""
+class MissHistory:
+    """Last records of one function. Cache hits leave no record."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, MissRecord] = {}
         self._last = 0
 
-    def note(self, making: Making, key: Callable[[], Key]) -> Record | None:
-        """Writes down what a call made since it was last asked, if anything, and gives that.
+    def record(self, miss: CacheMiss, key: Callable[[], CallKey]) -> MissRecord | None:
+        """Record the stages that a call has run since its last record; return the new record.
 
         Args:
-            making: Of the call.
-            key: Gives what the call is told apart by.
+            miss: The stages of the call.
+            key: Returns the key of the call.
         """
-        if making.noted == making.steps:
+        if miss.recorded == miss.stages:
             return None
-        making.noted = making.steps
-        making.place = making.place or calling_line()
-        asked, ended = key(), time.perf_counter()
+        miss.recorded = miss.stages
+        miss.location = miss.location or calling_line()
+        call_key, ended = key(), time.perf_counter()
         with self._lock:
-            if making.number is None:
-                self._last = making.number = self._last + 1
-            record = self._records[making.number] = Record(
-                number=making.number,
-                place=making.place,
-                key=asked,
-                trace=making.seconds.get("trace"),
-                lower=making.seconds.get("lower"),
-                compile=making.seconds.get("compile"),
-                source=making.source,
-                began=making.began,
+            if miss.number is None:
+                self._last = miss.number = self._last + 1
+            record = self._records[miss.number] = MissRecord(
+                number=miss.number,
+                location=miss.location,
+                key=call_key,
+                trace=miss.seconds.get("trace"),
+                lower=miss.seconds.get("lower"),
+                compile=miss.seconds.get("compile"),
+                executable_source=miss.executable_source,
+                began=miss.began,
                 ended=ended,
-                clearings=_clearings.count,
+                clear_count=_clear_counter.count,
             )
             while len(self._records) > _KEPT:
                 del self._records[min(self._records)]
             return record
 
-    def records(self) -> tuple[Record, ...]:
-        """What is remembered, in order."""
+    def records(self) -> tuple[MissRecord, ...]:
+        """Return the records, in order."""
         with self._lock:
             return tuple(self._records[number] for number in sorted(self._records))
 
-    def forget(self) -> None:
-        """Forgets everything."""
+    def clear(self) -> None:
+        """Drop all records."""
         with self._lock:
             self._records.clear()
             self._last = 0

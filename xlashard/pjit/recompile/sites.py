@@ -1,7 +1,7 @@
-"""Which pjit-ed functions were made of the same piece of source.
+"""Groups of pjit-ed functions that were made of the same source.
 
-A function that is defined and pjit-ed anew in each round of a loop is a stranger to every cache.
-Only its code object, which lives as long as the source around it, tells that it was there before.
+A function that is defined and pjit-ed again in each iteration of a loop misses every cache. Only
+its code object, which lives as long as the enclosing source, connects it with its predecessors.
 """
 
 import functools
@@ -17,52 +17,52 @@ _DEEPEST = 16
 
 
 class Site:
-    """The pjit-ed functions that were made of one piece of source, and what they were called with.
+    """Pjit-ed functions that were made of one source, and digests of their calls.
 
-    It outlives them, so it keeps nothing of a call but a number that tells it from others.
+    It outlives the functions, so it keeps only the digest of a call's key.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self._makers = 0
-        self._made_anew = 0
+        self._num_functions = 0
+        self._recreated = 0
 
     def is_due(self) -> bool:
-        """Count a function that was made anew; return whether to log this one.
+        """Count a recreated function; return whether to log this one.
 
         The first is due, the second, the fourth, and so on: a program that makes one function for
         each leaf of a large tree has ten lines in its log, not a thousand.
         """
         with self._lock:
-            self._made_anew += 1
-            return self._made_anew & (self._made_anew - 1) == 0
+            self._recreated += 1
+            return self._recreated & (self._recreated - 1) == 0
 
-    def new_maker(self) -> int:
-        """A number for one more pjit-ed function, once it has something to make."""
+    def add_function(self) -> int:
+        """Return a number for one more pjit-ed function, at its first cache miss."""
         with self._lock:
-            self._makers += 1
-            return self._makers
+            self._num_functions += 1
+            return self._num_functions
 
-    def add(self, maker: int, call: int) -> None:
-        """Writes down that one of them had something to make for a call."""
+    def add_call(self, function: int, digest: int) -> None:
+        """Add the digest of a call of one of the functions that missed the cache."""
         with self._lock:
-            self._calls.append((maker, call))
+            self._calls.append((function, digest))
 
-    def others(self, maker: int) -> frozenset[int]:
-        """The calls for which those that were there before one of them had something to make."""
+    def calls_before(self, function: int) -> frozenset[int]:
+        """Return the digests of calls of functions that were added before a given one."""
         with self._lock:
-            return frozenset(call for number, call in self._calls if number < maker)
+            return frozenset(digest for number, digest in self._calls if number < function)
 
     @property
-    def makers(self) -> int:
-        """How many had something to make so far."""
+    def num_functions(self) -> int:
+        """Number of functions with a cache miss so far."""
         with self._lock:
-            return self._makers
+            return self._num_functions
 
 
 class Sites:
-    """Pieces of source that functions were made of, while they are there."""
+    """Sites by code object, held weakly."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Sites:
         )
 
     def of(self, fun: Callable[..., Any]) -> Site:
-        """The site of a function. What has no code of its own is alone at its site."""
+        """Return the site of a function; a callable without a code object gets a new one."""
         codes = _codes(fun)
         if not codes:
             return Site()
@@ -85,7 +85,7 @@ SITES = Sites()
 
 
 def _codes(fun: Any) -> list[CodeType]:
-    """The code of a function, and of what it wraps, down to the innermost."""
+    """List the code objects of a function and of its wrapped functions, innermost last."""
     codes = []
     while fun is not None and len(codes) < _DEEPEST:
         while isinstance(fun, functools.partial):

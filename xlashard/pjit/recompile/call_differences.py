@@ -1,4 +1,4 @@
-"""What is different between two calls of a function that are not served by one program."""
+"""Differences between two calls of a function that need different programs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from xlashard._jax.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.recompile.history import Key, StaticValue, shortened
+from xlashard.pjit.recompile.history import CallKey, StaticValue, shortened
 from xlashard.sharding import Mesh, Sharding, XLACompatibleSharding
 
 type Part = Literal[
@@ -35,15 +35,15 @@ type Part = Literal[
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One part of two calls that is not the same.
+class CallDifference:
+    """One part in which two calls differ.
 
     Attributes:
-        part: What part it is.
-        path: The argument it concerns (`batch['tokens']`), the result, or the name of the setting
-            or option; empty where it concerns the whole call.
-        before: What it was in the earlier call.
-        after: What it is in the later one.
+        part: The part.
+        path: Path of the argument (`batch['tokens']`) or result, or name of the setting or option;
+            empty for a part of the whole call.
+        before: Value in the earlier call, as text.
+        after: Value in the later call, as text.
     """
 
     part: Part
@@ -52,12 +52,12 @@ class Difference:
     after: str
 
     def __str__(self) -> str:
-        said = f"{self.before} → {self.after}"
-        return f"{self.path}: {said} ({self.part})" if self.path else f"{self.part}: {said}"
+        change = f"{self.before} → {self.after}"
+        return f"{self.path}: {change} ({self.part})" if self.path else f"{self.part}: {change}"
 
 
-def differences(before: Key, after: Key) -> tuple[Difference, ...]:
-    """All parts in which two calls differ, those that a person would look at first coming first."""
+def differences(before: CallKey, after: CallKey) -> tuple[CallDifference, ...]:
+    """List all parts in which two calls differ, the most common causes first."""
     found = [*_structure(before, after), *_statics(before.statics, after.statics)]
     olds = {argument.path: argument for argument in before.arguments}
     both = [(olds[a.path], a) for a in after.arguments if a.path in olds]
@@ -65,46 +65,46 @@ def differences(before: Key, after: Key) -> tuple[Difference, ...]:
         found += _types(old, new)
     if before.mesh != after.mesh:
         texts = _mesh_texts(before.mesh, after.mesh)
-        found.append(Difference("mesh in force", "", *texts))
-    placed = before.is_placed and after.is_placed
+        found.append(CallDifference("mesh in force", "", *texts))
+    placed = before.devices is not None and after.devices is not None
     if placed:
         for old, new in both:
-            found += _places(old, new)
+            found += _placements(old, new)
     if before.mesh == after.mesh:
         found += _resources(before, after)
     if before.donated != after.donated and before.in_tree == after.in_tree:
         found += _donations(before, after)
     if placed and not found and before.devices != after.devices:
         texts = _device_text(before.devices), _device_text(after.devices)
-        found.append(Difference("device", "", *texts))
+        found.append(CallDifference("device", "", *texts))
     found += _options(before.options, after.options)
     for name, old, new in changed_settings(before.context, after.context):
-        found.append(Difference("setting", name, shortened(repr(old)), shortened(repr(new))))
+        found.append(CallDifference("setting", name, shortened(repr(old)), shortened(repr(new))))
     return tuple(found)
 
 
-def _structure(before: Key, after: Key) -> Iterator[Difference]:
+def _structure(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
     if before.in_tree == after.in_tree:
         return
     olds, news = ({a.path: a for a in key.arguments} for key in (before, after))
     lost = [path for path in olds if path not in news]
     gained = [path for path in news if path not in olds]
     for path in lost:
-        yield Difference("structure", path, dtype_name(olds[path].aval), "not there")
+        yield CallDifference("structure", path, dtype_name(olds[path].aval), "absent")
     for path in gained:
-        yield Difference("structure", path, "not there", dtype_name(news[path].aval))
+        yield CallDifference("structure", path, "absent", dtype_name(news[path].aval))
     if lost or gained:
         return
     olds, news = (_keywords(key.in_tree) for key in (before, after))
     for name in sorted(olds ^ news):
         yield _passed_by(name, by_name=(name in olds, name in news))
     if olds == news:
-        yield Difference("structure", "", *_parts_that_differ(before.in_tree, after.in_tree))
+        yield CallDifference("structure", "", *_different_subtrees(before.in_tree, after.in_tree))
 
 
-def _passed_by(name: str, *, by_name: tuple[bool, bool]) -> Difference:
+def _passed_by(name: str, *, by_name: tuple[bool, bool]) -> CallDifference:
     texts = [f"passed by {'name' if named else 'position'}" for named in by_name]
-    return Difference("structure", name, texts[0], texts[1])
+    return CallDifference("structure", name, texts[0], texts[1])
 
 
 def _keywords(in_tree: Any) -> set[str]:
@@ -112,8 +112,8 @@ def _keywords(in_tree: Any) -> set[str]:
     return set() if data is None else set(data[1])
 
 
-def _parts_that_differ(before: Any, after: Any) -> tuple[str, str]:
-    """The trees of the first argument that is built otherwise; of all where they can't be told."""
+def _different_subtrees(before: Any, after: Any) -> tuple[str, str]:
+    """Return the trees of the first argument that differs in structure, else those of the call."""
     for olds, news in zip(before.children(), after.children(), strict=True):
         for old, new in zip(olds.children(), news.children(), strict=False):
             if old != new:
@@ -123,7 +123,7 @@ def _parts_that_differ(before: Any, after: Any) -> tuple[str, str]:
 
 def _statics(
     before: tuple[StaticValue, ...], after: tuple[StaticValue, ...]
-) -> Iterator[Difference]:
+) -> Iterator[CallDifference]:
     olds, news = ({value.name: value for value in values} for values in (before, after))
     for name in [*olds, *(n for n in news if n not in olds)]:
         old, new = olds.get(name), news.get(name)
@@ -134,28 +134,30 @@ def _statics(
             yield _passed_by(name, by_name=(old.by_name, new.by_name))
             continue
         if texts[0] == texts[1] and old and new:
-            other = "one that is not equal to it"
+            other = "an unequal value with the same repr"
             texts[1] = other if old.kind == new.kind else f"{new.text} ({new.kind})"
-        yield Difference("static argument", name, texts[0], texts[1])
+        yield CallDifference("static argument", name, texts[0], texts[1])
 
 
-def _types(old: Argument, new: Argument) -> Iterator[Difference]:
+def _types(old: Argument, new: Argument) -> Iterator[CallDifference]:
     if old.aval == new.aval:
         return
     texts = dtype_name(old.aval), dtype_name(new.aval)
     if _shape(old) != _shape(new):
-        yield Difference("shape", new.path, *texts)
+        yield CallDifference("shape", new.path, *texts)
     elif old.aval.dtype != new.aval.dtype:
-        yield Difference("dtype", new.path, *texts)
+        yield CallDifference("dtype", new.path, *texts)
     elif _is_weak(old) != _is_weak(new):
         words = ["weakly typed" if _is_weak(a) else "not weakly typed" for a in (old, new)]
-        yield Difference("weak type", new.path, f"{texts[0]} {words[0]}", f"{texts[1]} {words[1]}")
+        yield CallDifference(
+            "weak type", new.path, f"{texts[0]} {words[0]}", f"{texts[1]} {words[1]}"
+        )
     else:
-        yield Difference("type", new.path, _type_text(old.aval), _type_text(new.aval))
+        yield CallDifference("type", new.path, _type_text(old.aval), _type_text(new.aval))
 
 
 def _type_text(aval: Any) -> str:
-    """Return what a type has besides shape and dtype: its spec, mesh, manual axes and memory."""
+    """Format a type with its spec, mesh, manual axes and memory kind."""
     sharding = getattr(aval, "sharding", None)
     if sharding is None:
         return shortened(repr(aval))
@@ -181,20 +183,22 @@ def _is_weak(argument: Argument) -> bool:
     return bool(getattr(argument.aval, "weak_type", False))
 
 
-def _places(old: Argument, new: Argument) -> Iterator[Difference]:
+def _placements(old: Argument, new: Argument) -> Iterator[CallDifference]:
     if _shape(old) != _shape(new):
-        # Where it lies then differs as a matter of course.
+        # The sharding of another shape always differs.
         return
     before, after = (a.sharding if a.committed else None for a in (old, new))
     if (before is None) != (after is None):
-        yield Difference("commitment", new.path, _committed_text(before), _committed_text(after))
+        yield CallDifference(
+            "commitment", new.path, _committed_text(before), _committed_text(after)
+        )
     elif before is not None and after is not None:
         if not after.is_equivalent_to(before, len(_shape(new))):
             part = "sharding" if before.memory_kind == after.memory_kind else "memory kind"
-            yield Difference(part, new.path, *_sharding_texts(before, after))
+            yield CallDifference(part, new.path, *_sharding_texts(before, after))
         elif old.layout != new.layout:
             texts = [str(a.layout) if a.layout else "the default layout" for a in (old, new)]
-            yield Difference("layout", new.path, texts[0], texts[1])
+            yield CallDifference("layout", new.path, texts[0], texts[1])
 
 
 def _committed_text(sharding: XLACompatibleSharding | None) -> str:
@@ -232,43 +236,43 @@ def _device_text(devices: tuple[Device, ...] | None) -> str:
     return f"{devices[0].platform} device{'s' * (len(ids) > 1)} {', '.join(shown)}"
 
 
-def _resources(before: Key, after: Key) -> Iterator[Difference]:
-    """What was said of arguments and results; another mesh in force changes that by itself."""
+def _resources(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
+    """Compare requested shardings, under an equal mesh in force."""
     olds = dict(zip((a.path for a in before.arguments), before.in_shardings, strict=True))
     for argument, new in zip(after.arguments, after.in_shardings, strict=True):
         if argument.path in olds and not _same(olds[argument.path], new):
-            texts = _said_texts(olds[argument.path], new)
-            yield Difference("in_shardings", argument.path, *texts)
+            texts = _request_texts(olds[argument.path], new)
+            yield CallDifference("in_shardings", argument.path, *texts)
     olds = dict(zip(before.result_paths, before.out_shardings, strict=True))
     for path, new in zip(after.result_paths, after.out_shardings, strict=True):
         if path in olds and not _same(olds[path], new):
-            yield Difference("out_shardings", path, *_said_texts(olds[path], new))
+            yield CallDifference("out_shardings", path, *_request_texts(olds[path], new))
 
 
 def _same(old: Sharding | None, new: Sharding | None) -> bool:
     return old is new or old == new
 
 
-def _said_texts(before: Sharding | None, after: Sharding | None) -> tuple[str, str]:
+def _request_texts(before: Sharding | None, after: Sharding | None) -> tuple[str, str]:
     if before is not None and after is not None:
         return _sharding_texts(before, after)
     first, second = ("unspecified" if s is None else described(s) for s in (before, after))
     return first, second
 
 
-def _donations(before: Key, after: Key) -> Iterator[Difference]:
+def _donations(before: CallKey, after: CallKey) -> Iterator[CallDifference]:
     words = {True: "donated", False: "not donated"}
     donated = zip(after.arguments, before.donated, after.donated, strict=True)
     for argument, old, new in donated:
         if old != new:
-            yield Difference("donation", argument.path, words[old], words[new])
+            yield CallDifference("donation", argument.path, words[old], words[new])
 
 
 def _options(
     before: tuple[tuple[str, Any], ...], after: tuple[tuple[str, Any], ...]
-) -> Iterator[Difference]:
+) -> Iterator[CallDifference]:
     olds, news = dict(before), dict(after)
     for name in sorted(olds.keys() | news.keys()):
-        old, new = (repr(d[name]) if name in d else "not given" for d in (olds, news))
+        old, new = (repr(d[name]) if name in d else "not set" for d in (olds, news))
         if old != new:
-            yield Difference("compiler option", name, old, new)
+            yield CallDifference("compiler option", name, old, new)

@@ -1,4 +1,4 @@
-"""`explain_recompile`: what a pjit-ed function compiled, and why it did so again."""
+"""Report of `explain_recompile`: cache misses of a pjit-ed function and their reasons."""
 
 import json
 from dataclasses import asdict
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from xlashard.errors import counted
 from xlashard.lazily import dataclass
+from xlashard.pjit.recompile.derived_programs import DerivedProgram
 from xlashard.pjit.recompile.explanation import Explanation, seconds_text
-from xlashard.pjit.recompile.pieces import Piece
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -16,71 +16,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecompileReport:
-    """What one function had to trace, lower and compile since it was made or cleared.
+    """Cache misses of one function since it was made or its cache cleared.
 
-    Printing it in a terminal, or with rich, shows it as a table.
+    Rich prints the report as a table.
 
     Attributes:
         function: The function's name.
-        explanations: For each call that had something to make, in order, what and why.
-        pieces: The programs of pieces that transformations made of its calls.
-        forgotten: How many more calls there were, before those.
-        hints: What to do about it.
+        explanations: The stages and reason of each cache miss, in order.
+        derived_programs: The programs that transformations derived from its calls.
+        dropped: Number of earlier cache misses that are no longer recorded.
+        hints: Changes that avoid further compilations.
     """
 
     function: str
     explanations: tuple[Explanation, ...]
-    pieces: tuple[Piece, ...]
-    forgotten: int
+    derived_programs: tuple[DerivedProgram, ...]
+    dropped: int
     hints: tuple[str, ...]
 
     @property
     def compilations(self) -> tuple[Explanation, ...]:
-        """Those for which something was compiled, or read from the persistent cache."""
+        """Explanations of calls that compiled, or read the persistent cache."""
         return tuple(e for e in self.explanations if e.kind == "compilation")
 
     @property
     def seconds(self) -> float:
-        """How long all of it took."""
-        return sum(made.seconds for made in (*self.explanations, *self.pieces))
+        """Total duration."""
+        return sum(made.seconds for made in (*self.explanations, *self.derived_programs))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The report as JSON."""
+        """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @property
     def headline(self) -> str:
-        """How many of what, in one line."""
+        """Counts and total duration in one line."""
         if not self.explanations:
-            return f"{self.function} has traced and compiled nothing yet"
+            return f"{self.function} has not been traced or compiled yet"
         done = len(self.compilations)
         rest = len(self.explanations) - done
         others = f" and {counted(rest, 'call')} only traced or lowered" if rest else ""
-        others += f", {counted(len(self.pieces), 'piece')} of transformed calls" * bool(self.pieces)
+        if self.derived_programs:
+            others += f", {counted(len(self.derived_programs), 'derived program')}"
         cost = seconds_text(self.seconds)
         return f"{self.function}: {counted(done, 'compilation')}{others}, {cost} in all"
 
     def __str__(self) -> str:
         lines = [self.headline]
-        if self.forgotten:
-            lines.append(f"  ({counted(self.forgotten, 'earlier one')} no longer remembered)")
+        if self.dropped:
+            dropped = counted(self.dropped, "earlier cache miss", "earlier cache misses")
+            lines.append(f"  ({dropped} no longer recorded)")
         lines += [f"  {explanation.text(self.function)}" for explanation in self.explanations]
-        lines += [f"  {piece}" for piece in self.pieces]
+        lines += [f"  {derived}" for derived in self.derived_programs]
         lines += [f"  hint: {hint}" for hint in self.hints]
         return "\n".join(lines)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.text import Text  # takes long to import, and few need it
+        from rich.text import Text  # slow to import, and rarely needed
 
         yield Text(self.headline, style="bold")
         if self.explanations:
             yield self._table()
-        for piece in self.pieces:
-            yield Text(str(piece))
+        for derived in self.derived_programs:
+            yield Text(str(derived))
         for hint in self.hints:
             yield Text(f"hint: {hint}", style="green")
 
@@ -88,7 +90,7 @@ class RecompileReport:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("", "made", "called at", "tracing", "lowering", "compiling", "because")
+        table = Table("", "stage", "called at", "tracing", "lowering", "compiling", "reason")
         for e in self.explanations:
             parts = (e.trace_seconds, e.lower_seconds, e.compile_seconds)
             times = ("" if part is None else seconds_text(part) for part in parts)
