@@ -121,7 +121,7 @@ def test_resharded_argument_is_named(mesh: Mesh) -> None:
         assert_no_resharding(step, (on_one,))
     text = str(caught.value)
     assert "reshards state['w'] before it runs" in text
-    assert "P('data')" in text.partition("Moved before such a call")[2]
+    assert "P('data')" in text.partition("Moved before each call")[2]
 
 
 def test_resharded_value_is_named(mesh: Mesh, x: Array) -> None:

@@ -9,8 +9,8 @@ from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
 from xlashard.pjit.executable import Executable
-from xlashard.pjit.report.parts import CollectiveReport, MemoryReport
-from xlashard.pjit.report.text import collectives_text, moves_text, values_text
+from xlashard.pjit.report.model import CollectiveReport, MemoryReport
+from xlashard.pjit.report.program_report import collectives_text, moves_text, values_text
 from xlashard.pjit.signature import function_name
 from xlashard.program.collectives import KINDS
 from xlashard.wording import in_bytes

@@ -9,7 +9,7 @@ import pytest
 from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax import compiling
-from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo import Frame
 
 pytestmark = pytest.mark.usefixtures("partitioner")
@@ -90,14 +90,14 @@ USER, LIBRARY = "/home/me/train.py", "/usr/lib/site-packages/flax/linear.py"
     ],
 )
 def test_the_line_shown_is_the_users_innermost_in_the_function(stack, shown):
-    sources = Sources.of(f"step at {USER}:19")
+    sources = SourceLocator.of(f"step at {USER}:19")
     line = sources.line([Frame(*frame) for frame in stack])
     assert (None if line is None else line.line) == shown
     assert line is None or line.in_user_file == (line.file == USER)
 
 
 def test_a_function_from_a_library_is_told_by_its_own_lines():
-    sources = Sources.of(f"step at {LIBRARY}:19")
+    sources = SourceLocator.of(f"step at {LIBRARY}:19")
     stack = [Frame(LIBRARY, 5, "layer"), Frame(LIBRARY, 20, "Model.step"), Frame(USER, 30, "main")]
     found = sources.line(stack)
     assert (found.file, found.line, found.in_user_file) == (LIBRARY, 5, False)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.model import (
     CollectiveReport,
     SourceLine,
     ValueReport,

@@ -23,7 +23,7 @@ from tests.tpu.preflight.example_parts import (
     line,
     value,
 )
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.model import (
     DonationReport,
     ReplicationReport,
 )

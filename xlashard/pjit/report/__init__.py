@@ -1,7 +1,7 @@
-"""The picture of a program: `explain` and the report that it gives."""
+"""`explain`, and the report of a compiled program that it returns."""
 
 from xlashard.pjit.report.explain import explain
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
     DonationReport,
@@ -12,7 +12,7 @@ from xlashard.pjit.report.parts import (
     SourceLine,
     ValueReport,
 )
-from xlashard.pjit.report.report import ProgramReport
+from xlashard.pjit.report.program_report import ProgramReport
 
 __all__ = [
     "CollectiveReport",

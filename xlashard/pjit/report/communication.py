@@ -1,4 +1,4 @@
-"""What a program sends between its devices, with the user's names for axes, values and lines."""
+"""Describe a program's collectives with the user's names of axes, values and lines."""
 
 import sysconfig
 from collections.abc import Collection, Sequence
@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from xlashard.geometry import DeviceGroups, DevicePairs, MeshGrid
-from xlashard.pjit.report.parts import CollectiveReport, SourceLine
+from xlashard.pjit.report.model import CollectiveReport, SourceLine
 from xlashard.program import Collective
 from xlashard.program.collectives import along_text
 from xlashard.program.hlo import Frame
@@ -18,15 +18,15 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
 
 @lru_cache(maxsize=1024)
 def _is_users_file(file: str) -> bool:
-    """Whether a file is none of Python's own, of an installed package or of xlashard."""
+    """Return False for files of Python, of installed packages and of xlashard."""
     if {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
     return not any(Path(file).is_relative_to(root) for root in (_PACKAGE, *_INSTALLED))
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Which line of a stack to show.
+class SourceLocator:
+    """Picks the line of a stack that a report shows.
 
     Attributes:
         function: The name of the function that became the program.
@@ -37,16 +37,16 @@ class Sources:
     file: str
 
     @classmethod
-    def of(cls, described: str | None) -> "Sources":
-        """For a function that JAX describes as `step at model.py:12`."""
+    def of(cls, described: str | None) -> "SourceLocator":
+        """Make a locator for a function that JAX describes as `step at model.py:12`."""
         name, _, place = (described or "").partition(" at ")
         return cls(name, place.rpartition(":")[0])
 
     def line(self, frames: Sequence[Frame]) -> SourceLine | None:
-        """The innermost line of the user's files inside the function, else the innermost line.
+        """Return the innermost line of the user's files inside the function, else the innermost.
 
         Args:
-            frames: A stack, innermost first. Its outer end is whoever had the function traced.
+            frames: A stack, innermost first. Its outer end is the code that traced the function.
         """
         own = [i for i, frame in enumerate(frames) if self._is_of_function(frame)]
         inside = frames[: own[-1] + 1] if own else frames
@@ -56,7 +56,7 @@ class Sources:
         return SourceLine(frame.file, frame.line, frame.function, _is_users_file(frame.file))
 
     def own_line(self, frames: Sequence[Frame]) -> SourceLine | None:
-        """The same, but None where no line is the function's own, if it is known which it is."""
+        """Return `line(frames)`, or None if a known function is not on the stack."""
         if self.file and not any(map(self._is_of_function, frames)):
             return None
         return self.line(frames)
@@ -69,38 +69,38 @@ def describe_collectives(
     collectives: Sequence[Collective],
     grid: MeshGrid | None,
     arguments: Collection[str],
-    sources: Sources,
+    sources: SourceLocator,
 ) -> tuple[CollectiveReport, ...]:
-    """Puts collectives together that do the same for the same reason; most sent bytes first.
+    """Group equal collectives with the same cause, most sent bytes first.
 
     Args:
-        collectives: Those of the program.
+        collectives: The collectives of the program.
         grid: The mesh that names axes, or None.
         arguments: The paths of the program's arguments.
-        sources: Which lines to show.
+        sources: Picks the lines to show.
     """
     alike: dict[CollectiveReport, list[Collective]] = {}
     for collective in collectives:
-        described = describe_kind(collective, grid, arguments, sources)
+        described = describe_collective(collective, grid, arguments, sources)
         alike.setdefault(described, []).append(collective)
-    reports = [added_up(described, found) for described, found in alike.items()]
+    reports = [with_totals(described, found) for described, found in alike.items()]
     return tuple(sorted(reports, key=lambda r: -r.sent_bytes))
 
 
-def describe_kind(
-    c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: Sources
+def describe_collective(
+    c: Collective, grid: MeshGrid | None, arguments: Collection[str], sources: SourceLocator
 ) -> CollectiveReport:
-    """One collective, without its counts and bytes: the same for all that do the same.
+    """Describe a collective without its counts and bytes, which equal ones may differ in.
 
     Args:
         c: The collective.
         grid: The mesh that names axes, or None.
         arguments: The paths of the program's arguments.
-        sources: Which lines to show.
+        sources: Picks the lines to show.
     """
     parts = None if grid is None else c.axes(grid)
-    # A gather is there for whoever wants the whole value; others for what they work on.
-    wanted = c.kind == "all-gather" or not c.frames
+    # The cause of a gather is the consumer of the whole value; of others it is their own operation.
+    has_consumer = c.kind == "all-gather" or not c.frames
     return CollectiveReport(
         kind=c.kind,
         along=along_text(c, grid),
@@ -117,11 +117,11 @@ def describe_kind(
         payload_bytes=0,
         sent_bytes=0,
         op_name=c.op_name,
-        # XLA calls an argument by its path, and whatever gathers it by that too.
+        # XLA names an argument by its path, and a gather of it likewise.
         argument=c.op_name if c.op_name in arguments else "",
         source=sources.line(c.frames),
-        needed_by=c.needed_by if wanted else "",
-        needed_by_source=sources.line(c.needed_by_frames) if wanted else None,
+        needed_by=c.needed_by if has_consumer else "",
+        needed_by_source=sources.line(c.needed_by_frames) if has_consumer else None,
         groups=None if parts is not None else _positions(c.groups),
     )
 
@@ -130,11 +130,11 @@ def _positions(groups: DeviceGroups | DevicePairs) -> tuple[tuple[int, ...], ...
     return groups.pairs if isinstance(groups, DevicePairs) else groups.devices()
 
 
-def added_up(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
-    """The report of collectives that are described alike.
+def with_totals(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:
+    """Return the report of equal collectives, with their totals.
 
     Args:
-        described: What `describe_kind` says of each.
+        described: The result of `describe_collective` for each.
         found: The collectives.
     """
     return replace(

@@ -17,10 +17,10 @@ from xlashard.pjit.face import Face
 from xlashard.pjit.function import Function
 from xlashard.pjit.lower import Order
 from xlashard.pjit.report.communication import describe_collectives
-from xlashard.pjit.report.facts import facts_of
-from xlashard.pjit.report.parts import CostReport, MemoryReport, PlaceReport
+from xlashard.pjit.report.facts import compiled_facts
+from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
+from xlashard.pjit.report.program_report import ProgramReport
 from xlashard.pjit.report.replication import describe_replications
-from xlashard.pjit.report.report import ProgramReport
 from xlashard.pjit.report.values import (
     Program,
     describe_donations,
@@ -78,7 +78,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
         )
     match fun:
         case Executable():
-            return Program(fun._face, facts_of(fun._prepared))
+            return Program(fun._face, compiled_facts(fun._prepared))
         case Traced():
             return _of_stage(fun.lower())
         case Lowered():
@@ -108,7 +108,7 @@ def _of_stage(lowered: Lowered) -> Program:
 
 
 def _of_order(function: Function, call: Call, order: Order) -> Program:
-    return Program(Face.of(call), facts_of(function.compile(call, order)), call)
+    return Program(Face.of(call), compiled_facts(function.compile(call, order)), call)
 
 
 def _not_ours(fun: Any) -> str:

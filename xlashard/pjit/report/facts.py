@@ -16,7 +16,7 @@ from xlashard.program.readback import settled_shardings
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class CompiledFacts:
     """A program's values and what became of them.
 
     Attributes:
@@ -52,10 +52,10 @@ class Facts:
         return len(self.parts.in_avals) - sum(self.kept)
 
 
-def facts_of(prepared: Prepared) -> Facts:
+def compiled_facts(prepared: Prepared) -> CompiledFacts:
     """The facts of a compiled program."""
     program, lowered = prepared.program, prepared.lowered
-    return Facts(
+    return CompiledFacts(
         parts=program.parts,
         kept=prepared.kept,
         written=prepared.written,
@@ -68,7 +68,7 @@ def facts_of(prepared: Prepared) -> Facts:
 
 
 @dataclass(frozen=True)
-class ProgramText:
+class HloTexts:
     """All that there is of a program that the compiler did not finish.
 
     Attributes:
@@ -81,9 +81,9 @@ class ProgramText:
     dealt_out: str
 
 
-def facts_of_text(
-    lowered: LoweredProgram, interface: Interface, placement: Placement, text: ProgramText
-) -> Facts:
+def facts_from_hlo(
+    lowered: LoweredProgram, interface: Interface, placement: Placement, text: HloTexts
+) -> CompiledFacts:
     """The facts of a program that the compiler did not finish.
 
     Args:
@@ -110,7 +110,7 @@ def facts_of_text(
         body=lowered.body,
     )
     aliases = analysis.aliases_in(header)
-    return Facts(
+    return CompiledFacts(
         parts=said_as(parts, placement, interface.kept_arguments),
         kept=interface.kept_arguments,
         written=interface.references,

@@ -1,20 +1,20 @@
-"""Rows that differ in an index only, as one: layers of a list, members of a tuple."""
+"""Merge rows whose paths differ only in an index: layers of a list, members of a tuple."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.cell_formatting import operation_text
+from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     MoveReport,
     ValueReport,
 )
-from xlashard.pjit.report.words import operation_text
 
 
 def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
-    """Values of one type and sharding whose paths are alike, as one each with the sum of bytes."""
+    """Merge values of one type and sharding with similar paths; sum their bytes."""
     return [
         replace(
             group[0],
@@ -27,7 +27,7 @@ def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
 
 
 def merged_collectives(found: Sequence[CollectiveReport]) -> list[CollectiveReport]:
-    """Collectives of one line whose arguments are alike, the most sent bytes first."""
+    """Merge collectives of one line with similar arguments, most sent bytes first."""
     merged = [
         replace(
             group[0],
@@ -52,7 +52,7 @@ def _reason(c: CollectiveReport) -> Hashable:
 
 
 def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
-    """Moves from one sharding to another whose arguments are alike, the biggest first."""
+    """Merge moves between the same shardings with similar arguments, the largest first."""
     merged = [
         replace(
             group[0],
@@ -66,7 +66,7 @@ def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
 
 
 def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
-    """Donations whose arguments and results are alike."""
+    """Merge donations with similar arguments and results."""
     return [
         replace(
             group[0],
@@ -74,11 +74,11 @@ def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
             result=_path([d.result for d in group], count=False),
             device_bytes=sum(d.device_bytes for d in group),
         )
-        for group in _groups(found, _fate)
+        for group in _groups(found, _outcome)
     ]
 
 
-def _fate(d: DonationReport) -> Hashable:
+def _outcome(d: DonationReport) -> Hashable:
     return d.donated, _pattern(d.path), _pattern(d.result), _pattern(d.reason)
 
 
@@ -90,15 +90,12 @@ def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T
 
 
 def _pattern(path: str) -> str:
-    """A path without its indices."""
+    """Replace the indices of a path."""
     return re.sub(r"\[\d+\]", "[*]", path)
 
 
 def _path(paths: Sequence[str], *, count: bool = True) -> str:
-    """One path for several that are alike: `layers[*].w (12)`.
-
-    Indices that are the same in all of them stay.
-    """
+    """Format one path for similar ones: `layers[*].w (12)`. Common indices stay."""
     first, *others = [re.split(r"(\[\d+\])", path) for path in paths]
     if not others:
         return paths[0]

@@ -1,12 +1,16 @@
-"""Values that are held more often than anyone said they should be."""
+"""Find values with more copies than requested."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.report.closings import Closing, find_closings, result_constraints
-from xlashard.pjit.report.communication import Sources
-from xlashard.pjit.report.parts import ReplicationKind, ReplicationReport
+from xlashard.pjit.report.closed_dimensions import (
+    ClosedDimension,
+    find_closed_dimensions,
+    result_constraints,
+)
+from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.model import ReplicationKind, ReplicationReport
 from xlashard.pjit.report.values import Program, Value, spec_text
 from xlashard.program import Collective, is_open
 from xlashard.sharding import Mesh, NamedSharding, Sharding
@@ -15,9 +19,9 @@ from xlashard.wording import typed
 
 
 def describe_replications(
-    program: Program, collectives: Sequence[Collective], sources: Sources
+    program: Program, collectives: Sequence[Collective], sources: SourceLocator
 ) -> tuple[ReplicationReport, ...]:
-    """Finds them, those first that waste most."""
+    """Find values with more copies than requested, most wasted bytes first."""
     mesh = program.mesh
     if mesh is None or len(program.plan.devices) == 1:
         return ()
@@ -30,15 +34,15 @@ def describe_replications(
 
 
 def _results(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
-    """Results of which nothing was said and that no axis cuts, though it cuts an argument.
+    """Yield results without a requested sharding that are not sharded over an argument's axis.
 
-    One that lies as an argument of its shape and dtype does is what it was meant to be.
+    A result with the sharding of an argument of its shape and dtype is as intended.
     """
-    dealt = _axes_of((*program.arguments, *program.closed_over))
+    used = _axes_of((*program.arguments, *program.closed_over))
     for value, requested in zip(program.results, _requested(program), strict=True):
         if requested is None and not _is_like_an_argument(program, value):
             dims = tuple(range(value.aval.ndim))
-            report = _report("result", value, dims, [a for a in mesh.axis_names if a in dealt])
+            report = _report("result", value, dims, [a for a in mesh.axis_names if a in used])
             if report is not None:
                 yield report
 
@@ -49,13 +53,13 @@ def _axes_of(values: Iterable[Value]) -> set[str]:
 
 
 def _is_like_an_argument(program: Program, value: Value) -> bool:
-    """Whether a result lies as an argument of the same shape and dtype does."""
+    """Return True if an argument of the same shape and dtype has the sharding of a result."""
     type_ = value.aval.shape, value.aval.dtype
-    alike = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
-    mine = value.sharding
+    shardings = (a.sharding for a in program.arguments if (a.aval.shape, a.aval.dtype) == type_)
+    own = value.sharding
     return any(
-        mine is not None and s is not None and mine.is_equivalent_to(s, value.aval.ndim)
-        for s in alike
+        own is not None and s is not None and own.is_equivalent_to(s, value.aval.ndim)
+        for s in shardings
     )
 
 
@@ -71,14 +75,14 @@ def _requested(program: Program) -> list[Sharding | None]:
 
 
 def _open_dims(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
-    """Yield arguments and results with an unconstrained dimension that came out whole."""
+    """Yield arguments and results with an unconstrained dimension that was left unsharded."""
     shardings = [*(value.placed for value in program.arguments), *_requested(program)]
-    for value, said in zip((*program.arguments, *program.results), shardings, strict=True):
+    for value, requested in zip((*program.arguments, *program.results), shardings, strict=True):
         sharding = value.sharding
-        if not isinstance(said, NamedSharding) or not is_open(said) or sharding is None:
+        if not isinstance(requested, NamedSharding) or not is_open(requested) or sharding is None:
             continue
         counts = sharding.rank_tiling(value.aval.ndim).counts
-        dims = said.normal_spec.for_rank(value.aval.ndim)
+        dims = requested.normal_spec.for_rank(value.aval.ndim)
         whole = tuple(i for i, axes in enumerate(dims) if axes is None and counts[i] == 1)
         report = _report("open dimension", value, whole, mesh.axis_names)
         if report is not None:
@@ -88,7 +92,7 @@ def _open_dims(program: Program, mesh: Mesh) -> Iterator[ReplicationReport]:
 def _report(
     kind: ReplicationKind, value: Value, dims: Sequence[int], axes: Iterable[str]
 ) -> ReplicationReport | None:
-    """What dimensions of a value lose by not being cut by axes; None if these couldn't."""
+    """Report bytes wasted by not sharding dimensions over axes; None if no dimension divides."""
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding):
         return None
@@ -112,7 +116,7 @@ def _report(
 
 
 def _fitting(size: int, axes: dict[str, int]) -> list[str]:
-    """Axes by which a size divides, one after the other."""
+    """List the axes that a size can be sharded over, one after the other."""
     fitting = []
     for name, count in axes.items():
         if size and size % count == 0:
@@ -122,46 +126,46 @@ def _fitting(size: int, axes: dict[str, int]) -> list[str]:
 
 
 def _constraints(
-    program: Program, collectives: Sequence[Collective], mesh: Mesh, sources: Sources
+    program: Program, collectives: Sequence[Collective], mesh: Mesh, sources: SourceLocator
 ) -> Iterator[ReplicationReport]:
-    """Constraints that close dimensions which were cut, and for which the program gathers.
+    """Yield constraints that close sharded dimensions, where the program gathers for them.
 
-    The partitioner may gather at the constraint, or before the operations on the way to it. So a
-    gather counts if it runs along an axis that the constraint closes, and deals with the value of
-    one of those operations, told by its line, or with the argument that they begin with.
+    The partitioner may gather at the constraint, or before an operation that precedes it. A gather
+    is attributed to a constraint if it runs along an axis that the constraint closes, and if its
+    line is that of one of these operations, or its value is the argument that they begin with.
     """
     gathers = [c for c in collectives if c.kind == "all-gather"]
     if program.call is None or not gathers:
         return
     grid = grid_of(mesh)
     placed = [(value.path, value.sharding) for value in program.arguments]
-    for closing in find_closings(program.call.traced.jaxpr, placed):
-        forced = [c for c in gathers if _is_forced(c, closing, grid)]
+    for closed in find_closed_dimensions(program.call.traced.jaxpr, placed):
+        forced = [c for c in gathers if _is_forced(c, closed, grid)]
         if not forced:
             continue
         names = {part.name for c in forced for part in c.axes(grid) or ()}
         yield ReplicationReport(
             kind="constraint",
-            path=typed(closing.aval.dtype, closing.aval.shape),
-            spec=spec_text(closing.sharding),
-            dims=closing.dims,
-            axes=tuple(a for a in mesh.axis_names if a in names & closing.axes),
+            path=typed(closed.aval.dtype, closed.aval.shape),
+            spec=spec_text(closed.sharding),
+            dims=closed.dims,
+            axes=tuple(a for a in mesh.axis_names if a in names & closed.axes),
             wasted_bytes=sum(c.times * (c.result_bytes - c.operand_bytes) for c in forced),
-            source=sources.line(closing.frames),
+            source=sources.line(closed.frames),
         )
 
 
-def _is_forced(gather: Collective, closing: Closing, grid: MeshGrid) -> bool:
+def _is_forced(gather: Collective, closed: ClosedDimension, grid: MeshGrid) -> bool:
     along = {part.name for part in gather.axes(grid) or ()}
-    if not along & closing.axes:
+    if not along & closed.axes:
         return False
     if not gather.frames:
-        return gather.op_name in closing.arguments
-    return (gather.frames[0].file, gather.frames[0].line) in closing.lines
+        return gather.op_name in closed.arguments
+    return (gather.frames[0].file, gather.frames[0].line) in closed.lines
 
 
-def could_be_cut(program: Program, value: Value) -> bool:
-    """Whether every device holds a value whole, though a mesh axis would divide it."""
+def is_needlessly_replicated(program: Program, value: Value) -> bool:
+    """Return True if a value is replicated although a mesh axis divides one of its dimensions."""
     mesh, sharding = program.mesh, value.sharding
     if mesh is None or sharding is None or sharding.num_devices == 1:
         return False

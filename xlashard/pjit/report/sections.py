@@ -1,36 +1,36 @@
-"""Parts of a report that stand in more than one kind of it."""
+"""Sections that program reports and preflight reports share."""
 
 from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from xlashard.pjit.report.cell_formatting import (
+    decided_text,
+    line_text,
+    operation_text,
+    sharding_text,
+    short_type,
+)
 from xlashard.pjit.report.merging import merged_donations, merged_values
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     ReplicationReport,
     ValueReport,
 )
 from xlashard.pjit.report.tables import WIDE, Page, section, table
-from xlashard.pjit.report.words import (
-    decided,
-    line_text,
-    operation_text,
-    sharding_text,
-    short_type,
-)
 from xlashard.wording import in_bytes
 
 
 def runs_text(c: CollectiveReport) -> str:
-    """How often, where that is more than once or not sure."""
+    """Format the number of executions, if it is not a certain 1."""
     times = f" ×{c.times}" if c.times > 1 else ""
     return f"{times}{'' if c.times_known else ' ×?'}{' in a branch' if c.conditional else ''}"
 
 
 def cause_text(c: CollectiveReport, page: Page) -> Text:
-    """The line and operation behind a collective: for a gather whoever wants it, if known."""
+    """Format the line and operation of a collective, or of the consumer of a gather."""
     gathers = c.kind == "all-gather" and not c.op_name.endswith("sharding_constraint")
     name, source = c.op_name, c.source
     if c.needed_by and (gathers or source is None):
@@ -42,18 +42,18 @@ def cause_text(c: CollectiveReport, page: Page) -> Text:
     if c.argument:
         cause.append_text(page.path(c.argument))
     else:
-        cause.append(operation_text(name) or "XLA doesn't say", "dim")
+        cause.append(operation_text(name) or "unknown to XLA", "dim")
     return cause
 
 
 def values_section(title: str, values: Sequence[ValueReport], page: Page) -> RenderableType | None:
-    """The largest arguments or results, and how they are dealt out."""
+    """Return the table of the largest arguments or results with their shardings."""
     if not values:
         return None
     largest = values
     if not page.is_full:
         largest = sorted(merged_values(values), key=lambda v: -v.device_bytes)
-    words = {decided(v) for v in values}
+    words = {decided_text(v) for v in values}
     total, held = sum(v.nbytes for v in values), sum(v.device_bytes for v in values)
     note = f"{len(values)}: {in_bytes(total)}, {in_bytes(held)} on each device"
     if len(words) == 1 and (word := words.pop()):
@@ -67,12 +67,12 @@ def values_section(title: str, values: Sequence[ValueReport], page: Page) -> Ren
         "sharding × copies": [sharding_text(v) for v in shown],
     }
     if words:
-        columns["decided by"] = [decided(v) for v in shown]
+        columns["decided by"] = [decided_text(v) for v in shown]
     return section(title, note, _value_table([v.path for v in shown], columns, page), rest)
 
 
 def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page) -> RenderableType:
-    """A table of values; what says least gives way to paths that tell them apart."""
+    """Return a table of values, without the column `whole` if paths would be ambiguous."""
     headed = [[name, *column] for name, column in columns.items()]
     shown = page.paths(paths, headed) if page.width >= WIDE else None
     if shown is None:
@@ -86,7 +86,7 @@ def _value_table(paths: Sequence[str], columns: dict[str, list[str]], page: Page
 
 
 def donations_section(found: Sequence[DonationReport], page: Page) -> RenderableType | None:
-    """What was donated for nothing, and what could be donated."""
+    """Return the table of unused donations and of arguments that could be donated."""
     if not found:
         return None
     reused = [d for d in found if d.is_reused]
@@ -123,7 +123,7 @@ def _donation_text(d: DonationReport, page: Page) -> Text:
 
 
 def replications_section(found: Sequence[ReplicationReport], page: Page) -> RenderableType | None:
-    """What is held more often than anyone said."""
+    """Return the table of values with more copies than requested."""
     if not found:
         return None
     rows = [
@@ -136,7 +136,7 @@ def replications_section(found: Sequence[ReplicationReport], page: Page) -> Rend
     ]
     return section(
         "Replicated silently",
-        "what each device holds, or gathers, that nobody asked for",
+        "bytes that each device holds or gathers without a request",
         table((">wastes", "value", "why"), rows),
         page.rest(found, lambda r: r.wasted_bytes),
     )
@@ -148,8 +148,8 @@ def _why(r: ReplicationReport) -> str:
     match r.kind:
         case "constraint":
             line = "" if r.source is None else f" at {line_text(r.source)}"
-            return f"the constraint{line} closes {what}: gathered along {axes}"
+            return f"the constraint{line} unshards {what}: gathered along {axes}"
         case "open dimension":
-            return f"{what} left open, and left whole by the partitioner; {axes} could cut it"
+            return f"{what} left UNCONSTRAINED and not sharded by XLA; {axes} could shard it"
         case _:
-            return f"unspecified; {axes}, which cuts an argument, could cut {what}"
+            return f"unspecified; {axes}, which shards an argument, could shard {what}"

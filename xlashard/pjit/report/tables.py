@@ -1,4 +1,4 @@
-"""Tables and headings of a report, in as much room as there is."""
+"""Tables and headings of a report, fitted to the width of the console."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -7,23 +7,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from xlashard.pjit.report.words import short_path
+from xlashard.pjit.report.cell_formatting import short_path
 from xlashard.wording import in_bytes
 
 SHOWN = 8
-"""Rows of a table that are shown where not all are asked for."""
+"""Rows of a table that a short report shows."""
 
 WIDE = 100
-"""From this width on there is room for columns that say no more than others do."""
+"""Minimum width for redundant columns."""
 
 
 class Page:
-    """How much there is room for.
+    """Width and detail of a printed report.
 
     Args:
         width: Columns.
         full: Whether every row is shown.
-        more: What to write to see every row.
+        more: Code that shows every row.
     """
 
     def __init__(self, width: int, full: bool, more: str = "report.print(all=True)") -> None:
@@ -32,25 +32,25 @@ class Page:
         self._more = more
 
     def rows[T](self, values: Sequence[T]) -> Sequence[T]:
-        """Those to show."""
+        """Return the values to show."""
         return values if self.is_full else values[:SHOWN]
 
     def rest[T](self, values: Sequence[T], nbytes: Callable[[T], int]) -> str:
-        """What the others come to."""
+        """Format the number and bytes of the omitted values."""
         left = values[len(self.rows(values)) :]
         return self.left(len(left), f"more, {in_bytes(sum(map(nbytes, left)))}")
 
     def left(self, count: int, what: str = "more") -> str:
-        """That so many others are left out, and how to see them; empty for none."""
+        """Format the number of omitted rows with the code that shows them; empty for 0."""
         return f"and {count} {what}: {self._more}" if count else ""
 
     def path(self, path: str) -> Text:
-        """A path as the room of half a line allows."""
+        """Format a path in half a line."""
         most = max(24, self.width // 2 - 12)
         return Text(path if self.is_full else short_path(path, most), style="green")
 
     def paths(self, paths: Sequence[str], columns: Sequence[Sequence[str]]) -> list[Text] | None:
-        """Paths beside other columns, or None if they could not be told apart in that room."""
+        """Format paths beside other columns; return None if shortened paths would be ambiguous."""
         taken = sum(max(map(len, column)) + 2 for column in columns)
         room = max(20, self.width - taken - 4)
         short = paths if self.is_full else [short_path(path, room) for path in paths]
@@ -60,7 +60,7 @@ class Page:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
-    """A table; a column whose name begins with `>` is set to the right and never broken."""
+    """Return a table; a column whose name begins with `>` is right-aligned and not wrapped."""
     table = Table(
         box=None,
         padding=(0, 2, 0, 0),
@@ -84,7 +84,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[RenderableType]]) -> R
 def head(
     name: str, where: Sequence[str], facts: Iterable[tuple[str, str | Text]]
 ) -> RenderableType:
-    """What is reported on, where it runs, and the facts that matter most."""
+    """Return the head of a report: its subject, devices and main facts."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -95,7 +95,7 @@ def head(
 
 
 def section(title: str, note: str, body: RenderableType | None, rest: str = "") -> RenderableType:
-    """A heading, what stands under it, and what the rows that are left out come to."""
+    """Return a heading, its body, and a line about the omitted rows."""
     heading = Text.assemble("\n", (title, "bold"), (f"  {note}" if note else "", "dim"))
     parts: list[RenderableType] = [heading]
     if body is not None:

@@ -16,9 +16,9 @@ from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.call import Call
 from xlashard.pjit.face import Face
-from xlashard.pjit.report.communication import Sources
-from xlashard.pjit.report.facts import Facts
-from xlashard.pjit.report.parts import Decided, DonationReport, MoveReport, ValueReport
+from xlashard.pjit.report.communication import SourceLocator
+from xlashard.pjit.report.facts import CompiledFacts
+from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, ValueReport
 from xlashard.program import ProgramPlan
 from xlashard.sharding import (
     GSPMDSharding,
@@ -102,7 +102,7 @@ class Program:
     """
 
     face: Face
-    facts: Facts
+    facts: CompiledFacts
     call: Call | None = None
 
     @property
@@ -123,10 +123,12 @@ class Program:
         return self.plan.mesh or next(meshes, None)
 
     @cached_property
-    def sources(self) -> Sources:
+    def sources(self) -> SourceLocator:
         """Which lines of the program's source a report shows."""
         call = self.call
-        return Sources.of(None if call is None else call.traced.jaxpr.debug_info.func_src_info)
+        return SourceLocator.of(
+            None if call is None else call.traced.jaxpr.debug_info.func_src_info
+        )
 
     @cached_property
     def text(self) -> str:

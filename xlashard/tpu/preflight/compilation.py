@@ -14,7 +14,7 @@ from typing import Any
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.face import Face
-from xlashard.pjit.report.facts import ProgramText, facts_of, facts_of_text
+from xlashard.pjit.report.facts import HloTexts, compiled_facts, facts_from_hlo
 from xlashard.pjit.report.values import Program
 from xlashard.program.collectives import Collective
 from xlashard.program.hlo import HloText, read_hlo
@@ -85,10 +85,10 @@ class Compilation:
         """Facts for reports, with or without an executable."""
         lowered, call = self.lowered, self.lowered._traced._call
         if self.compiled is not None:
-            return Program(Face.of(call), facts_of(self.compiled._prepared), call)
-        text = ProgramText(self.dump.hlo, self.dump.before_partitioning)
+            return Program(Face.of(call), compiled_facts(self.compiled._prepared), call)
+        text = HloTexts(self.dump.hlo, self.dump.before_partitioning)
         placement = lowered._order.placement
-        facts = facts_of_text(lowered._program, lowered._interface, placement, text)
+        facts = facts_from_hlo(lowered._program, lowered._interface, placement, text)
         return Program(Face.of(call), facts, call)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo import read_hlo
 from xlashard.tpu.preflight.memory.buffer_assignment import Allocation, BufferValue, read_buffers
 from xlashard.tpu.preflight.memory.live_ranges import (
@@ -15,7 +15,7 @@ from xlashard.tpu.preflight.memory.live_ranges import (
     read_live_ranges,
 )
 
-NOWHERE = Sources("", "")
+NOWHERE = SourceLocator("", "")
 
 
 def heap(*values: tuple[str, int, int]) -> Allocation:

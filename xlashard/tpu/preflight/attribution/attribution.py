@@ -9,8 +9,8 @@ from typing import Any
 
 from xlashard._jax.dataflow import is_variable, source_line
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.report.communication import Sources, added_up, describe_kind
-from xlashard.pjit.report.parts import CollectiveReport
+from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
+from xlashard.pjit.report.model import CollectiveReport
 from xlashard.program.collectives import Collective
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
@@ -111,7 +111,7 @@ class Attributor:
     dataflow: HloDataflow
     shardings: ValueShardings
     grid: MeshGrid
-    sources: Sources
+    sources: SourceLocator
     results: tuple[bool, ...]
     collectives: tuple[Collective, ...]
 
@@ -280,7 +280,7 @@ def describe_traffic(
     call = lowered._traced._call
     paths = call.traced.arg_names
     jaxpr = call.traced.jaxpr
-    sources = Sources.of(jaxpr.debug_info.func_src_info)
+    sources = SourceLocator.of(jaxpr.debug_info.func_src_info)
     placed = lowered._order.placement.in_shardings
     shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
     specified = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
@@ -290,7 +290,7 @@ def describe_traffic(
     alike: dict[tuple[CollectiveReport, Attribution], _Alike] = {}
     for collective in attributor.collectives:
         judgement = attributor.attribute(collective)
-        described = describe_kind(collective, grid, frozenset(paths), sources)
+        described = describe_collective(collective, grid, frozenset(paths), sources)
         alike.setdefault((described, judgement), _Alike()).add(collective, network.of(collective))
     reports = [_report(described, why, found) for (described, why), found in alike.items()]
     return tuple(sorted(reports, key=lambda r: (-r.seconds, -r.collective.sent_bytes)))
@@ -298,7 +298,7 @@ def describe_traffic(
 
 def _report(described: CollectiveReport, why: Attribution, found: _Alike) -> TrafficReport:
     return TrafficReport(
-        collective=added_up(described, found.collectives),
+        collective=with_totals(described, found.collectives),
         network="dcn" if found.dcn_bytes > found.ici_bytes else "ici",
         seconds=found.seconds,
         origin=why.origin,

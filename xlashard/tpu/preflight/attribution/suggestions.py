@@ -8,7 +8,7 @@ from typing import Any
 
 from xlashard._jax.dataflow import Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding
 from xlashard.tpu.preflight.attribution.collective_context import (
@@ -36,7 +36,7 @@ class SuggestionFinder:
 
     context: CollectiveContext
     grid: MeshGrid
-    sources: Sources
+    sources: SourceLocator
 
     def text(self) -> str:
         """Return the suggestion, or at least the lines to look at."""

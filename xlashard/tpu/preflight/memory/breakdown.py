@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
-from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.values import Program, describe_inputs, describe_outputs
 from xlashard.program.hlo import Computation, HloText
 from xlashard.tpu.preflight.compilation import Compilation

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from xlashard.pjit.report.communication import Sources
+from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.calls import BRANCHES, Run, runs_of
 from xlashard.program.hlo import Computation, HloText, Instruction
 from xlashard.tpu.preflight.memory.buffer_assignment import HBM, Allocation, BufferValue, ShapeIndex
@@ -201,7 +201,10 @@ _RANGE = re.compile(r"^\s*([^\s{}:]+)\{([\d,\s]*)\}:\s*(\d+)-(\d+)\s*$", re.MULT
 
 
 def describe_temporaries(
-    allocations: Sequence[Allocation], ranges: LiveIntervals, module: HloText, sources: Sources
+    allocations: Sequence[Allocation],
+    ranges: LiveIntervals,
+    module: HloText,
+    sources: SourceLocator,
 ) -> tuple[TemporaryReport, ...]:
     """Return the temporaries that are live at the heap's peak, grouped, largest first.
 
@@ -230,7 +233,7 @@ def describe_temporaries(
     return tuple(sorted(together, key=lambda r: -r.device_bytes))
 
 
-def _describe(held: PeakBuffer, operations: ValueOwners, sources: Sources) -> TemporaryReport:
+def _describe(held: PeakBuffer, operations: ValueOwners, sources: SourceLocator) -> TemporaryReport:
     module = operations.module
     value = min(held.values, key=lambda v: _name_preference(v, operations))
     owner = operations.owner(value.name, value.index)

@@ -7,8 +7,16 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from xlashard.errors import counted
+from xlashard.pjit.report.cell_formatting import (
+    groups_text,
+    line_text,
+    operation_text,
+    sharding_text,
+    short_type,
+    types_text,
+)
 from xlashard.pjit.report.merging import merged_values
-from xlashard.pjit.report.parts import ValueReport
+from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
@@ -17,14 +25,6 @@ from xlashard.pjit.report.sections import (
     values_section,
 )
 from xlashard.pjit.report.tables import WIDE, Page, head, section, table
-from xlashard.pjit.report.words import (
-    groups_text,
-    line_text,
-    operation_text,
-    sharding_text,
-    short_type,
-    types_text,
-)
 from xlashard.tpu.preflight.render.formatting import (
     BOUNDS,
     NETWORKS,

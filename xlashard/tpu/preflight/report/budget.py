@@ -9,7 +9,7 @@ from typing import Literal
 
 from xlashard._jax.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.words import line_text, operation_text
+from xlashard.pjit.report.cell_formatting import line_text, operation_text
 from xlashard.program.collectives import KINDS
 from xlashard.tpu.preflight.report.preflight_model import TrafficReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport

@@ -11,8 +11,8 @@ import jax
 from xlashard._jax import analysis, compiling
 from xlashard._jax.topologies import libtpu_version
 from xlashard._version import __version__
-from xlashard.pjit.report.parts import DonationReport, ReplicationReport, ValueReport
-from xlashard.pjit.report.replication import could_be_cut, describe_replications
+from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
+from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
 from xlashard.pjit.report.values import (
     describe_donations,
     describe_inputs,
@@ -125,7 +125,9 @@ def describe_values(
     whole = [
         report
         for value, report in zip(values, (*inputs, *outputs), strict=True)
-        if report.used and report.device_bytes >= replicated_above and could_be_cut(program, value)
+        if report.used
+        and report.device_bytes >= replicated_above
+        and is_needlessly_replicated(program, value)
     ]
     collectives = collectives_of(compilation.dumped)
     return ValueReports(

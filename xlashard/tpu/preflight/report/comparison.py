@@ -5,9 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from xlashard.pjit.report.kept import PrintedReport
-from xlashard.pjit.report.parts import DonationReport, ValueReport
-from xlashard.pjit.report.words import line_text, operation_text, sharding_text, short_type
+from xlashard.pjit.report.cell_formatting import (
+    line_text,
+    operation_text,
+    sharding_text,
+    short_type,
+)
+from xlashard.pjit.report.model import DonationReport, ValueReport
+from xlashard.pjit.report.serde import PrintableReport
 from xlashard.tpu.preflight.render.formatting import BOUNDS, mesh_text, topology_text
 from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
 from xlashard.tpu.preflight.report.change_model import (
@@ -22,7 +27,7 @@ from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(PrintedReport, ComparisonFields):
+class Comparison(PrintableReport, ComparisonFields):
     """Changes from one report to another. Made by `compare`.
 
     `print(comparison)` displays it; `to_json` serializes it.

@@ -7,14 +7,14 @@ field states otherwise.
 from dataclasses import dataclass
 from typing import Literal
 
-from xlashard.pjit.report.parts import (
+from xlashard.pjit.report.model import (
     CollectiveReport,
     DonationReport,
     ReplicationReport,
     SourceLine,
     ValueReport,
 )
-from xlashard.pjit.report.records import Record
+from xlashard.pjit.report.serde import ReportFormat
 
 type Bound = Literal["compute", "hbm", "ici", "dcn"]
 """Resource that bounds the time: arithmetic, HBM, links within a slice, network between slices."""
@@ -337,7 +337,7 @@ class VersionsReport:
 FORMAT = 2
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
 
-RECORD = Record("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
+REPORT_FORMAT = ReportFormat("preflight report", FORMAT, "xlashard.preflight(f, ...).to_json()")
 """JSON serialization of a report."""
 
 

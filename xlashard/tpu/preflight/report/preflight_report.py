@@ -7,16 +7,16 @@ import typing
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from xlashard.pjit.report.kept import KeptReport
+from xlashard.pjit.report.serde import SerializableReport
 from xlashard.tpu.preflight.render.formatting import topology_text
 from xlashard.tpu.preflight.render.html import fragment, page
 from xlashard.tpu.preflight.render.terminal_report import PreflightText
-from xlashard.tpu.preflight.report.preflight_model import FORMAT, RECORD, PreflightFields
+from xlashard.tpu.preflight.report.preflight_model import FORMAT, REPORT_FORMAT, PreflightFields
 from xlashard.wording import in_bytes, in_seconds
 
 
 @dataclass(frozen=True, repr=False)
-class PreflightReport(KeptReport, PreflightFields):
+class PreflightReport(SerializableReport, PreflightFields):
     """Report of a program on a TPU topology. Made by `xlashard.preflight`.
 
     `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it as
@@ -46,7 +46,7 @@ class PreflightReport(KeptReport, PreflightFields):
         versions: Versions and flags that the report depends on.
     """
 
-    _record = RECORD
+    _format = REPORT_FORMAT
 
     @property
     def fits(self) -> bool:

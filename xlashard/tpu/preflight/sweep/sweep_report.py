@@ -13,8 +13,7 @@ from rich.text import Text
 
 from xlashard.documents import read_text
 from xlashard.errors import ArgumentError, counted
-from xlashard.pjit.report.kept import KeptReport
-from xlashard.pjit.report.records import Record
+from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, price_text
 from xlashard.tpu.preflight.report.preflight_model import PriceReport
@@ -216,7 +215,7 @@ def _result_text(result: SweepResult) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class SweepReport(KeptReport, SweepFields):
+class SweepReport(SerializableReport, SweepFields):
     """Results of a sweep, best mesh first. Made by `xlashard.preflight_sweep`.
 
     `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it.
@@ -230,7 +229,7 @@ class SweepReport(KeptReport, SweepFields):
         skipped_topologies: Topologies without a mesh of these axes.
     """
 
-    _record = Record("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
+    _format = ReportFormat("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
 
     def report(self, result: SweepResult) -> PreflightReport:
         """Return the whole report of a result.

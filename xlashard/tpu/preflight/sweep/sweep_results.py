@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from xlashard.errors import ArgumentError
-from xlashard.pjit.report.records import Record
+from xlashard.pjit.report.serde import ReportFormat
 from xlashard.tpu.preflight.report.preflight_model import Bound, PriceReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
 from xlashard.tpu.preflight.report.pricing import Price, describe_price
@@ -187,7 +187,7 @@ class SweepFields:
         return describe_price(price, facts.seconds, facts.chips, None)
 
 
-_RECORD = Record("result of a sweep", FORMAT, "the same sweep")
+_RESULT_FORMAT = ReportFormat("result of a sweep", FORMAT, "the same sweep")
 _LINES = "results.jsonl"
 _REPORTS = "reports"
 
@@ -229,7 +229,7 @@ class ResultStore:
         found = {}
         for line in text.splitlines():
             with contextlib.suppress(ArgumentError):
-                result = _RECORD.read(SweepResult, line)
+                result = _RESULT_FORMAT.read(SweepResult, line)
                 found[result.key] = result
         return {k: r for k, r in found.items() if self._is_whole(r)}
 
@@ -247,7 +247,7 @@ class ResultStore:
 
     def keep(self, result: SweepResult) -> None:
         """Append a result."""
-        line = json.dumps(_RECORD.to_dict(result), separators=(",", ":"))
+        line = json.dumps(_RESULT_FORMAT.to_dict(result), separators=(",", ":"))
         file = self.folder / _LINES
         with file.open("ab+") as lines:
             # Start a new line after a truncated one.

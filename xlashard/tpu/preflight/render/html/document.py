@@ -30,7 +30,11 @@ from xlashard.tpu.preflight.render.html.verdict import (
     verdict_section,
 )
 from xlashard.tpu.preflight.report.change_model import ComparisonFields
-from xlashard.tpu.preflight.report.preflight_model import RECORD, PreflightFields, ThroughputReport
+from xlashard.tpu.preflight.report.preflight_model import (
+    REPORT_FORMAT,
+    PreflightFields,
+    ThroughputReport,
+)
 from xlashard.wording import in_bytes, in_seconds
 
 
@@ -256,7 +260,7 @@ def _panel(report: PreflightFields, number: int) -> Html:
 
 def _data(report: PreflightFields, name: str, number: int) -> Html:
     """Return the report's JSON, escaped so that no text ends its script element."""
-    text = json.dumps(RECORD.to_dict(report)).replace("<", "\\u003c")
+    text = json.dumps(REPORT_FORMAT.to_dict(report)).replace("<", "\\u003c")
     return tag(
         "script",
         Html(text),

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 
-from xlashard.pjit.report.parts import (
-    CollectiveReport,
-    DonationReport,
-    ReplicationReport,
-    SourceLine,
-    ValueReport,
-)
-from xlashard.pjit.report.words import (
-    decided,
+from xlashard.pjit.report.cell_formatting import (
+    decided_text,
     groups_text,
     line_text,
     operation_text,
     short_type,
     types_text,
+)
+from xlashard.pjit.report.model import (
+    CollectiveReport,
+    DonationReport,
+    ReplicationReport,
+    SourceLine,
+    ValueReport,
 )
 from xlashard.tpu.preflight.render.formatting import ORIGINS
 from xlashard.tpu.preflight.render.html.markup import (
@@ -99,9 +99,9 @@ def _value(value: ValueReport) -> TableRow:
             TableCell(f"{value.copies:,}", value.copies),
             TableCell(in_bytes(value.device_bytes), value.device_bytes),
             TableCell(in_bytes(value.nbytes), value.nbytes),
-            TableCell(decided(value), value.decided_by),
+            TableCell(decided_text(value), value.decided_by),
         ),
-        search=f"{value.path} {short_type(value)} {value.type} {spec} {decided(value)}",
+        search=f"{value.path} {short_type(value)} {value.type} {spec} {decided_text(value)}",
     )
 
 
@@ -179,7 +179,7 @@ def _replication(replication: ReplicationReport) -> TableRow:
     why = {
         "result": f"unspecified, and replicated along {axes}",
         "open dimension": f"the partitioner did not shard dimension{plural} {dims}",
-        "constraint": f"the constraint closes dimension{plural} {dims}: gathered along {axes}",
+        "constraint": f"the constraint unshards dimension{plural} {dims}: gathered along {axes}",
     }[replication.kind]
     source = replication.source
     line = "" if source is None else line_text(source)

@@ -1,4 +1,4 @@
-"""Constraints that close a dimension which something before them had cut, found in a jaxpr."""
+"""Find constraints in a jaxpr that unshard ("close") a dimension which was sharded before."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ CONSTRAINT = "sharding_constraint"
 
 
 @dataclass(frozen=True, eq=False)
-class Closing:
-    """A constraint that leaves dimensions whole which were cut where the value comes from.
+class ClosedDimension:
+    """Constraint that unshards dimensions of a value which were sharded at its origin.
 
     Attributes:
-        sharding: What the constraint says.
-        aval: The abstract value of what is constrained.
+        sharding: The sharding of the constraint.
+        aval: The abstract value of the constrained value.
         dims: The dimensions that it closes.
-        axes: The mesh axes that had cut them, and that it doesn't use elsewhere.
-        frames: Its own line, or none.
-        lines: Its line, and those of the operations between what was cut and it.
-        arguments: The paths of arguments among what was cut.
+        axes: The mesh axes that they were sharded over, without those that it uses elsewhere.
+        frames: Its own line, if known.
+        lines: Its line, and those of the operations between the sharded origin and the constraint.
+        arguments: The paths of arguments among the origins.
     """
 
     sharding: NamedSharding
@@ -37,32 +37,31 @@ class Closing:
 
 
 type Argument = tuple[str, Sharding | None]
-"""The path of an argument, and how it is dealt out, where that is known."""
+"""Path of an argument, and its sharding if known."""
 
 
-def find_closings(jaxpr: Any, arguments: Sequence[Argument]) -> list[Closing]:
-    """Finds them, in a jaxpr and all jaxprs inside it.
+def find_closed_dimensions(jaxpr: Any, arguments: Sequence[Argument]) -> list[ClosedDimension]:
+    """Find closed dimensions in a jaxpr and its inner jaxprs.
 
-    From each dimension that a constraint closes it goes back over operations that keep the
-    dimension, to other constraints and to the arguments of the program. What lies behind any other
-    operation is not known.
+    Each dimension of a constraint is followed back through operations that preserve it, to other
+    constraints and to the arguments of the program. Other operations end the search.
 
     Args:
         jaxpr: The closed jaxpr of a program.
         arguments: Its arguments, in order.
     """
     top = Scope.of(jaxpr)
-    taken = dict(zip(jaxpr.invars, arguments, strict=True))
-    found: dict[object, tuple[Any, NamedSharding, list[_Cut]]] = {}
+    by_variable = dict(zip(jaxpr.invars, arguments, strict=True))
+    found: dict[object, tuple[Any, NamedSharding, list[_ShardedOrigin]]] = {}
     for scope in top.all():
         for eqn in scope.jaxpr.eqns:
             sharding = constraint_of(eqn)
             if sharding is not None:
-                # A gradient has the constraint again, at the same line.
+                # A gradient repeats the constraint, at the same line.
                 key = source_line(eqn), sharding, eqn.outvars[0].aval.shape
-                cuts = found.setdefault(key, (eqn, sharding, []))[2]
-                cuts += _cuts(scope, eqn, sharding, taken)
-    return [_closing(*closing) for closing in found.values() if closing[2]]
+                sources = found.setdefault(key, (eqn, sharding, []))[2]
+                sources += _sharded_origins(scope, eqn, sharding, by_variable)
+    return [_closed_dimension(*each) for each in found.values() if each[2]]
 
 
 def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
@@ -76,14 +75,14 @@ def result_constraints(jaxpr: Any) -> Iterator[tuple[int, NamedSharding]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Cut:
-    """A dimension that a constraint closes, and that was cut where it comes from.
+class _ShardedOrigin:
+    """Origin of a closed dimension, where it was sharded.
 
     Attributes:
         dim: The dimension of the constrained value.
-        axes: What had cut it.
-        lines: The lines on the way.
-        argument: The path of the argument that it comes from, or empty.
+        axes: The axes that it was sharded over.
+        lines: The lines of the operations in between.
+        argument: The path of the argument that is the origin, or empty.
     """
 
     dim: int
@@ -93,7 +92,7 @@ class _Cut:
 
 
 def constraint_of(eqn: Any) -> NamedSharding | None:
-    """What a constraint says of axes; None for other equations, and for partial sums."""
+    """Return the named sharding of a constraint; None for other equations, and for partial sums."""
     if eqn.primitive.name != CONSTRAINT:
         return None
     try:
@@ -103,40 +102,42 @@ def constraint_of(eqn: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _cuts(
-    scope: Scope, eqn: Any, sharding: NamedSharding, taken: Mapping[Any, Argument]
-) -> Iterator[_Cut]:
+def _sharded_origins(
+    scope: Scope, eqn: Any, sharding: NamedSharding, by_variable: Mapping[Any, Argument]
+) -> Iterator[_ShardedOrigin]:
     value = eqn.invars[0]
     used = frozenset(sharding.normal_spec.axes)
-    for dim, cut in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
-        if cut != ():
+    for dim, dim_axes in enumerate(sharding.normal_spec.for_rank(value.aval.ndim)):
+        if dim_axes != ():
             continue
         for origin in origins(scope, value, dim, CONSTRAINT):
-            path, before = taken.get(origin.variable, ("", None))
+            path, before = by_variable.get(origin.variable, ("", None))
             if origin.eqn is not None:
                 path, before = "", constraint_of(origin.eqn)
             axes = _axes(before, origin, sharding) - used
             if axes:
-                yield _Cut(dim, axes, origin.lines, path)
+                yield _ShardedOrigin(dim, axes, origin.lines, path)
 
 
 def _axes(before: Sharding | None, origin: Origin, sharding: NamedSharding) -> frozenset[str]:
-    """The axes that cut the dimension of an origin."""
+    """Return the axes that the dimension of an origin is sharded over."""
     if not isinstance(before, NamedSharding) or before.mesh != sharding.mesh:
         return frozenset()
-    cut = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
-    return frozenset(cut or ())
+    axes = before.normal_spec.for_rank(origin.variable.aval.ndim)[origin.dim]
+    return frozenset(axes or ())
 
 
-def _closing(eqn: Any, sharding: NamedSharding, cuts: list[_Cut]) -> Closing:
+def _closed_dimension(
+    eqn: Any, sharding: NamedSharding, sources: list[_ShardedOrigin]
+) -> ClosedDimension:
     line = source_line(eqn)
     own: frozenset[Line] = frozenset() if line is None else frozenset([line])
-    return Closing(
+    return ClosedDimension(
         sharding=sharding,
         aval=eqn.outvars[0].aval,
-        dims=tuple(sorted({cut.dim for cut in cuts})),
-        axes=frozenset().union(*(cut.axes for cut in cuts)),
+        dims=tuple(sorted({source.dim for source in sources})),
+        axes=frozenset().union(*(source.axes for source in sources)),
         frames=() if line is None else (Frame(*line),),
-        lines=own.union(*(cut.lines for cut in cuts)),
-        arguments=frozenset(cut.argument for cut in cuts if cut.argument),
+        lines=own.union(*(source.lines for source in sources)),
+        arguments=frozenset(source.argument for source in sources if source.argument),
     )

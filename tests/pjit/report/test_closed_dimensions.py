@@ -8,7 +8,7 @@ import pytest
 import xlashard
 from tests.pjit.helpers import make_mesh
 from xlashard import NamedSharding, P
-from xlashard.pjit.report.closings import find_closings
+from xlashard.pjit.report.closed_dimensions import find_closed_dimensions
 
 X, Y = 4, 2
 
@@ -27,7 +27,7 @@ def closings(fun, mesh, **arguments):
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape, _ in arguments.values()]
     jaxpr = jax.make_jaxpr(fun)(*shapes)
     placed = [(name, NamedSharding(mesh, P(*spec))) for name, (_, spec) in arguments.items()]
-    return find_closings(jaxpr, placed)
+    return find_closed_dimensions(jaxpr, placed)
 
 
 def told(fun, mesh, **arguments):

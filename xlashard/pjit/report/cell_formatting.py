@@ -1,18 +1,18 @@
-"""Facts of a report as short texts: lines, operations, types and paths."""
+"""Format facts of a report for table cells: lines, operations, types and paths."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from xlashard.pjit.report.parts import CollectiveReport, SourceLine, ValueReport
+from xlashard.pjit.report.model import CollectiveReport, SourceLine, ValueReport
 from xlashard.wording import typed
 
 _LONGEST_FILE = 28
-"""Of longer paths of files the last two parts are shown, in letters."""
+"""Longer paths of files are cut to their last two parts; in characters."""
 
 
 def line_text(source: SourceLine) -> str:
-    """`model.py:12`, with as much of the path as lies under the working folder."""
+    """Format a line as `model.py:12`, with its path relative to the working folder."""
     path = Path(source.file)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -22,7 +22,7 @@ def line_text(source: SourceLine) -> str:
 
 
 def operation_text(op_name: str) -> str:
-    """The operation at the end of JAX's name for it.
+    """Return the operation at the end of its JAX name.
 
     Example:
         >>> operation_text("step/transpose(jvp())/while/body/bd,df->bf/dot_general")
@@ -39,7 +39,7 @@ def operation_text(op_name: str) -> str:
 
 
 def _group(op_name: str) -> int | None:
-    """Where a last part `(a:b:c)` begins, in which XLA lists what it made one operation of."""
+    """Return the start of a final `(a:b:c)`, the operations that XLA merged into one."""
     depth = 0
     for place in reversed(range(len(op_name))):
         depth += {")": 1, "(": -1}.get(op_name[place], 0)
@@ -50,14 +50,14 @@ def _group(op_name: str) -> int | None:
 
 
 def _last(op_name: str) -> str:
-    """The last part of a name; an einsum goes by its subscripts."""
+    """Return the last part of a name, or the subscripts of an einsum."""
     *outer, last = op_name.split("/")
     scope = re.sub(r"^(?:\w+\()*|\)*$", "", outer[-1]) if outer else ""
     return scope if "->" in scope else last
 
 
 def groups_text(collective: CollectiveReport) -> str:
-    """The axes, or the groups with the first of them: `4 groups of 2 devices: 0,3 …`."""
+    """Format the axes, or the groups with the first one: `4 groups of 2 devices: 0,3 …`."""
     groups = collective.groups
     if not groups:
         return collective.along
@@ -66,7 +66,7 @@ def groups_text(collective: CollectiveReport) -> str:
 
 
 def types_text(collective: CollectiveReport) -> str:
-    """What goes in and comes out: `f32[8,16] → f32[16,16]`."""
+    """Format types of operands and results: `f32[8,16] → f32[16,16]`."""
     one, other = map(_types, (collective.operands, collective.results))
     return one if one == other else f"{one} → {other}"
 
@@ -82,7 +82,7 @@ _LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c
 
 
 def short_type(value: ValueReport) -> str:
-    """The type as a jaxpr has it: `f32[8,16]`."""
+    """Format a type as in a jaxpr: `f32[8,16]`."""
     letters = re.match(r"[a-z]*", value.dtype)
     word = letters[0] if letters else ""
     dtype = _LETTERS.get(word, word) + value.dtype[len(word) :]
@@ -90,7 +90,7 @@ def short_type(value: ValueReport) -> str:
 
 
 def short_path(path: str, most: int) -> str:
-    """A path of at most so many letters, if it can be: its steps in the middle are left out.
+    """Shorten a path to a maximum length if possible, by omitting keys in the middle.
 
     Example:
         >>> short_path("state['optimizer'][1][0].mu['layers']['mlp']['down']", 32)
@@ -108,7 +108,7 @@ def short_path(path: str, most: int) -> str:
 
 
 def sharding_text(value: ValueReport) -> str:
-    """How a value is dealt out, and on how many devices each part is: `P('data') ×4`."""
+    """Format a sharding with the copies of each shard: `P('data') ×4`."""
     if not value.used:
         return "not used"
     return f"{value.spec} ×{value.copies}" if value.copies > 1 else value.spec
@@ -124,6 +124,6 @@ _DECIDED = {
 }
 
 
-def decided(value: ValueReport) -> str:
-    """Who decided how a value lies; empty where nobody did, or nobody knows."""
+def decided_text(value: ValueReport) -> str:
+    """Format the origin of a value's sharding; empty if unknown."""
     return _DECIDED[value.decided_by] if value.used else ""

@@ -1,12 +1,24 @@
-"""A report as a person reads it: what costs most comes first, and the rest is counted."""
+"""Report of a compiled program, and its tables in a terminal."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from xlashard.errors import counted
+from xlashard.pjit.report.cell_formatting import groups_text, types_text
 from xlashard.pjit.report.merging import merged_collectives, merged_moves
-from xlashard.pjit.report.parts import CollectiveReport, MoveReport, ReportFields, ValueReport
+from xlashard.pjit.report.model import (
+    CollectiveReport,
+    CostReport,
+    DonationReport,
+    MemoryReport,
+    MoveReport,
+    PlaceReport,
+    ReplicationReport,
+    ValueReport,
+)
 from xlashard.pjit.report.sections import (
     cause_text,
     donations_section,
@@ -14,20 +26,93 @@ from xlashard.pjit.report.sections import (
     runs_text,
     values_section,
 )
+from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
-from xlashard.pjit.report.words import groups_text, types_text
+from xlashard.program import CollectiveTotal
+from xlashard.program.collectives import CollectiveKind
 from xlashard.wording import in_bytes, in_flop, plain_text
+
+FORMAT = 1
+"""Version of the JSON format. It grows when a field changes its meaning or is removed."""
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramReport(SerializableReport):
+    """Inputs, outputs, collectives and memory of a compiled program. Made by `xlashard.explain`.
+
+    `print(report)`, rich's `print` and `report.print()` show it; `to_json` serializes it.
+
+    Attributes:
+        name: The function's name.
+        place: Devices, mesh, partitioner, versions.
+        cost: FLOP and bytes accessed; None if the compiler does not report them.
+        memory: Bytes per device; None if the compiler does not report them.
+        inputs: The arguments, and the arrays that the function closes over.
+        outputs: The results.
+        collectives: Communication between devices, most sent bytes first.
+        moves: Arguments that are resharded before the program can run, the largest first.
+        donations: Arguments that were donated, and arguments that could be.
+        replications: Values with more copies than requested.
+    """
+
+    _format = ReportFormat("program report", FORMAT, "xlashard.explain(f, ...).to_json()")
+
+    name: str
+    place: PlaceReport
+    cost: CostReport | None
+    memory: MemoryReport | None
+    inputs: tuple[ValueReport, ...]
+    outputs: tuple[ValueReport, ...]
+    collectives: tuple[CollectiveReport, ...]
+    moves: tuple[MoveReport, ...]
+    donations: tuple[DonationReport, ...]
+    replications: tuple[ReplicationReport, ...]
+
+    @property
+    def totals(self) -> tuple[CollectiveTotal, ...]:
+        """Sums of its collectives by kind and mesh axes, most sent bytes first."""
+        alike: dict[tuple[CollectiveKind, str], list[CollectiveReport]] = {}
+        for report in self.collectives:
+            alike.setdefault((report.kind, report.along), []).append(report)
+        totals = [_total(*key, found) for key, found in alike.items()]
+        return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
+
+    def _shown(self, *, full: bool) -> "ReportText":
+        return ReportText(self, full=full)
+
+    def __repr__(self) -> str:
+        counts = (
+            (self.place.num_devices, "device"),
+            (len(self.inputs), "input"),
+            (len(self.outputs), "output"),
+            (sum(c.count for c in self.collectives), "collective"),
+        )
+        devices, *others = (counted(number, noun) for number, noun in counts)
+        return f"<ProgramReport of {self.name} on {devices}: {', '.join(others)}; print it>"
+
+
+def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) -> CollectiveTotal:
+    return CollectiveTotal(
+        kind=kind,
+        along=along,
+        count=sum(c.count for c in found),
+        times=sum(c.times for c in found),
+        operand_bytes=sum(c.operand_bytes for c in found),
+        result_bytes=sum(c.result_bytes for c in found),
+        payload_bytes=sum(c.payload_bytes for c in found),
+        sent_bytes=sum(c.sent_bytes for c in found),
+    )
 
 
 class ReportText:
-    """A report for rich to print.
+    """Rich renderable of a report.
 
     Args:
         report: The report.
-        full: Show every row and whole paths, where otherwise the first few stand for all.
+        full: Show every row and whole paths, instead of the first few rows.
     """
 
-    def __init__(self, report: ReportFields, *, full: bool) -> None:
+    def __init__(self, report: ProgramReport, *, full: bool) -> None:
         self._report = report
         self._full = full
 
@@ -55,17 +140,17 @@ _MESSAGE_WIDTH = 110
 
 
 def collectives_text(found: Sequence[CollectiveReport]) -> str:
-    """The table of collectives alone, for a message; "" for none."""
+    """Format the table of collectives for a message; "" if there are none."""
     return _section_text(_collectives(merged_collectives(found), Page(_MESSAGE_WIDTH, False)))
 
 
 def moves_text(found: Sequence[MoveReport]) -> str:
-    """The table of arguments that are moved, likewise."""
+    """Format the table of moved arguments for a message."""
     return _section_text(_moves(merged_moves(found), Page(_MESSAGE_WIDTH, False)))
 
 
 def values_text(title: str, found: Sequence[ValueReport]) -> str:
-    """The table of the largest arguments or results, likewise."""
+    """Format the table of the largest arguments or results for a message."""
     return _section_text(values_section(title, found, Page(_MESSAGE_WIDTH, False)))
 
 
@@ -73,9 +158,9 @@ def _section_text(section: RenderableType | None) -> str:
     return "" if section is None else plain_text(section, _MESSAGE_WIDTH).strip("\n")
 
 
-def _head(report: ReportFields) -> RenderableType:
+def _head(report: ProgramReport) -> RenderableType:
     place = report.place
-    devices = f"{place.num_devices} device{'s' if place.num_devices != 1 else ''}"
+    devices = counted(place.num_devices, "device")
     kind = place.device_kind if place.device_kind != place.platform else ""
     where = [f"{devices} ({' '.join(filter(None, (place.platform, kind)))})"]
     if place.num_processes > 1:
@@ -86,8 +171,8 @@ def _head(report: ReportFields) -> RenderableType:
     return head(report.name, where, _facts(report))
 
 
-def _facts(report: ReportFields) -> Iterator[tuple[str, str]]:
-    """What one device sends, holds and computes."""
+def _facts(report: ProgramReport) -> Iterator[tuple[str, str]]:
+    """Yield the bytes that one device sends and holds, and its FLOP."""
     if report.place.num_devices > 1:
         yield "sends", _sent(report.collectives)
     if report.memory is not None:
@@ -112,7 +197,7 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
         return "nothing to other devices"
     count, times = sum(c.count for c in collectives), sum(c.times for c in collectives)
     text = f"{in_bytes(sum(c.sent_bytes for c in collectives))} in "
-    text += "1 collective" if count == 1 else f"{count} collectives"
+    text += counted(count, "collective")
     text += f", run {times} times" if times != count else ""
     along: dict[str, int] = {}
     for c in collectives:
@@ -120,9 +205,9 @@ def _sent(collectives: Sequence[CollectiveReport]) -> str:
     biggest = sorted(along.items(), key=lambda item: -item[1])
     text += ": " + ", ".join(f"{in_bytes(sent)} along {name}" for name, sent in biggest)
     if any(not c.times_known for c in collectives):
-        text += "; a loop without a known count is taken as one run"
+        text += "; a loop with unknown trip count counts as one run"
     if any(c.conditional for c in collectives):
-        text += "; every branch is taken as run"
+        text += "; every branch counts as taken"
     return text
 
 
@@ -155,7 +240,7 @@ def _moves(moves: Sequence[MoveReport], page: Page) -> RenderableType | None:
         for m in page.rows(moves)
     ]
     return section(
-        "Moved before such a call",
+        "Moved before each call",
         "to all devices; device_put them once to save it",
         table((">moves", "argument", "from → to"), rows),
         page.rest(moves, _moved),

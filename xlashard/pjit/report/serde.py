@@ -1,0 +1,182 @@
+"""Reports as printable values that can be written as JSON and read back.
+
+The JSON format follows from the annotations of the dataclasses.
+"""
+
+import json
+import types
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Self
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+from xlashard._jax.tracebacks import short_tracebacks
+from xlashard.documents import parse_json
+from xlashard.errors import ArgumentError
+from xlashard.wording import Escaped, plain_text
+
+
+class PrintableReport(ABC):
+    """Report that `print`, rich's `print` and its own `print` show."""
+
+    @abstractmethod
+    def _shown(self, *, full: bool) -> RenderableType:
+        """Return the value that rich prints."""
+
+    def print(self, *, all: bool = False, console: Console | None = None) -> None:
+        """Print the report.
+
+        Args:
+            all: Show every row, instead of the first few and a sum of the rest.
+            console: The console; standard output if None.
+        """
+        (console or Console()).print(Escaped(self._shown(full=all)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Escaped(self._shown(full=False))
+
+    def __str__(self) -> str:
+        return plain_text(Escaped(self._shown(full=False)))
+
+
+@dataclass(frozen=True)
+class ReportFormat:
+    """JSON format of one kind of report.
+
+    Attributes:
+        noun: Name of the kind in messages: `program report`.
+        version: Version of the format. It grows when a field changes its meaning or is removed.
+        producer: Code that writes such a report.
+    """
+
+    noun: str
+    version: int
+    producer: str
+
+    def to_dict(self, report: Any) -> dict[str, Any]:
+        """Convert a report to dicts, lists, strings and numbers, with the version as `format`."""
+        return {"format": self.version, **json.loads(json.dumps(asdict(report)))}
+
+    def read[T](self, kind: type[T], text: str) -> T:
+        """Read a report from its JSON.
+
+        Unknown fields are ignored, and missing fields with a default get it: both come from
+        versions of xlashard that write the same format.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
+        """
+        try:
+            found = parse_json(text)
+        except ValueError as error:
+            raise ArgumentError(
+                f"the text is not a {self.noun}: invalid JSON: {error}. Write it with "
+                f"{self.producer}"
+            ) from None
+        version = found.get("format") if isinstance(found, dict) else None
+        if version is None:
+            raise ArgumentError(
+                f"the JSON is not a {self.noun}: it has no format. Write it with {self.producer}"
+            )
+        if version != self.version:
+            raise ArgumentError(
+                f"the text is a {self.noun} of format {version}, but this version of xlashard "
+                f"reads format {self.version}: write it again with {self.producer}"
+            )
+        try:
+            return _decoded(kind, found, "")
+        except _UnexpectedValueError as error:
+            raise ArgumentError(
+                f"the text is not a {self.noun}: {error}. Write it again with {self.producer}"
+            ) from None
+
+
+class SerializableReport(PrintableReport):
+    """Report that is a frozen dataclass with a JSON format."""
+
+    _format: ClassVar[ReportFormat]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the report to dicts, lists, strings and numbers, with its format's version."""
+        return self._format.to_dict(self)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Write the report as JSON, with its format's version.
+
+        Args:
+            indent: Spaces per level; None for one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a report that `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Raises:
+            ArgumentError: If the text is not JSON, of another format, or of another shape.
+        """
+        with short_tracebacks:
+            return cls._format.read(cls, text)
+
+
+class _UnexpectedValueError(Exception):
+    """JSON value that does not fit the annotation of its field."""
+
+
+def _decoded(kind: Any, value: Any, path: str) -> Any:
+    """Convert a JSON value to the type of a field's annotation."""
+    if isinstance(kind, typing.TypeAliasType):
+        return _decoded(kind.__value__, value, path)
+    if is_dataclass(kind):
+        return _dataclass(kind, value, path)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        (other,) = (a for a in arguments if a is not types.NoneType)
+        return None if value is None else _decoded(other, value, path)
+    if origin is tuple:
+        return _tuple(arguments, value, path)
+    if origin is typing.Literal:
+        return _checked(value, value in arguments, "one of " + ", ".join(arguments), path)
+    if kind is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return _checked(value, is_number, "a number", path)
+    return _checked(value, type(value) is kind, _NOUNS[kind], path)
+
+
+_NOUNS: typing.Mapping[type, str] = {str: "a string", int: "an integer", bool: "true or false"}
+
+
+def _checked(value: Any, fits: bool, expected: str, path: str) -> Any:
+    if not fits:
+        raise _UnexpectedValueError(f"{path} is {json.dumps(value)[:60]}, not {expected}")
+    return value
+
+
+def _dataclass(kind: Any, value: Any, path: str) -> Any:
+    _checked(value, isinstance(value, dict), "an object", path)
+    hints, prefix = typing.get_type_hints(kind), f"{path}." if path else ""
+    for field in fields(kind):
+        if field.name not in value and not _has_default(field):
+            raise _UnexpectedValueError(f"{prefix}{field.name} is missing")
+    names = [field.name for field in fields(kind) if field.name in value]
+    return kind(**{name: _decoded(hints[name], value[name], f"{prefix}{name}") for name in names})
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    _checked(value, isinstance(value, list), "a list", path)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    _checked(value, len(value) == len(kinds), f"a list of {len(kinds)}", path)
+    return tuple(
+        _decoded(kind, item, f"{path}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
