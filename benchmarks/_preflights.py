@@ -17,8 +17,8 @@ from pathlib import Path
 from xlashard import tpu
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.train.preflight import training_step
-from xlashard.train.settings import Settings, load_settings
+from xlashard.train.config.settings import Settings, load_settings
+from xlashard.train.model.programs import training_step
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = ROOT / "benchmarks" / "_preflights.json"

@@ -13,8 +13,8 @@ from tests.together import Together
 from xlashard.cloud.settings import load_settings as load_cloud_settings
 from xlashard.documents import parse_json, parse_toml, read_text, read_toml
 from xlashard.errors import CloudError
+from xlashard.train.config.settings import load_settings
 from xlashard.train.errors import SettingsError
-from xlashard.train.settings import load_settings
 from xlashard.wording import Escaped, plain_text, printable
 
 BAD_TOML = {

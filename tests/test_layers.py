@@ -43,9 +43,9 @@ XLASHARD = Layers(
             ("xlashard.pjit.executable", "xlashard.pjit.saving"),
             ("xlashard.pjit.compiled", "xlashard.pjit.saving"),
             # A settings file needs the packages of the extra `train`; other programs don't.
-            ("xlashard.commands.targets", "xlashard.train.preflight"),
-            ("xlashard.commands.targets", "xlashard.train.settings"),
-            ("xlashard.commands.targets", "xlashard.train.toml"),
+            ("xlashard.commands.targets", "xlashard.train.model.programs"),
+            ("xlashard.commands.targets", "xlashard.train.config.settings"),
+            ("xlashard.commands.targets", "xlashard.train.config.toml"),
         }
     ),
 )

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks.train_step import JAX, OURS, ROOT, Job, Side
-from xlashard.train.settings import load_settings
+from xlashard.train.config.settings import load_settings
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from xlashard.cloud.settings import CloudSettings
 from xlashard.cloud.tpu import create, delete
 from xlashard.cloud.watching import watch
 from xlashard.errors import CloudError
-from xlashard.train.schema import leaves
+from xlashard.train.config.schema import leaves
 
 SCRIPTS = sorted((ROOT / "tpu_scripts").glob("*.py"))
 REMOVED = ("wait", "setup", "ssh", "gke")

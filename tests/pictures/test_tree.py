@@ -17,8 +17,8 @@ from xlashard import NamedSharding, P, TreePicture
 from xlashard.errors import ArgumentError
 from xlashard.pictures import read_tree
 from xlashard.pictures.palette import COLOURS
-from xlashard.train.layout import Layout, build_mesh
-from xlashard.train.step import make_recipe, state_shardings
+from xlashard.train.model.layout import Layout, build_mesh
+from xlashard.train.model.step import make_recipe, state_shardings
 
 
 def named(*spec):

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard.train.schema import read
-from xlashard.train.settings import Settings
+from xlashard.train.config.schema import read
+from xlashard.train.config.settings import Settings
 
 MIXED = {
     "run": {"name": "small"},

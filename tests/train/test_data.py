@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from tests.train.examples import MESHES, devices, over, settings
 from xlashard import multihost
-from xlashard.train.data import held_out_starts, plan_batch, read_corpus, training_starts
+from xlashard.train.config.settings import DataSettings
+from xlashard.train.data import Text, held_out_starts, plan_batch, read_corpus, training_starts
 from xlashard.train.errors import DataError
-from xlashard.train.layout import Layout, build_mesh
-from xlashard.train.programs import batch_sharding
-from xlashard.train.settings import DataSettings
-from xlashard.train.text import Text
+from xlashard.train.model.layout import Layout, build_mesh
+from xlashard.train.model.programs import batch_sharding
 
 TEXT = Text.joined([np.arange(251, dtype=np.uint8)])
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks._preflights import read_facts, topology_settings
 from tests.train.examples import MESHES, settings
 from xlashard.train import formulas
-from xlashard.train.model import declare
-from xlashard.train.settings import ModelSettings
+from xlashard.train.config.settings import ModelSettings
+from xlashard.train.model.transformer import declare
 
 REAL = topology_settings()
 FACTS = read_facts()

@@ -14,8 +14,7 @@ from xlashard.tpu.preflight.attribution.attribution import describe_traffic
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.cost.cost_analysis import analyze_cost
 from xlashard.train import formulas
-from xlashard.train.preflight import Target, training_step
-from xlashard.train.settings import (
+from xlashard.train.config.settings import (
     GenerationSettings,
     ModelSettings,
     Rules,
@@ -23,6 +22,7 @@ from xlashard.train.settings import (
     ShardingSettings,
     TrainingSettings,
 )
+from xlashard.train.model.programs import Target, training_step
 
 pytestmark = pytest.mark.partitioner
 

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.train.data import Corpus, read_corpus
+from xlashard.train.config.settings import DataSettings
+from xlashard.train.data import Corpus, Text, in_file, in_memory, read_corpus, tokens_in_file
 from xlashard.train.errors import DataError
-from xlashard.train.settings import DataSettings
-from xlashard.train.text import Text, in_file, in_memory, tokens_in_file
 
 PIECES = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=6)
 

@@ -11,8 +11,8 @@ from xlashard.cloud.gcloud import Runner
 from xlashard.cloud.session import Session
 from xlashard.cloud.settings import CloudSettings, load_settings
 from xlashard.errors import CloudError
+from xlashard.train.config.schema import Leaf, leaves, reference
 from xlashard.train.errors import RunError
-from xlashard.train.schema import Leaf, leaves, reference
 from xlashard.wording import print_error, printable
 
 type Step = Callable[[Session], int]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from xlashard.documents import read_toml
 from xlashard.errors import CloudError
-from xlashard.train.schema import Bounds, read, section, setting
+from xlashard.train.config.schema import Bounds, read, section, setting
 
 _POSITIVE = Bounds(at_least=1)
 _SECONDS = Bounds(above=0)

@@ -34,8 +34,8 @@ def _of_settings(
     path: str, place: Topology, axes: Mapping[str, int] | None, words: Sequence[str]
 ) -> TargetProgram:
     # Needs the packages of the extra `train`, which a function of one's own does without.
-    from xlashard.train.preflight import training_step
-    from xlashard.train.settings import load_settings
+    from xlashard.train.config.settings import load_settings
+    from xlashard.train.model.programs import training_step
 
     settings = load_settings(path, words)
     mesh = place.mesh(settings.mesh if axes is None else axes)
@@ -60,7 +60,7 @@ def topologies_for(
     """
     names = [name.strip() for name in topologies.split(",") if name.strip()]
     if not names and target.endswith(".toml"):
-        from xlashard.train.settings import load_settings
+        from xlashard.train.config.settings import load_settings
 
         devices = load_settings(target, words).devices
         if devices.topology:
@@ -78,8 +78,8 @@ def settings_of(path: str, words: Sequence[str]) -> tuple[tuple[str, ...], str]:
         path: A TOML file.
         words: `KEY=VALUE` words that override the file.
     """
-    from xlashard.train.settings import load_settings
-    from xlashard.train.toml import to_toml
+    from xlashard.train.config.settings import load_settings
+    from xlashard.train.config.toml import to_toml
 
     settings = load_settings(path, words)
     return tuple(settings.mesh), to_toml(settings)

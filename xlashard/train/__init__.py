@@ -1,15 +1,14 @@
-"""The main job: a byte-level transformer, trained over a mesh that a settings file describes.
+"""Training job: a decoder-only transformer over a mesh that a settings file describes.
 
-| modules | what is in them |
+| module | contents |
 |---|---|
-| `settings`, `schema`, `toml`, `checks` | the settings file: its keys, its reader, what must fit |
-| `layout`, `model`, `step`, `generate` | plain JAX functions from declared arrays to written text |
-| `text`, `data` | text as bytes, windows by step number, batches on the mesh |
-| `programs`, `loop`, `job`, `command` | compiled programs, the run that calls them, its command |
-| `console`, `folder`, `curve` | what a person sees and finds |
-| `interrupt`, `calls`, `stop`, `pod` | how processes agree on a run, and on where it stops |
-| `checkpoint`, `resume` | the state of a run as files, and a run that goes on from them |
+| `command` | `xlashard train`: arguments, devices, exit code |
+| `config/` | settings, their schema, TOML |
+| `data` | corpus, sampling of windows by step number, batches on the mesh |
+| `model/` | layout, transformer, training step, compiled programs |
+| `loop/` | run folder, steps, console, stop and resume, agreement between processes |
+| `checkpoint/` | atomic checkpoints with digests |
+| `formulas` | parameters, FLOP, bytes and traffic of a step in closed form |
 
-It needs the extra packages of ``pip install 'xlashard[train]'``, and is run by
-``xlashard train --config FILE``.
+It requires the extra packages of ``pip install 'xlashard[train]'``.
 """

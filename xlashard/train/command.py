@@ -12,15 +12,15 @@ import jax
 from xlashard.errors import ProcessesError
 from xlashard.multihost import initialize, leave
 from xlashard.testing.launch.pod_environment import flags_with_timeout
-from xlashard.train.checks import check_settings
-from xlashard.train.console import make_console, make_screen
+from xlashard.train.config.schema import reference
+from xlashard.train.config.settings import Settings, load_settings
+from xlashard.train.config.toml import toml_value
 from xlashard.train.errors import DataError, RunError, SettingsError
-from xlashard.train.interrupt import exit_code
-from xlashard.train.job import run_job
-from xlashard.train.resume import Resumed, last_run, newest_resumable, read_run
-from xlashard.train.schema import reference
-from xlashard.train.settings import Settings, load_settings
-from xlashard.train.toml import toml_value
+from xlashard.train.loop.console import make_console, make_screen
+from xlashard.train.loop.job import run_job
+from xlashard.train.loop.run_folder import Resumed, last_run, newest_resumable, read_run
+from xlashard.train.loop.stop import exit_code
+from xlashard.train.model.checks import check_settings
 from xlashard.wording import print_error
 
 

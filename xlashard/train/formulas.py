@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from xlashard.tpu.preflight.report.preflight_model import Workload
-from xlashard.train.experts import places
-from xlashard.train.settings import ModelSettings, Settings
+from xlashard.train.config.settings import ModelSettings, Settings
+from xlashard.train.model.experts import places
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -236,7 +236,7 @@ def sent_bytes(settings: Settings) -> dict[tuple[str, ...], float]:
         For each set of axes, the bytes of all collectives along exactly these.
 
     Example:
-        >>> from xlashard.train.settings import load_settings
+        >>> from xlashard.train.config.settings import load_settings
         >>> sent_bytes(load_settings("configs/tiny_dp.toml")).keys()
         dict_keys([('data',)])
     """

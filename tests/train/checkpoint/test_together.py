@@ -7,7 +7,7 @@ import pytest
 
 from xlashard.processes import RENDEZVOUS, BarrierTimeoutError
 from xlashard.train.checkpoint.arrays import ArrayFiles, reason
-from xlashard.train.checkpoint.together import AbsentError, Together
+from xlashard.train.checkpoint.sync import AbsentError, Together
 from xlashard.train.errors import CheckpointError
 
 

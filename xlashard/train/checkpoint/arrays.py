@@ -19,7 +19,7 @@ from absl.logging import get_absl_logger
 
 from xlashard import Array, device_put
 from xlashard.train.checkpoint.files import SAVING
-from xlashard.train.checkpoint.together import AbsentError, Together
+from xlashard.train.checkpoint.sync import AbsentError, Together
 from xlashard.train.errors import CheckpointError
 
 _ORBAX = Path(ocp.__file__).parent

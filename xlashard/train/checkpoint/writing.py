@@ -10,11 +10,9 @@ from typing import Any
 import jax
 
 from xlashard.train.checkpoint import files
-from xlashard.train.checkpoint.about import About
 from xlashard.train.checkpoint.arrays import ArrayFiles, OthersFailedError, reason
-from xlashard.train.checkpoint.manifest import Manifest
-from xlashard.train.checkpoint.together import AbsentError, Together
-from xlashard.train.checkpoint.tree import described
+from xlashard.train.checkpoint.manifest import About, Manifest, described
+from xlashard.train.checkpoint.sync import AbsentError, Together
 from xlashard.train.errors import CheckpointError
 
 ARRAYS = "arrays"

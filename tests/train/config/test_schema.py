@@ -1,0 +1,206 @@
+import math
+import tomllib
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xlashard.train.config.schema import Bounds, leaves, read, reference, section, setting
+from xlashard.train.config.settings import Settings
+from xlashard.train.config.toml import to_toml, toml_value
+from xlashard.train.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int = setting(4, "how many", Bounds(at_least=1))
+    rate: float = setting(0.5, "how fast", Bounds(above=0, below=1))
+    kind: Literal["round", "square"] = setting("round", "which")
+    wide: bool = setting(False, "whether")
+
+
+@dataclass(frozen=True)
+class Example:
+    shape: Shape = section(Shape, "the shape")  # noqa: RUF009
+    sizes: dict[str, int] = setting({"a": 1}, "sizes", Bounds(at_least=1))  # noqa: RUF009
+    names: tuple[str, ...] = setting((), "names")
+    title: str = setting("t", "the title")
+
+
+def refusal(table: dict[str, Any], *words: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read(Example, table, words)
+    return str(caught.value)
+
+
+def test_defaults_hold_where_nothing_is_said() -> None:
+    assert read(Example, {}) == Example()
+
+
+def test_the_table_is_read() -> None:
+    table = {"shape": {"layers": 2, "rate": 0.25}, "sizes": {"b": 3}, "names": ["x"]}
+    got = read(Example, table)
+    assert got == Example(Shape(layers=2, rate=0.25), sizes={"b": 3}, names=("x",))
+
+
+def test_an_integer_serves_as_a_number_and_a_string_as_a_list() -> None:
+    got = read(Settings, {"optimizer": {"clip": 2}, "sharding": {"rules": {"batch": "data"}}})
+    assert type(got.optimizer.clip) is float
+    assert got.sharding.rules.batch == ("data",)
+
+
+def test_words_win_over_the_table() -> None:
+    got = read(
+        Example,
+        {"shape": {"layers": 2}, "title": "old"},
+        ["shape.layers=7", "shape.wide=true", "title=two words", "shape.kind=square", "sizes.b=5"],
+    )
+    assert got.shape == Shape(layers=7, wide=True, kind="square")
+    assert got.title == "two words"
+    assert got.sizes == {"a": 1, "b": 5}
+
+
+def test_a_word_may_be_any_toml_value() -> None:
+    words = ["names=['x', 'y']", 'title="quoted = sign"', "sizes={c = 2}", "shape.rate=1e-3"]
+    got = read(Example, {}, words)
+    assert got == Example(
+        Shape(rate=0.001), sizes={"c": 2}, names=("x", "y"), title="quoted = sign"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"shape": {"layer": 3}}, ["shape.layer is not", "shape.layers", "[shape]\n  layers = 3"]),
+        ({"layers": 3}, ["layers is not", "Did you mean shape.layers", "[shape]\n  layers = 3"]),
+        ({"shapes": {"layers": 3}}, ["[shapes] is not", "Did you mean [shape]"]),
+        ({"zzz": 3}, ["zzz is not a setting", "shape, sizes, names, title"]),
+        ({"shape": 3}, ["shape must be a table, not the integer 3", "[shape]\n  layers = 4"]),
+        ({"shape": {"layers": "3"}}, ['an integer, not the string "3"', "layers = 3"]),
+        ({"shape": {"layers": 3.0}}, ["an integer, not the number 3.0", "layers = 3"]),
+        ({"shape": {"layers": True}}, ["an integer, not true", "layers = 4"]),
+        ({"shape": {"layers": 0}}, ["shape.layers must be at least 1, not 0", "layers = 4"]),
+        ({"shape": {"rate": 1}}, ["shape.rate must be less than 1, not 1.0"]),
+        ({"shape": {"rate": float("nan")}}, ["shape.rate must be finite"]),
+        ({"shape": {"wide": 1}}, ["shape.wide must be true or false", "wide = true"]),
+        ({"shape": {"kind": "squar"}}, ['one of "round", "square"', 'kind = "square"']),
+        ({"sizes": {"a": 0}}, ["sizes.a must be at least 1, not 0"]),
+        ({"sizes": {"a": "x"}}, ["sizes must be a table of integers", "[sizes]\n  a = 1"]),
+        ({"names": [1]}, ["names must be a list of strings, not the list [1]"]),
+    ],
+)
+def test_a_wrong_table_is_answered_with_what_to_write(
+    table: dict[str, Any], expected: list[str]
+) -> None:
+    text = refusal(table)
+    for part in expected:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("shape.layers=four", ['not the string "four"', "--set shape.layers=4"]),
+        ("shape.layer=3", ["Did you mean shape.layers?", "--set shape.layers=3"]),
+        ("shape.layers", ["there is no value", "--set shape.layers=4"]),
+        ("shape=3", ["shape is a table", "layers, rate, kind, wide"]),
+        ("shape.wide=True", ["--set shape.wide=true"]),
+        ("shape.kind=rund", ["--set shape.kind=round"]),
+        ("sizes.b=x", ["sizes must be a table of integers", "--set sizes.a=1"]),
+        ("names=[1]", ["--set 'names=[]'"]),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_word(word: str, expected: list[str]) -> None:
+    text = refusal({}, word)
+    for part in expected:
+        assert part in text
+
+
+def test_all_problems_are_told_at_once() -> None:
+    text = refusal({"shape": {"layer": 1, "rate": 7}}, "title", "names=3")
+    assert text.count("Write:") == 4
+
+
+def test_the_corrected_lines_are_accepted() -> None:
+    text = refusal({"shape": {"layers": "12"}})
+    corrected = text[text.index("Write:") + len("Write:") :]
+    assert read(Example, tomllib.loads(corrected)).shape.layers == 12
+
+
+def test_the_reference_has_every_value() -> None:
+    rows = reference(Example)
+    assert rows[0] == ("shape.layers", "an integer", "4", "how many")
+    assert [row[0] for row in rows] == [leaf.path for leaf in leaves(Example)]
+    assert len(rows) == 7
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+def values(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if get_origin(kind) is tuple:
+        return st.lists(NAMES, max_size=3).map(tuple)
+    if get_origin(kind) is dict:
+        return st.dictionaries(NAMES, st.integers(1, 99), max_size=3)
+    if kind is bool:
+        return st.booleans()
+    if kind is str:
+        return NAMES
+    low = bounds.above if bounds.at_least is None else bounds.at_least
+    high = bounds.below if bounds.at_most is None else bounds.at_most
+    if kind is int:
+        return st.integers(-5 if low is None else int(low), 10**6)
+    return st.floats(
+        low, high, exclude_min=bounds.above is not None, exclude_max=bounds.below is not None
+    ).filter(math.isfinite)
+
+
+@st.composite
+def filled(draw: st.DrawFn, cls: type) -> Any:
+    hints, given_values = get_type_hints(cls), {}
+    for spec in fields(cls):
+        kind = hints[spec.name]
+        if is_dataclass(kind):
+            given_values[spec.name] = draw(filled(kind))
+        else:
+            given_values[spec.name] = draw(values(kind, spec.metadata["bounds"]))
+    return cls(**given_values)
+
+
+@pytest.mark.slow
+@given(filled(Settings))
+def test_settings_survive_toml(settings: Settings) -> None:
+    assert read(Settings, tomllib.loads(to_toml(settings))) == settings
+
+
+@given(NAMES)
+def test_any_string_survives_toml(text: str) -> None:
+    assert tomllib.loads(f"value = {toml_value(text)}") == {"value": text}
+
+
+@pytest.mark.slow
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | NAMES, st.lists))
+def test_any_value_is_taken_or_refused_with_its_key(raw: Any) -> None:
+    for leaf in leaves(Example):
+        table, _, key = leaf.path.rpartition(".")
+        document = {table: {key: raw}} if table else {key: raw}
+        try:
+            got = read(Example, document)
+        except SettingsError as error:
+            assert str(error).startswith(leaf.path)
+        else:
+            assert isinstance(got, Example)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_word_is_taken_or_refused(key: str, value: str) -> None:
+    try:
+        got = read(Example, {}, [f"{key}={value}"])
+    except SettingsError as error:
+        assert "Write:" in str(error) or "are:" in str(error)
+    else:
+        assert replace(got) == got

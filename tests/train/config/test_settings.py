@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from xlashard.train.config.schema import reference
+from xlashard.train.config.settings import Settings, load_settings
+from xlashard.train.errors import SettingsError
+from xlashard.train.model.checks import check_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+KEYS = reference(Settings)
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+
+
+def refusal(path: Path, *words: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path, words)
+    return str(caught.value)
+
+
+def test_the_settings_files_are_there() -> None:
+    assert {"tiny.toml", "tiny_dp.toml", "tiny_tp.toml"} <= {path.name for path in CONFIGS}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_settings_file_is_sound(path: Path) -> None:
+    settings = load_settings(path)
+    check_settings(settings)
+    assert settings.run.name == path.stem
+
+
+def test_a_name_in_the_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "any.toml"
+    path.write_text('[run]\nname = "mine"\n')
+    assert load_settings(path).run.name == "mine"
+    assert load_settings(path, ["run.name=other"]).run.name == "other"
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "any.toml"
+    path.write_text("[model]\nlayer = 3\n")
+    text = refusal(path)
+    assert str(path) in text
+    assert "model.layers" in text
+
+
+def test_a_missing_file_names_its_neighbours() -> None:
+    text = refusal(ROOT / "configs" / "tinny.toml")
+    assert "there is no settings file" in text
+    assert "tiny_dp.toml" in text
+
+
+def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "any.toml"
+    path.write_text("[model]\nlayers = = 3\n")
+    assert "line 2" in refusal(path)
+    path.write_bytes(b"\xff\xfe")
+    assert "cannot be read" in refusal(path)
+    assert "cannot be read" in refusal(tmp_path)
+
+
+def test_the_guide_has_the_table_of_keys() -> None:
+    guide = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = [f"| `{key}` | {kind} | `{default}` | {note} |" for key, kind, default, note in KEYS]
+    assert "\n".join(rows) in guide

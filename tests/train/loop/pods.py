@@ -1,0 +1,96 @@
+"""Runs of the main job in processes of their own, which a test can signal."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.processes import pod_python
+from xlashard.testing.launch.launcher import Launch, LaunchPlan, OutputChunk, PodSize, ProcessExit
+
+ROOT = Path(__file__).resolve().parents[3]
+_PATIENCE = 240.0
+
+type Watcher = Callable[[Launch, str], bool]
+"""Given the pod and all that its first process has printed; returns whether it has acted."""
+
+
+class Pod:
+    """What came of a pod.
+
+    Attributes:
+        codes: The exit code of each process.
+        texts: What each printed.
+        ended: When each ended, in seconds of one clock.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.codes = dict.fromkeys(range(count), 0)
+        self.texts = dict.fromkeys(range(count), "")
+        self.ended = dict.fromkeys(range(count), 0.0)
+
+    def report(self) -> str:
+        return "\n".join(f"--- {n}: {self.codes[n]}\n{self.texts[n]}" for n in self.codes)
+
+
+_APART = """
+import os, sys
+from xlashard.cli import main
+number = os.environ["XLASHARD_POD_PROCESS_ID"]
+os.chdir(number)
+sys.exit(main([word.replace("{process}", number) for word in sys.argv[1:]]))
+"""
+
+
+def train(
+    folder: Path, size: PodSize, *words: str, watch: Watcher | None = None, apart: bool = False
+) -> Pod:
+    """Runs ``xlashard train`` in the processes of a pod, to their end.
+
+    Args:
+        folder: In which they run.
+        size: Of the pod.
+        words: Of the command line.
+        watch: Is called after everything that happens, until it has acted.
+        apart: Each process runs in a folder of its own below, named by its number, which also
+            stands for ``{process}`` in the words.
+    """
+    program = ["-c", _APART] if apart else ["-m", "xlashard"]
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    environment = {**kept, "PYTHONPATH": str(ROOT)}
+    plan = LaunchPlan(
+        [*pod_python(size, environment), *program, "train", *words],
+        size,
+        environment=environment,
+        folder=str(folder),
+        one_stream=True,
+    )
+    pod, acted, end = Pod(size.processes), watch is None, time.monotonic() + _PATIENCE
+    launch = Launch(plan)
+    try:
+        while launch.running and time.monotonic() < end:
+            for event in launch.events(1.0):
+                if isinstance(event, OutputChunk):
+                    pod.texts[event.process] += event.text.decode(errors="replace")
+                elif isinstance(event, ProcessExit):
+                    pod.codes[event.process] = event.code
+                    pod.ended[event.process] = time.monotonic()
+            if watch and not acted:
+                acted = watch(launch, pod.texts[0])
+        assert not launch.running, f"{sorted(launch.running)} did not end\n{pod.report()}"
+    finally:
+        launch.close()
+    return pod
+
+
+def signalled(text: str, number: signal.Signals, process: int) -> Watcher:
+    """Sends a signal to one process when the first one has printed a text."""
+
+    def watch(launch: Launch, printed: str) -> bool:
+        if text not in printed:
+            return False
+        launch.signal(number, [process])
+        return True
+
+    return watch

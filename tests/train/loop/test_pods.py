@@ -1,0 +1,221 @@
+"""The main job on several processes: the losses of one, one checkpoint at a stop, and going on."""
+
+import json
+import random
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.examples import devices
+from tests.train.loop.pods import signalled, train
+from tests.train.loop.test_job import Recorder
+from xlashard.multihost import GONE_EXIT_CODE
+from xlashard.testing.launch.launcher import PodSize
+from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.config.schema import read
+from xlashard.train.config.settings import Settings
+from xlashard.train.config.toml import to_toml
+from xlashard.train.loop.job import Outcome, run_job
+from xlashard.train.loop.run_folder import CHECKPOINTS, METRICS, read_run
+from xlashard.train.model.layout import Layout, build_mesh
+from xlashard.train.model.step import make_recipe, state_shardings
+
+CLOSE = 1e-4
+PAIR = PodSize(2, 2)
+NANO = {
+    "run": {"name": "nano"},
+    "devices": {"emulate": 4},
+    "mesh": {"data": 2, "tensor": 2},
+    "sharding": {"rules": {"batch": "data", "vocab": "tensor", "heads": "tensor", "mlp": "tensor"}},
+    "model": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 2, "mlp": 32, "length": 16},
+    "training": {"steps": 20, "batch": 8, "eval_every": 6, "eval_batches": 1, "log_every": 1},
+    "checkpoint": {"every": 5, "keep": 9},
+    "generation": {"bytes": 0},
+}
+
+
+# As `make train-pod` has it: 4 processes with 2 devices each.
+WIDE = PodSize(4, 2)
+MIXED = {
+    "devices": {"emulate": 8},
+    "mesh": {"data": 2, "fsdp": 2, "tensor": 2},
+    "sharding": {
+        "rules": {
+            "batch": ["data", "fsdp"],
+            "embed": "fsdp",
+            **dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), "tensor"),
+        }
+    },
+}
+
+
+def nano(*words: str, **tables: Any) -> Settings:
+    return read(Settings, NANO | tables, words)
+
+
+def written(folder: Path, settings: Settings) -> Path:
+    """The settings as a file."""
+    path = folder / "nano.toml"
+    path.write_text(to_toml(settings))
+    return path
+
+
+def alone(settings: Settings, runs: Path, resumed: Any = None) -> Outcome:
+    """A run of this process by itself."""
+    count = settings.devices.emulate
+    return run_job(settings, devices(count), Recorder(), runs, resumed)
+
+
+def losses(folder: Path) -> dict[tuple[str, int], float]:
+    """All losses that a run has measured; each once."""
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    measured = [x for x in lines if x["kind"] in ("train", "eval")]
+    found = {(x["kind"], x["step"]): x["loss"] for x in measured}
+    assert len(found) == len(measured)
+    return found
+
+
+def steps_saved(folder: Path) -> list[int]:
+    return Checkpoints(folder / CHECKPOINTS).steps()
+
+
+def saved(folder: Path, settings: Settings, step: int) -> list[np.ndarray]:
+    """The arrays of a checkpoint."""
+    mesh = build_mesh(settings.mesh, devices(settings.devices.emulate))
+    recipe, layout = make_recipe(settings), Layout(mesh, settings.sharding.rules)
+    like = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(recipe.initial_state, 0),
+        state_shardings(recipe, layout),
+    )
+    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+        return [np.asarray(x) for x in jax.tree.leaves(checkpoints.restore(like, step).state)]
+
+
+def assert_same_bits(one: list[np.ndarray], other: list[np.ndarray]) -> None:
+    assert [x.tobytes() for x in one] == [x.tobytes() for x in other]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process, from beginning to end."""
+    return alone(nano(**MIXED), tmp_path_factory.mktemp("undisturbed")).folder
+
+
+@pytest.mark.slow
+def test_a_pod_has_the_losses_of_one_process_and_goes_on_as_another(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    path = written(tmp_path, nano(**MIXED))
+    # One of the processes hears of it while a step runs, and all stop at one step.
+    pod = train(
+        *(tmp_path, WIDE, "--config", str(path)),
+        watch=signalled("step  8/20", signal.SIGTERM, 3),
+    )
+    assert set(pod.codes.values()) == {143}, pod.report()
+    assert "each with 2 devices, reading 2 of the 8 sequences of a batch" in pod.texts[0]
+    assert "SIGTERM: stopping ..." in pod.texts[0]
+    folder = tmp_path / "runs" / "nano"
+    step = steps_saved(folder)[-1]
+    assert steps_saved(folder) == sorted({*range(5, step, 5), step})
+    said = f"Stopped by SIGTERM after step {step}"
+    assert said in pod.texts[0]
+    for number in (1, 2, 3):
+        assert said in (folder / f"log-{number}.txt").read_text()
+    assert "xlashard train --resume runs/nano" in pod.texts[0]
+    expected = losses(undisturbed)
+    for key, loss in losses(folder).items():
+        assert loss == pytest.approx(expected[key], rel=CLOSE), key
+    assert 8 <= max(at for _, at in losses(folder)) == step < 20
+
+    # One process instead of four; and half the devices, so on another mesh.
+    for number, words in enumerate([[], ["devices.emulate=4", "mesh.data=1"]]):
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        middle = read_run(copy, words)
+        run_on = alone(middle.settings, tmp_path, middle)
+        assert (run_on.folder, run_on.stopped, run_on.steps) == (copy, "", 20)
+        assert losses(copy).keys() == expected.keys()
+        for key, loss in losses(copy).items():
+            assert loss == pytest.approx(expected[key], rel=CLOSE), key
+
+
+@pytest.mark.slow
+def test_a_stop_while_it_compiles_leaves_the_first_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+    path = written(tmp_path, nano())
+    pod = train(
+        *(tmp_path, PAIR, "--config", str(path)),
+        watch=signalled("Compiling the training step", signal.SIGTERM, 1),
+    )
+    assert set(pod.codes.values()) == {143}, pod.report()
+    assert "Stopped by SIGTERM after step 0." in pod.texts[0]
+    assert steps_saved(tmp_path / "runs" / "nano") == [0]
+
+
+@pytest.mark.slow
+def test_a_stop_in_an_evaluation_ends_it(tmp_path: Path) -> None:
+    # An evaluation that would take hours.
+    settings = nano("training.eval_batches=1000000", "training.eval_every=3", "checkpoint.every=0")
+    path = written(tmp_path, settings)
+    pod = train(
+        *(tmp_path, PAIR, "--config", str(path)),
+        watch=signalled("step  3/20", signal.SIGTERM, 1),
+    )
+    assert set(pod.codes.values()) == {143}, pod.report()
+    folder = tmp_path / "runs" / "nano"
+    assert steps_saved(folder) == [3]
+    assert [kind for kind, _ in losses(folder)] == ["train"] * 3
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_the_others_with_its_error(tmp_path: Path) -> None:
+    path = written(tmp_path, nano("data.paths=['text.txt']"))
+    for number, word in enumerate(["one ", "two "]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "text.txt").write_text(word * 200)
+    words = (tmp_path, PAIR, "--config", str(path))
+    pod = train(*words, apart=True)
+    assert set(pod.codes.values()) == {2}, pod.report()
+    for text in pod.texts.values():
+        assert "error: process 1 reads another text (760+40 bytes, " in text
+    (tmp_path / "1" / "text.txt").unlink()
+    pod = train(*words, apart=True)
+    assert pod.codes == {0: 1, 1: 2}, pod.report()
+    assert "error: process 1 failed: there is no file or folder text.txt" in pod.texts[0]
+    pod = train(*words, "--set", "run.seed={process}", apart=True)
+    for text in pod.texts.values():
+        assert "process 1 was started otherwise than process 0: run.seed = 0 is 1 there" in text
+
+
+@pytest.mark.slow
+def test_200_steps_with_kills_end_as_200_undisturbed_ones(tmp_path: Path) -> None:
+    settings = nano("training.steps=200", "training.eval_every=60", "checkpoint.every=20")
+    settings = read(
+        Settings,
+        NANO | {"devices": {"emulate": 2}, "mesh": {"data": 2, "tensor": 1}},
+        ["training.steps=200", "training.eval_every=60", "checkpoint.every=20"],
+    )
+    calm = alone(settings, tmp_path / "calm").folder
+    path, folder = written(tmp_path, settings), tmp_path / "runs" / "nano"
+    chance, words = random.Random(5), ["--config", str(path)]
+    for begin, end in ((21, 60), (61, 130), (131, 190)):
+        victim, step = chance.randrange(2), chance.randrange(begin, end)
+        kill = signalled(f"step {step:>3}/200", signal.SIGKILL, victim)
+        pod = train(tmp_path, PodSize(2, 1), *words, watch=kill)
+        assert pod.codes == {victim: -9, 1 - victim: GONE_EXIT_CODE}, pod.report()
+        # Not after the heartbeat time of 100 s, but at once.
+        assert pod.ended[1 - victim] - pod.ended[victim] < 50
+        assert re.search(f"process {victim} of 2.* is gone", pod.texts[1 - victim])
+        words = ["--resume", "runs/nano"]
+    pod = train(tmp_path, PodSize(2, 1), *words)
+    assert set(pod.codes.values()) == {0}, pod.report()
+    assert_same_bits(saved(folder, settings, 200), saved(calm, settings, 200))
+    assert losses(folder) == losses(calm)

@@ -1,0 +1,120 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.facts import naming
+from tests.train.examples import devices, settings, shallow
+from tests.train.loop.test_job import Recorder, records, run
+from tests.train.loop.test_run_folder import opened
+from xlashard.train.errors import DataError, SettingsError
+from xlashard.train.loop.job import Outcome, run_job
+from xlashard.train.loop.run_folder import changes, last_run, newest_resumable, read_run
+
+
+def go_on(folder: Path, *words: str) -> tuple[Recorder, Outcome]:
+    resumed, screen = read_run(folder, words), Recorder()
+    return screen, run_job(resumed.settings, devices(8), screen, folder.parent, resumed)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("model.layers=3", "model.layers = 2"),
+        ("model.rope_base=5e4", "parameters"),
+        ("run.seed=1", "order"),
+        ("run.name=other", "folder"),
+    ],
+)
+def test_what_makes_it_another_run_is_refused(tmp_path: Path, word: str, why: str) -> None:
+    with opened(tmp_path) as folder:
+        pass
+    with pytest.raises(SettingsError) as caught:
+        read_run(folder.path, [word])
+    assert why in str(caught.value)
+    assert f"--config {folder.path / 'config.toml'} --set {word.partition('=')[0]}=" in str(
+        caught.value
+    )
+
+
+def test_other_settings_may_change(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        pass
+    words = ["training.steps=9", "mesh.data=1", "devices.emulate=4", "model.compute=bfloat16"]
+    resumed = read_run(folder.path, words)
+    assert resumed.folder == folder.path
+    assert resumed.before == settings()
+    assert resumed.settings == settings(*words)
+    assert changes(resumed.before, resumed.settings) == {
+        "devices.emulate": (8, 4),
+        "mesh": ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 1, "fsdp": 2, "tensor": 2}),
+        "model.compute": ("float32", "bfloat16"),
+        "training.steps": (4, 9),
+    }
+
+
+def test_the_newest_run_with_a_checkpoint_is_resumed(tmp_path: Path) -> None:
+    assert newest_resumable(tmp_path, "small") is None
+    for age, name in enumerate(("small", "small-2", "small-3", "smaller")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
+        (tmp_path / name / "metrics.jsonl").touch()
+        os.utime(tmp_path / name / "metrics.jsonl", (1000 * age, 1000 * age))
+    assert newest_resumable(tmp_path, "small") is None
+    for name in ("small", "small-2", "smaller"):
+        (tmp_path / name / "checkpoints" / "00000002").mkdir()
+    (tmp_path / "small-3" / "checkpoints" / ".saving-00000009").mkdir()
+    assert newest_resumable(tmp_path, "small") == tmp_path / "small-2"
+
+
+def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"config\.toml"):
+        read_run(tmp_path, [])
+    with opened(tmp_path) as folder:
+        pass
+    with pytest.raises(SettingsError, match=f"/smal .* .*: {folder.path}"):
+        read_run(tmp_path / "smal", [])
+    with pytest.raises(SettingsError, match=naming("/nothing ", "xlashard train --config")):
+        last_run(tmp_path / "nothing")
+    assert last_run(tmp_path) == folder.path
+
+
+def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        pass
+    with pytest.raises(SettingsError, match="/small/checkpoints") as caught:
+        go_on(folder.path)
+    assert f"xlashard train --config {folder.path / 'config.toml'}" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so_and_takes_more_steps(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four " * 60)
+    outcome = run(Recorder(), tmp_path, shallow("training.steps=2", f"data.paths=['{text}']"))
+    before = records(outcome)
+
+    screen, again = go_on(outcome.folder)
+    assert again.stopped == ""
+    assert f"The run in {outcome.folder} is finished: 2 steps" in screen.text
+    assert f"xlashard train --resume {outcome.folder} --steps N" in screen.text
+    assert records(outcome) == before
+
+    with pytest.raises(SettingsError, match="of step 2, and training.steps = 1 ends before that"):
+        go_on(outcome.folder, "training.steps=1")
+
+    screen, again = go_on(outcome.folder, "training.steps=3")
+    assert (screen.done, screen.total) == (2, 3)
+    assert [done for done, _ in screen.steps] == [3]
+    assert (again.steps, again.checkpoint) == (3, 3)
+    kept = [x for x in records(outcome) if x["kind"] in ("train", "resume")]
+    assert [x.get("step", x.get("steps")) for x in kept] == [1, 2, 2, 3]
+    assert kept[2]["changed"] == {"training.steps": [2, 3]}
+
+    text.write_text("one two three five " * 60)
+    with pytest.raises(DataError, match=naming("text", "--data PATH")):
+        go_on(outcome.folder, "training.steps=4")
+    other = tmp_path / "other.txt"
+    other.write_text("one two three five " * 60)
+    _, again = go_on(outcome.folder, "training.steps=4", f"data.paths=['{other}']")
+    assert again.steps == 4

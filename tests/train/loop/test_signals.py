@@ -1,0 +1,83 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from xlashard.train.loop.stop import SIGNALS, exit_code, on_signal
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_a_request(number: signal.Signals) -> None:
+    before = [signal.getsignal(x) for x in SIGNALS]
+    asked: Future[str] = Future()
+    with on_signal(asked.set_result):
+        send(number)
+        assert asked.result(10) == number.name
+    assert [signal.getsignal(x) for x in SIGNALS] == before
+
+
+@pytest.mark.parametrize("second", SIGNALS)
+def test_the_second_signal_interrupts(second: signal.Signals) -> None:
+    before = [signal.getsignal(x) for x in SIGNALS]
+    with pytest.raises(KeyboardInterrupt), on_signal(lambda name: None):
+        send(signal.SIGTERM)
+        send(second)
+    assert [signal.getsignal(x) for x in SIGNALS] == before
+
+
+def test_other_threads_change_nothing() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with on_signal(lambda name: None):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+BUSY = """
+import os, signal, threading
+from xlashard.train.loop import stop
+
+def kill():
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        heard.wait()
+
+stop._SECOND_SIGNAL = 0.1
+heard = threading.Event()
+killer = threading.Thread(target=kill)
+
+def ask(name):
+    print("asked by", name, flush=True)
+    heard.set()
+
+with stop.on_signal(ask):
+    killer.start()
+    # The main thread stays in C, as in a collective that nobody joins: no handler of Python runs.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_it_is_heard_while_the_main_thread_is_busy_and_the_second_one_ends_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("asked by SIGTERM\n", 143), done.stderr
+
+
+def test_exit_codes_are_those_of_a_shell() -> None:
+    assert [exit_code(number.name) for number in SIGNALS] == [130, 143]

@@ -1,0 +1,60 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xlashard.train.model.attention import blockwise_attention
+
+BATCH, LENGTH, SIZE = 2, 24, 8
+
+
+def whole(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention with all scores at once."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
+    scores = jnp.einsum("blhd,bmhd->bhlm", q, k) * q.shape[-1] ** -0.5
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    return jnp.einsum("bhlm,bmhd->blhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def drawn(heads: int, kv_heads: int, scale: float = 1.0) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = [(BATCH, LENGTH, count, SIZE) for count in (heads, kv_heads, kv_heads)]
+    return [scale * jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("block", [4, 12, 24])
+def test_blocks_give_what_all_scores_give(heads: int, kv_heads: int, block: int) -> None:
+    q, k, v = drawn(heads, kv_heads)
+
+    def weighed(attend, *inputs: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(attend(*inputs)))
+
+    def blocks(*inputs: jax.Array) -> jax.Array:
+        return blockwise_attention(*inputs, block)
+
+    np.testing.assert_allclose(blocks(q, k, v), whole(q, k, v), rtol=1e-5, atol=1e-6)
+    found, expected = (
+        jax.jit(jax.grad(weighed, (1, 2, 3)), static_argnums=0)(attend, q, k, v)
+        for attend in (blocks, whole)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_large_scores_do_not_overflow() -> None:
+    q, k, v = drawn(2, 2, scale=40.0)
+    found = blockwise_attention(q, k, v, 4)
+    np.testing.assert_allclose(found, whole(q, k, v), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_no_value_of_every_pair_of_positions_is_made() -> None:
+    shapes = [jax.ShapeDtypeStruct((1, 4096, 2, SIZE), jnp.float32)] * 3
+    step = jax.jit(jax.grad(lambda q, k, v: blockwise_attention(q, k, v, 64).sum(), (0, 1, 2)))
+    largest = step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    # All scores would be 2 · 4096² numbers, 128 MiB.
+    assert largest < 16 << 20

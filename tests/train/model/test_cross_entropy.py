@@ -1,0 +1,53 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.examples import devices
+from xlashard import Mesh
+from xlashard.train.config.settings import Rules
+from xlashard.train.model.cross_entropy import cross_entropy
+from xlashard.train.model.layout import Layout, Place, unplaced
+
+VOCAB = 48
+
+
+def inputs() -> tuple[jax.Array, jax.Array, jax.Array]:
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    wanted = jax.random.randint(three, (8, 6), 0, VOCAB)
+    return jax.random.normal(one, (8, 6, 16)), 3 * jax.random.normal(two, (16, VOCAB)), wanted
+
+
+def plain(x: jax.Array, head: jax.Array, wanted: jax.Array) -> jax.Array:
+    chances = jax.nn.log_softmax(x @ head)
+    return -jnp.mean(jnp.take_along_axis(chances, wanted[..., None], axis=-1))
+
+
+def spread(**rules: tuple[str, ...]) -> Place:
+    mesh = Mesh(np.array(devices(8)).reshape(4, 2), ("fsdp", "tensor"))
+    return Layout(mesh, Rules(batch=("fsdp",), embed=("fsdp",), **rules))
+
+
+# Three tokens of each of 16 parts have no equal pieces for two devices.
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2, 6, 16])
+@pytest.mark.parametrize("rules", [None, {"length": ("tensor",)}, {"vocab": ("tensor",)}])
+def test_parts_give_the_value_and_gradients_of_the_whole(
+    parts: int, rules: dict[str, tuple[str, ...]] | None
+) -> None:
+    x, head, wanted = inputs()
+    place = unplaced if rules is None else spread(**rules)
+
+    def parted(x: jax.Array, head: jax.Array) -> jax.Array:
+        return 2 * cross_entropy(x, head, wanted, parts, place)
+
+    def whole(x: jax.Array, head: jax.Array) -> jax.Array:
+        return 2 * plain(x, head, wanted)
+
+    (value, found), (expected, gradients) = (
+        jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (parted, whole)
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(parted(x, head), expected, rtol=1e-5)
+    for ours, theirs in zip(found, gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,118 @@
+"""The same run gives the same losses, however it is spread."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.examples import MESHES, devices, over, settings
+from xlashard.train.config.settings import Settings
+from xlashard.train.data import Text, plan_batch, read_corpus, training_starts
+from xlashard.train.model.layout import Layout, build_mesh
+from xlashard.train.model.programs import Programs, build_programs, initial_state
+from xlashard.train.model.step import make_recipe
+
+STEPS = 50
+CLOSE = 1e-4
+RUN = f"training.steps={STEPS}"
+
+
+def losses(
+    run: Settings, state: Any, step: Callable[..., Any], place: Callable[[Text, np.ndarray], Any]
+) -> np.ndarray:
+    """The loss of every step."""
+    corpus = read_corpus(run.data, run.model.length)
+    found = []
+    for number in range(run.training.steps):
+        starts = training_starts(
+            len(corpus.train), number, run.training.batch, run.model.length, run.run.seed
+        )
+        state, measured = step(state, place(corpus.train, starts))
+        found.append(measured["loss"])
+    return np.asarray([float(x) for x in found])
+
+
+@pytest.fixture(scope="module")
+def plain() -> np.ndarray:
+    """Losses of the step under `jax.jit`, on one device."""
+    run = settings(RUN, **MESHES["one device"])
+    recipe = make_recipe(run)
+    state = jax.jit(recipe.initial_state)(0)
+    step = jax.jit(recipe.train_step, donate_argnums=0)
+    window = run.model.length + 1
+    return losses(run, state, step, lambda text, starts: text.windows(starts, window)[None])
+
+
+def spread_losses(run: Settings) -> np.ndarray:
+    """Losses of the step over the mesh of the settings."""
+    layout = Layout(build_mesh(run.mesh, devices(math.prod(run.mesh.values()))), run.sharding.rules)
+    programs = build_programs(make_recipe(run), layout, run)
+    state = initial_state(make_recipe(run), layout)(np.uint32(run.run.seed))
+    return losses(run, state, programs.train_step, planned(run, programs))
+
+
+def planned(run: Settings, programs: Programs) -> Callable[[Text, np.ndarray], Any]:
+    """How the job puts a batch."""
+    training, length = run.training, run.model.length
+    return plan_batch(programs.batch, training.batch, training.accumulate, length).put
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_losses_do_not_depend_on_the_mesh(name: str, plain: np.ndarray) -> None:
+    spread = spread_losses(settings(RUN, **MESHES[name]))
+    np.testing.assert_allclose(spread, plain, rtol=CLOSE)
+    # Equal losses prove little where nothing is learned.
+    assert plain[-1] < plain[0] - 1
+
+
+@pytest.mark.slow
+def test_the_bound_step_has_the_same_losses(plain: np.ndarray) -> None:
+    run = settings(RUN)
+    layout = Layout(build_mesh(run.mesh, devices(8)), run.sharding.rules)
+    programs = build_programs(make_recipe(run), layout, run)
+    state = initial_state(make_recipe(run), layout)(np.uint32(run.run.seed))
+    bound = programs.train_step.bind(state)
+
+    def step(state: None, batch: Any) -> tuple[None, Any]:
+        return state, bound(batch)
+
+    spread = losses(run, None, step, planned(run, programs))
+    np.testing.assert_allclose(spread, plain, rtol=CLOSE)
+    assert int(bound.state["step"]) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.accumulate=2"],
+        ["model.remat=true"],
+        [
+            "model.remat=true",
+            "model.kept=['query', 'attention', 'stream', 'up']",
+            "model.attention_block=8",
+            "model.vocab_parts=4",
+            "sharding.rules.length=tensor",
+            "sharding.rules.vocab=[]",
+        ],
+    ],
+)
+def test_losses_do_not_depend_on_how_memory_is_saved(words: list[str], plain: np.ndarray) -> None:
+    np.testing.assert_allclose(spread_losses(settings(RUN, *words)), plain, rtol=CLOSE)
+
+
+@pytest.mark.slow
+def test_experts_learn_the_same_on_every_mesh() -> None:
+    words = ["training.steps=12", "model.experts=4", "model.mlp=32"]
+    spread = over(
+        {"fsdp": 2, "expert": 4}, batch=("fsdp", "expert"), embed="fsdp", experts="expert"
+    )
+    found = spread_losses(settings(*words, "model.remat=true", **spread))
+    np.testing.assert_allclose(
+        found, spread_losses(settings(*words, **MESHES["one device"])), rtol=CLOSE
+    )
+    assert found[-1] < found[0] - 1

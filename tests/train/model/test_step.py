@@ -1,0 +1,107 @@
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.examples import settings
+from xlashard.train.config.settings import OptimizerSettings
+from xlashard.train.data import read_corpus, training_starts
+from xlashard.train.model.step import (
+    Recipe,
+    global_norm,
+    learning_rate,
+    make_optimizer,
+    make_recipe,
+)
+
+
+@functools.cache
+def recipe() -> Recipe:
+    return make_recipe(settings())
+
+
+def batch(parts: int) -> jax.Array:
+    text = read_corpus(settings().data, 32).train
+    windows = text.windows(training_starts(len(text), 0, 8, 32, 0), 33)
+    return jnp.asarray(windows.reshape(parts, -1, 33))
+
+
+@pytest.mark.slow
+def test_a_batch_in_parts_gives_the_same_step() -> None:
+    state = recipe().initial_state(0)
+    step = jax.jit(recipe().train_step)
+    (whole, measured), (parted, again) = (step(state, batch(parts)) for parts in (1, 4))
+    np.testing.assert_allclose(measured["loss"], again["loss"], rtol=1e-5)
+    np.testing.assert_allclose(measured["gradient_norm"], again["gradient_norm"], rtol=1e-4)
+    moments = [x["optimizer"][1][0].mu for x in (whole, parted)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *moments)
+
+
+@pytest.mark.slow
+def test_a_step_counts_and_measures() -> None:
+    state, measured = jax.jit(recipe().train_step)(recipe().initial_state(0), batch(1))
+    assert state["step"] == 1
+    assert {name: x.dtype.name for name, x in measured.items()} == dict.fromkeys(
+        ("loss", "gradient_norm", "learning_rate"), "float32"
+    )
+    np.testing.assert_allclose(measured["learning_rate"], recipe().schedule(0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_evaluation_is_the_mean_over_the_parts() -> None:
+    parameters = recipe().initial_state(0)["parameters"]
+    evaluate = jax.jit(recipe().evaluate)
+    np.testing.assert_allclose(
+        evaluate(parameters, batch(4)), evaluate(parameters, batch(1)), rtol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_the_learning_rate_rises_and_falls() -> None:
+    optimizer = OptimizerSettings(learning_rate=1.0, warmup=10, final=0.1)
+    rates = [float(learning_rate(optimizer, 100)(step)) for step in range(101)]
+    assert 0 < rates[0] < rates[5] < rates[10] == 1.0
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+    np.testing.assert_allclose(rates[100], 0.1, rtol=1e-5)
+    np.testing.assert_allclose(rates[55], 0.55, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 5), (5, 5), (50, 5), (3, 1)])
+def test_short_runs_have_a_learning_rate(warmup: int, steps: int) -> None:
+    schedule = learning_rate(OptimizerSettings(learning_rate=1.0, warmup=warmup), steps)
+    rates = np.asarray([schedule(step) for step in range(steps)])
+    assert np.isfinite(rates).all()
+    assert (rates > 0).all()
+    assert rates.max() <= 1.0
+
+
+@pytest.mark.slow
+def test_only_matrices_decay() -> None:
+    declarations = recipe().declarations
+    optimizer = make_optimizer(OptimizerSettings(weight_decay=0.5), lambda step: 0.1, declarations)
+    parameters = jax.tree.map(lambda x: jnp.ones(x.shape), declarations)
+    nothing = jax.tree.map(jnp.zeros_like, parameters)
+    updates, _ = optimizer.update(nothing, optimizer.init(parameters), parameters)
+    np.testing.assert_allclose(updates["head"], -0.05, rtol=1e-6)
+    np.testing.assert_array_equal(updates["norm"], 0)
+    np.testing.assert_array_equal(updates["layers"]["mlp"]["norm"], 0)
+
+
+@pytest.mark.slow
+def test_the_gradient_is_clipped() -> None:
+    declarations = {"x": recipe().declarations["norm"]}
+    optimizer = make_optimizer(
+        OptimizerSettings(clip=1.0, b1=0.0, weight_decay=0.0), lambda step: 1.0, declarations
+    )
+    parameters = {"x": jnp.zeros(2)}
+    state = optimizer.init(parameters)
+    _, state = optimizer.update({"x": jnp.asarray([30.0, 40.0])}, state, parameters)
+    np.testing.assert_allclose(state[1][0].mu["x"], [0.6, 0.8], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_global_norm() -> None:
+    assert global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray([[4.0]])}) == 5.0

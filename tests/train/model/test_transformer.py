@@ -1,0 +1,203 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.train.examples import settings
+from xlashard.train.config.settings import ModelSettings
+from xlashard.train.model.layout import initial_parameters
+from xlashard.train.model.programs import choose, generate, readable
+from xlashard.train.model.transformer import (
+    declare,
+    decode,
+    empty_cache,
+    forward,
+    loss,
+    rotary_angles,
+    rotate,
+)
+
+MODEL = settings().model
+TOKENS = np.random.default_rng(0).integers(0, 256, (3, 17)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def parameters() -> dict:
+    return initial_parameters(declare(MODEL), jax.random.key(0))
+
+
+def numpy_forward(parameters: dict, tokens: np.ndarray, model: ModelSettings) -> np.ndarray:
+    """The transformer once more, in loops over layers, heads and positions."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
+    size, group = model.head_size, model.heads // model.kv_heads
+
+    def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
+
+    def turn(vector: np.ndarray, position: int) -> np.ndarray:
+        pairs = vector[: size // 2] + 1j * vector[size // 2 :]
+        speeds = model.rope_base ** (-np.arange(size // 2) * 2 / size)
+        turned = pairs * np.exp(1j * position * speeds)
+        return np.concatenate([turned.real, turned.imag])
+
+    x = p["embedding"][tokens]
+    for number in range(model.layers):
+        weights = jax.tree.map(lambda a, i=number: a[i], p["layers"])
+        attention, mlp = weights["attention"], weights["mlp"]
+        y = norm(x, attention["norm"])
+        added = np.zeros_like(x)
+        for head in range(model.heads):
+            q = y @ attention["query"][:, head]
+            k = y @ attention["key"][:, head // group]
+            v = y @ attention["value"][:, head // group]
+            q = np.stack([turn(row, i) for i, row in enumerate(q)])
+            k = np.stack([turn(row, i) for i, row in enumerate(k)])
+            for i in range(len(tokens)):
+                scores = np.exp(k[: i + 1] @ q[i] / np.sqrt(size))
+                added[i] += scores @ v[: i + 1] / scores.sum() @ attention["out"][head]
+        x = x + added
+        y = norm(x, mlp["norm"])
+        gate = y @ mlp["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ mlp["up"])) @ mlp["down"]
+    return norm(x, p["norm"]) @ p["head"]
+
+
+@pytest.mark.slow
+def test_forward_is_the_transformer_written_out(parameters: dict) -> None:
+    tokens = TOKENS[0].astype(np.int32)
+    expected = numpy_forward(parameters, tokens, MODEL)
+    scores = forward(parameters, jnp.asarray(tokens)[None], MODEL)[0]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_loss_is_the_mean_surprise(parameters: dict) -> None:
+    scores = np.asarray(forward(parameters, jnp.asarray(TOKENS[:, :-1], jnp.int32), MODEL))
+    chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    taken = np.take_along_axis(chances, TOKENS[:, 1:, None].astype(int), -1)
+    np.testing.assert_allclose(
+        loss(parameters, jnp.asarray(TOKENS), MODEL), -np.log(taken).mean(), rtol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_no_position_sees_later_ones(parameters: dict) -> None:
+    changed = TOKENS.copy()
+    changed[:, 9] ^= 1
+    before, after = (
+        np.asarray(forward(parameters, jnp.asarray(t, jnp.int32), MODEL)) for t in (TOKENS, changed)
+    )
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert (np.abs(before[:, 9:] - after[:, 9:]).max(axis=(0, 2)) > 1e-6).all()
+
+
+@pytest.mark.slow
+def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+    q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, MODEL.head_size)).astype(np.float32)
+
+    def turned(x: np.ndarray, position: int) -> np.ndarray:
+        return np.asarray(rotate(jnp.asarray(x), rotary_angles(jnp.asarray([position]), MODEL)))
+
+    np.testing.assert_allclose(np.linalg.norm(turned(q, 13)), np.linalg.norm(q), rtol=1e-5)
+    near, far = ((turned(q, 5 + s) * turned(k, 2 + s)).sum() for s in (0, 20))
+    np.testing.assert_allclose(near, far, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_decoding_byte_by_byte_gives_the_same_scores(kv_heads: int) -> None:
+    model = settings(f"model.kv_heads={kv_heads}").model
+    parameters = initial_parameters(declare(model), jax.random.key(0))
+    cache = empty_cache(len(TOKENS), TOKENS.shape[1], model)
+    step = jax.jit(decode, static_argnums=4)
+    scores = []
+    for position, token in enumerate(TOKENS.T):
+        found, cache = step(parameters, cache, jnp.asarray(token), jnp.asarray(position), model)
+        scores.append(found)
+    expected = forward(parameters, jnp.asarray(TOKENS, jnp.int32), model)
+    np.testing.assert_allclose(np.stack(scores, 1), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_full_cache_forgets_the_oldest_byte() -> None:
+    model = settings("model.layers=1").model
+    parameters = initial_parameters(declare(model), jax.random.key(0))
+    room = 6
+    cache = empty_cache(1, room, model)
+    step = jax.jit(decode, static_argnums=4)
+    for position, token in enumerate(TOKENS[0]):
+        scores, cache = step(parameters, cache, jnp.asarray([token]), jnp.asarray(position), model)
+    # In a model of one layer nothing older than the cache can have left a trace.
+    expected = forward(parameters, jnp.asarray(TOKENS[:1, -room:], jnp.int32), model)[:, -1]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_rematerialisation_changes_no_gradient(parameters: dict) -> None:
+    tokens = jnp.asarray(TOKENS)
+    plain, saved = (
+        jax.jit(jax.grad(loss), static_argnums=2)(parameters, tokens, model)
+        for model in (MODEL, settings("model.remat=true").model)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), plain, saved)
+
+
+@pytest.mark.slow
+def test_bfloat16_keeps_parameters_gradients_and_loss_in_float32(parameters: dict) -> None:
+    model = settings("model.compute=bfloat16").model
+    found, gradients = jax.value_and_grad(loss)(parameters, jnp.asarray(TOKENS), model)
+    assert found.dtype == jnp.float32
+    assert {x.dtype for x in jax.tree.leaves(gradients)} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(found, loss(parameters, jnp.asarray(TOKENS), MODEL), rtol=2e-2)
+    text = jax.jit(lambda p: loss(p, jnp.asarray(TOKENS), model)).lower(parameters).as_text()
+    assert "bf16" in text
+
+
+@pytest.mark.slow
+def test_a_new_array_leaves_the_others_as_they_are() -> None:
+    declared = declare(MODEL)
+    more = declared | {"another": declared["head"]}
+    first, second = (initial_parameters(x, jax.random.key(3)) for x in (declared, more))
+    np.testing.assert_array_equal(first["head"], second["head"])
+    assert not np.array_equal(second["head"], second["another"])
+
+
+def greedy(parameters: dict, prompt: bytes, count: int) -> bytes:
+    """Generation without a cache: the whole text is read again for every byte."""
+    read = jax.jit(lambda text: forward(parameters, text[None].astype(jnp.int32), MODEL)[0])
+    # What stands behind a position has no influence on it, so one size serves all.
+    text = np.zeros(len(prompt) + count, np.uint8)
+    text[: len(prompt)] = list(prompt)
+    for place in range(len(prompt), len(text)):
+        text[place] = np.argmax(read(text)[place - 1])
+    return text[len(prompt) :].tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", [b"T", b"The model "])
+def test_generation_at_temperature_0_takes_the_likeliest(parameters: dict, prompt: bytes) -> None:
+    written = generate(parameters, np.frombuffer(prompt, np.uint8), 0, jnp.float32(0), 6, MODEL)
+    assert np.asarray(written).tobytes() == greedy(parameters, prompt, 6)
+
+
+@pytest.mark.slow
+def test_equal_seeds_write_equal_texts(parameters: dict) -> None:
+    def written(seed: int) -> bytes:
+        prompt = np.frombuffer(b"The ", np.uint8)
+        return np.asarray(generate(parameters, prompt, seed, jnp.float32(1), 40, MODEL)).tobytes()
+
+    assert written(1) == written(1)
+    assert written(1) != written(2)
+
+
+@pytest.mark.slow
+def test_bytes_are_drawn_by_their_chances() -> None:
+    scores = jnp.full(256, -jnp.inf).at[65].set(jnp.log(3.0)).at[66].set(0.0)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = np.asarray(jax.vmap(lambda key: choose(scores, key, jnp.float32(1)))(keys))
+    assert set(drawn.tolist()) == {65, 66}
+    assert abs((drawn == 65).mean() - 0.75) < 0.03
+
+
+def test_written_bytes_cannot_steer_a_terminal() -> None:
+    assert readable(b"a\x1b[31mb\n\xff\x00caf\xc3\xa9") == "a·[31mb\n··café"

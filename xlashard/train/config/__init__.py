@@ -1,0 +1,1 @@
+"""Settings files of training runs: schema, values, and TOML notation."""

@@ -1,0 +1,100 @@
+"""Settings and single values in TOML's notation."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def to_toml(settings: Any) -> str:
+    """Writes settings as a TOML document that `schema.read` turns into equal settings."""
+    lines: list[str] = []
+    _write_table(settings, "", lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """One value in TOML's notation."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            # JSON's escapes are TOML's, but for DEL, which TOML wants escaped.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+        case list() | tuple():
+            return "[" + ", ".join(map(toml_value, value)) + "]"
+        case Mapping():
+            return (
+                "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+            )
+    return json.dumps(str(value))
+
+
+def toml_key(name: str) -> str:
+    """A key, bare where TOML allows it."""
+    bare = name.replace("-", "").replace("_", "")
+    return name if bare.isalnum() and bare.isascii() else toml_value(name)
+
+
+def _write_table(settings: Any, path: str, lines: list[str]) -> None:
+    plain = [(s.name, getattr(settings, s.name)) for s in fields(settings)]
+    values = [(k, v) for k, v in plain if not is_dataclass(v) and not isinstance(v, Mapping)]
+    tables = [(k, v) for k, v in plain if is_dataclass(v) or isinstance(v, Mapping)]
+    if path and values:
+        lines.append(f"\n[{path}]")
+    lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in values)
+    for key, value in tables:
+        inner = f"{path}.{key}" if path else key
+        if not isinstance(value, Mapping):
+            _write_table(value, inner, lines)
+            continue
+        lines.append(f"\n[{inner}]")
+        lines.extend(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+
+
+def setting_changes(was: str, now: str) -> dict[str, str]:
+    r"""Settings that two TOML documents have differently.
+
+    Args:
+        was: The one.
+        now: The other.
+
+    Returns:
+        By key what stood and what stands there: `model.width = 64 is 128`.
+
+    Example:
+        >>> setting_changes("[model]\nwidth = 64", "[model]\nwidth = 128")
+        {'model.width': 'model.width = 64 is 128'}
+    """
+    before, after = ({key: toml_value(x) for key, x in _flat(text)} for text in (was, now))
+    return {
+        key: f"{key} = {old or '(not set)'} is {new or 'not set'}"
+        for key, old, new in differences(before, after)
+    }
+
+
+def setting(text: str, key: str) -> str | None:
+    """The value of one setting as a TOML document has it."""
+    return {k: toml_value(x) for k, x in _flat(text)}.get(key)
+
+
+def _flat(text: str) -> Iterator[tuple[str, Any]]:
+    waiting: list[tuple[str, Any]] = [("", tomllib.loads(text))]
+    while waiting:
+        path, value = waiting.pop(0)
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{key}" if path else key, x) for key, x in value.items()]
+        else:
+            yield path, value
+
+
+def differences(
+    was: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield the keys whose values differ, each with its old and its new value."""
+    for key in dict.fromkeys([*was, *now]):
+        if was.get(key) != now.get(key):
+            yield key, was.get(key), now.get(key)

@@ -1,0 +1,1 @@
+"""A training run: its steps, run folder, console output and stop."""

@@ -1,0 +1,324 @@
+"""The main job: a transformer learns a text over a mesh of devices, and a person can watch it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlashard.multihost import Watchdog
+from xlashard.pictures import TreePicture, read_tree
+from xlashard.train.checkpoint import Checkpoints
+from xlashard.train.config.settings import Settings
+from xlashard.train.config.toml import to_toml
+from xlashard.train.data import plan_batch, read_corpus
+from xlashard.train.errors import DataError, SettingsError
+from xlashard.train.loop.console import Screen, log_screen
+from xlashard.train.loop.group import Group, form_group
+from xlashard.train.loop.run_folder import (
+    CHECKPOINTS,
+    NoRecords,
+    Records,
+    Resumed,
+    RunFolder,
+    changes,
+    is_finished,
+    measured_until,
+    new_folder,
+)
+from xlashard.train.loop.steps import Progress, Run, is_due, train
+from xlashard.train.loop.stop import Stop, check_same_text, from_the_first, make_stop
+from xlashard.train.model.checks import check_settings
+from xlashard.train.model.layout import Layout, build_mesh
+from xlashard.train.model.programs import batch_sharding, initial_state, parameter_count
+from xlashard.train.model.step import State, make_recipe, state_shardings
+from xlashard.wording import in_bytes
+
+_DRAWN = 4
+"""Parameters whose place on the mesh is drawn before training, the biggest ones."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        folder: Where its results are.
+        steps: Steps that are done and measured.
+        loss: Training loss of the last of them, nats per byte; ``None`` where there is none.
+        held_out: Loss on the held-out text at the end; ``None`` where the run was stopped.
+        text: The text generated at the end.
+        stopped: The name of the signal that stopped the run; empty where it came to its end.
+        checkpoint: The step of the last checkpoint; ``None`` where there is none.
+        abandoned: A thread still compiles what is not needed any more.
+    """
+
+    folder: Path
+    steps: int
+    loss: float | None
+    held_out: float | None
+    text: str
+    stopped: str
+    checkpoint: int | None
+    abandoned: bool
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped the run."""
+        return bool(self.stopped)
+
+
+def run_job(
+    settings: Settings,
+    devices: Sequence[Any],
+    screen: Screen,
+    runs: Path = Path("runs"),
+    resumed: Resumed | None = None,
+) -> Outcome:
+    """Trains as the settings say. With several processes all call it, for the same run.
+
+    Args:
+        settings: The whole run.
+        devices: The devices of the mesh, of all processes.
+        screen: Where a person watches. Only the first process shows itself there; the others write
+            ``log-NUMBER.txt`` in the run's folder.
+        runs: The folder in which the folder of a new run is made.
+        resumed: The run that goes on, instead of a new one; `settings` are its settings.
+
+    Returns:
+        What it came to; also after a Ctrl-C.
+
+    Raises:
+        RunError: The settings, the data or the checkpoint do not fit, the loss is no longer finite,
+            a checkpoint can't be written, or another process failed.
+    """
+    check_settings(settings)
+    layout = Layout(build_mesh(settings.mesh, devices), settings.sharding.rules)
+    task = f"--resume {resumed.folder}" if resumed else "a new run"
+    group = form_group(settings, task)
+    stop = make_stop(group, screen.show if group.index == 0 else _say_nothing)
+    with stop.hearing():
+        if resumed and _is_finished(group, stop, resumed):
+            screen.show(
+                f"The run in {resumed.folder} is finished: {settings.training.steps} steps. For "
+                f"more of them write:\n  xlashard train --resume {resumed.folder} --steps N"
+            )
+            return _outcome(resumed.folder, Progress(steps=settings.training.steps), "")
+        return _run(settings, layout, _Place(group, stop, screen, runs, resumed))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run is, among processes and among folders."""
+
+    group: Group
+    stop: Stop
+    screen: Screen
+    runs: Path
+    resumed: Resumed | None
+
+
+def _run(settings: Settings, layout: Layout, place: _Place) -> Outcome:
+    """A run, once its processes are together."""
+    group, stop, resumed = place.group, place.stop, place.resumed
+    corpus = read_corpus(settings.data, settings.model.length, settings.model.vocab)
+    check_same_text(group, stop, corpus.mark)
+    recipe = make_recipe(settings)
+    path = resumed.folder if resumed else _new_folder(settings, place)
+    watchdog = _watchdog(settings, path)
+    with (
+        Checkpoints(path / CHECKPOINTS, keep=settings.checkpoint.keep or None) as checkpoints,
+        _screen(place, path, settings) as screen,
+        watchdog or nullcontext(),
+    ):
+        kept = checkpoints if settings.checkpoint.keep else None
+        run = Run(settings, layout, corpus, recipe, screen, path, NoRecords(), stop, watchdog, kept)
+        _introduce(run, group)
+        with run.busy("starting"):
+            state, progress = _first_state(run, checkpoints, resumed)
+        with _records(place, path, settings, progress.steps) as records:
+            finished = _train(replace(run, records=records), state, progress, group)
+        call = stop.call.said if stop.call else "SIGINT"
+        outcome = _outcome(path, progress, "" if finished else call)
+        _conclude(outcome, screen)
+        return outcome
+
+
+def _train(run: Run, state: State, progress: Progress, group: Group) -> bool:
+    """Trains; returns whether the run has come to its end."""
+    finished = False
+    try:
+        train(run, state, progress)
+        finished = not progress.stopped
+    except KeyboardInterrupt:
+        # The others wait for this process, and are told of it further out.
+        if group.count > 1:
+            raise
+    finally:
+        run.screen.end()
+        run.records.record("end", interrupted=not finished, steps=progress.steps)
+    return finished
+
+
+def _watchdog(settings: Settings, path: Path) -> Watchdog | None:
+    timeout = settings.pod.watchdog
+    return Watchdog(timeout, folder=path) if timeout else None
+
+
+def _outcome(folder: Path, progress: Progress, stopped: str) -> Outcome:
+    return Outcome(
+        folder,
+        progress.steps,
+        progress.loss,
+        progress.held_out,
+        progress.text,
+        stopped,
+        progress.saved,
+        progress.abandoned,
+    )
+
+
+def _is_finished(group: Group, stop: Stop, resumed: Resumed) -> bool:
+    steps = resumed.settings.training.steps
+    found = from_the_first(group, stop, "finished", lambda: str(is_finished(resumed.folder, steps)))
+    return found == "True"
+
+
+def _new_folder(settings: Settings, place: _Place) -> Path:
+    name = settings.run.name
+    made = from_the_first(
+        place.group, place.stop, "folder", lambda: str(new_folder(place.runs, name))
+    )
+    return Path(made)
+
+
+def _check_checkpoint(checkpoints: Checkpoints, settings: Settings, resumed: Resumed) -> None:
+    """Checks that there is a checkpoint from which the run can go on.
+
+    Raises:
+        SettingsError: There is none, or it is of a later step than the last one.
+    """
+    step, steps = checkpoints.latest(), settings.training.steps
+    if step is None:
+        raise SettingsError(
+            f"there is no checkpoint in {checkpoints.folder}: the run ended before its first one. "
+            f"Start it again from the beginning:\n"
+            f"  xlashard train --config {resumed.folder / 'config.toml'}"
+        )
+    if step > steps:
+        raise SettingsError(
+            f"the last checkpoint in {checkpoints.folder} is of step {step}, and training.steps = "
+            f"{steps} ends before that. Write --steps with {step} or more."
+        )
+
+
+@contextmanager
+def _records(place: _Place, path: Path, settings: Settings, done: int) -> Iterator[Records]:
+    """Where the measurements go: of the first process, into the run's folder."""
+    if place.group.index:
+        yield NoRecords()
+        return
+    kept: list[dict[str, Any]] = []
+    if place.resumed:
+        again = is_due(settings.training.eval_every, done) and done < settings.training.steps
+        kept = measured_until(path, done, evaluated_again=again or done == settings.training.steps)
+    with RunFolder(path, settings, kept) as folder:
+        if place.resumed:
+            changed = {
+                key: [was, now]
+                for key, (was, now) in changes(place.resumed.before, settings).items()
+            }
+            folder.record("resume", steps=done, processes=place.group.count, changed=changed)
+        yield folder
+
+
+@contextmanager
+def _screen(place: _Place, path: Path, settings: Settings) -> Iterator[Screen]:
+    """Where this process shows itself: the first one to the person, the others in a file."""
+    if place.group.index == 0:
+        yield place.screen
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / f"log-{place.group.index}.txt").open("a", encoding="utf-8") as file:
+        yield log_screen(file, settings.training.log_every)
+
+
+def _first_state(
+    run: Run, checkpoints: Checkpoints, resumed: Resumed | None
+) -> tuple[State, Progress]:
+    """The state to train from, drawn from the seed or of a checkpoint, and how far that is."""
+    if resumed is None:
+        drawn = initial_state(run.recipe, run.layout)(np.uint32(run.settings.run.seed))
+        return drawn, Progress()
+    _check_checkpoint(checkpoints, run.settings, resumed)
+    like = jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        jax.eval_shape(run.recipe.initial_state, 0),
+        state_shardings(run.recipe, run.layout),
+    )
+    restored = checkpoints.restore(like, settings=to_toml(run.settings))
+    about = restored.about
+    if about.data["text"] != run.corpus.mark and resumed.before.data == run.settings.data:
+        raise DataError(
+            f"the text is not the one that the run has learned from: it was {about.data['text']}, "
+            f"and is {run.corpus.mark}. Bring it back, or say that it is to go on with this one: "
+            f"write --data PATH [PATH ...]"
+        )
+    run.screen.show(f"Going on after step {about.step} of {run.folder}")
+    return restored.state, Progress(steps=about.step, saved=about.step)
+
+
+def _introduce(run: Run, group: Group) -> None:
+    """Shows the mesh, the text, and how the parameters lie on the devices."""
+    mesh, show = run.layout.mesh, run.screen.show
+    axes = " × ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    device = mesh.devices.flat[0]
+    made = "emulated " if run.settings.devices.emulate else ""
+    show(f"Mesh        {axes}: {mesh.devices.size} {made}devices ({device.device_kind})")
+    if group.count > 1:
+        show(f"Processes   {group.count}, {_part(run)}")
+    text = run.corpus
+    show(
+        f"Text        {len(text.train):,} {text.unit} to learn from, {len(text.held_out):,} held "
+        f"out: {text.source}"
+    )
+    shapes = jax.eval_shape(run.recipe.initial_state, 0)
+    shardings = state_shardings(run.recipe, run.layout)
+    parameters = read_tree(shapes["parameters"], shardings["parameters"])
+    count = parameter_count(run.recipe)
+    show(f"Parameters  {count:,}: {_held(parameters)}")
+    show(f"With AdamW  {_held(read_tree(shapes, shardings))}")
+    show(parameters.biggest(_DRAWN, "The biggest parameters"))
+
+
+def _part(run: Run) -> str:
+    """What of the devices and of a batch this process has."""
+    training = run.settings.training
+    plan = plan_batch(
+        batch_sharding(run.layout), training.batch, training.accumulate, run.settings.model.length
+    )
+    rows, local = len(plan.rows) * training.accumulate, len(run.layout.mesh.local_devices)
+    return f"each with {local} devices, reading {rows} of the {training.batch} sequences of a batch"
+
+
+def _held(tree: TreePicture) -> str:
+    return f"{in_bytes(tree.nbytes)}, {in_bytes(tree.device_bytes)} on each device"
+
+
+def _conclude(outcome: Outcome, screen: Screen) -> None:
+    if outcome.interrupted:
+        screen.show(f"Stopped by {outcome.stopped} after step {outcome.steps}.")
+        if outcome.checkpoint is not None:
+            screen.show(f"Go on with:\n  xlashard train --resume {outcome.folder}")
+    if outcome.loss is not None:
+        screen.show(f"Final training loss {outcome.loss:.4f} nats per byte")
+    if outcome.held_out is not None:
+        screen.show(f"Final evaluation loss {outcome.held_out:.4f} nats per byte")
+    screen.show(f"Results in {outcome.folder}")
+
+
+def _say_nothing(line: str) -> None:
+    """The first process says it for all."""

@@ -1,0 +1,342 @@
+"""The folder of a run: its settings, its measurements line by line, its loss curve."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from xlashard.documents import parse_json
+from xlashard.train.checkpoint.files import steps_in
+from xlashard.train.config.schema import leaves
+from xlashard.train.config.settings import Settings, load_settings
+from xlashard.train.config.toml import to_toml, toml_value
+from xlashard.train.errors import SettingsError
+
+SETTINGS, METRICS, CHECKPOINTS = "config.toml", "metrics.jsonl", "checkpoints"
+"""What a run's folder holds."""
+
+
+# The kinds of measurements that are points of a curve.
+_DRAWN = ("train", "eval")
+
+
+class Records(Protocol):
+    """Where measurements go."""
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Notes a measurement."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class NoRecords:
+    """The measurements of a process that is not the first: the first one has the same."""
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Notes nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RunFolder:
+    """The open folder of a run.
+
+    Args:
+        path: The folder; `new_folder` makes one.
+        settings: Are written into it.
+        kept: Of a run that goes on, what was measured until now and stays.
+
+    Attributes:
+        path: The folder. It holds ``config.toml``, ``metrics.jsonl`` and, in the end, ``loss.png``.
+    """
+
+    def __init__(self, path: Path, settings: Settings, kept: Sequence[dict[str, Any]] = ()):
+        self.path = path
+        self._curves: dict[str, Points] = {kind: ([], []) for kind in _DRAWN}
+        _replace(path / SETTINGS, to_toml(settings))
+        for line in kept:
+            self._draw(**line)
+        _replace(path / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Writes one line of measurements; with ``step`` and ``loss`` it is a point of a curve."""
+        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._metrics.flush()
+        self._draw(kind, **values)
+
+    def close(self) -> None:
+        """Closes the measurements and draws the curve, if there is a point to draw."""
+        if self._metrics.closed:
+            return
+        self._metrics.close()
+        if self._curves["train"][0]:
+            draw_curve(self.path / "loss.png", self._curves["train"], self._curves["eval"])
+
+    def _draw(self, kind: str, **values: Any) -> None:
+        if kind in self._curves:
+            steps, losses = self._curves[kind]
+            steps.append(values["step"])
+            losses.append(values["loss"])
+
+
+def new_folder(runs: Path, name: str) -> Path:
+    """Makes the folder ``RUNS/NAME``; ``NAME-2``, ``NAME-3`` and so on where that exists already.
+
+    Raises:
+        SettingsError: The name is not that of one folder, or it can't be made.
+    """
+    if Path(name).name != name or name in ("", "..") or not name.isprintable():
+        letters = "".join(filter(str.isprintable, Path(name).name))
+        raise SettingsError(
+            f"run.name must be the name of one folder, without control characters, not {name!r}. "
+            f"Write, for example:\n"
+            f"  --name {shlex.quote(letters) if letters.strip('.') else 'tiny'}"
+        )
+    number = 1
+    while True:
+        path = runs / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise SettingsError(
+                f"the folder {path} for the results cannot be made: {error.strerror}. "
+                f"Write --runs FOLDER with one that can be written to."
+            ) from None
+        else:
+            return path
+
+
+def is_finished(path: Path, steps: int) -> bool:
+    """Whether the run of a folder has come to its end, which is so many steps."""
+    last = next(reversed([*_lines(path / METRICS)]), {})
+    return last.get("kind") == "end" and not last.get("interrupted") and last.get("steps") == steps
+
+
+def measured_until(path: Path, step: int, evaluated_again: bool) -> list[dict[str, Any]]:
+    """What was measured in a run up to a step, to go on from there with one line of measurements.
+
+    Args:
+        path: The folder of the run.
+        step: Steps that are done. What was measured of later ones will be measured again.
+        evaluated_again: So will be the evaluation after that very step.
+    """
+
+    def again(line: dict[str, Any]) -> bool:
+        late = line.get("step", 0) > step
+        return late or (evaluated_again and line["kind"] == "eval" and line["step"] == step)
+
+    return [x for x in _lines(path / METRICS) if x["kind"] != "text" and not again(x)]
+
+
+def run_folders(runs: Path) -> list[Path]:
+    """The folders of runs below a folder, the one last written to at the end."""
+    found = [path.parent for path in runs.glob(f"*/{SETTINGS}")]
+    return sorted(found, key=lambda path: _written(path / METRICS))
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the measurements in a file; a process that is killed may leave half a line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                found = parse_json(line)
+                if line.endswith(b"\n") and _is_measurement(found):
+                    yield found
+
+
+def _is_measurement(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    needed = ("step", "loss") if found.get("kind") in _DRAWN else ()
+    return isinstance(found.get("kind"), str) and all(
+        isinstance(found.get(name), int | float) for name in needed
+    )
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that others see as it was or as it is, never half."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+type Points = tuple[list[int], list[float]]
+"""Steps and losses of a curve, equally many."""
+
+
+def draw_curve(path: Path, train: Points, held_out: Points) -> None:
+    """Writes a PNG of the loss against the step.
+
+    Args:
+        path: The file to write.
+        train: Loss of every step; its running mean is drawn over it.
+        held_out: Loss of every evaluation; may be empty.
+    """
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps, losses = train
+    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="training, each step")
+    if len(steps) > 1:
+        axes.plot(steps, running_mean(losses), color="#08519c", label="training, running mean")
+    if held_out[0]:
+        axes.plot(*held_out, color="#d94801", marker="o", linestyle="--", label="evaluation")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per byte)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def running_mean(values: list[float], decay: float = 0.9) -> np.ndarray:
+    """Exponential running mean, corrected for its start, so that it begins at the first value."""
+    mean = weight = 0.0
+    means = []
+    for value in values:
+        mean = decay * mean + (1 - decay) * value
+        weight = decay * weight + (1 - decay)
+        means.append(mean / weight)
+    return np.asarray(means)
+
+
+_SHAPING = ("layers", "width", "heads", "kv_heads", "mlp", "rope_base")
+
+
+_FIXED = {
+    **{f"model.{name}": "the parameters are those of the other model" for name in _SHAPING},
+    "run.seed": "the order of the text follows from it",
+    "run.name": "the folder is there already",
+}
+"""Settings that a run keeps, and why."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that goes on.
+
+    Attributes:
+        folder: Its folder.
+        settings: Its settings now.
+        before: Its settings until now.
+    """
+
+    folder: Path
+    settings: Settings
+    before: Settings
+
+
+def read_run(folder: Path, words: Iterable[str]) -> Resumed:
+    """Reads what a run was, and what it shall be.
+
+    Args:
+        folder: Of the run.
+        words: Changes of settings, such as ``"training.steps=600"``.
+
+    Raises:
+        SettingsError: It is no run's folder, or a change would make it another run.
+    """
+    path = folder / SETTINGS
+    if not path.exists():
+        raise SettingsError(f"{folder} is not the folder of a run: {_what_is_there(folder)}")
+    before, settings = load_settings(path), load_settings(path, words)
+    problems = [
+        f"{key} = {toml_value(was)} can't become {toml_value(now)} in a run that goes on: "
+        f"{_FIXED[key]}. Leave it as it is, or start a new run:\n"
+        f"  xlashard train --config {path} --set {key}={toml_value(now)}"
+        for key, (was, now) in changes(before, settings).items()
+        if key in _FIXED
+    ]
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return Resumed(folder, settings, before)
+
+
+def last_run(runs: Path) -> Path:
+    """The folder of the run that was written to last.
+
+    Raises:
+        SettingsError: There is no run.
+    """
+    found = run_folders(runs)
+    if not found:
+        raise SettingsError(
+            f"there is no run in {runs} that could go on. Start one:\n"
+            f"  xlashard train --config configs/tiny.toml"
+        )
+    return found[-1]
+
+
+def newest_resumable(runs: Path, name: str) -> Path | None:
+    """Return the newest run of a name that has a checkpoint; None if there is none.
+
+    A restarted job calls this in every process before the processes join, when no process can have
+    written a checkpoint yet, so all of them get the same answer.
+
+    Args:
+        runs: Folder that holds the folders of runs.
+        name: Name of the run, `run.name` of its settings; later runs of it are NAME-2, NAME-3, ...
+    """
+    names = re.compile(re.escape(name) + r"(-\d+)?")
+    found = [
+        folder
+        for folder in run_folders(runs)
+        if names.fullmatch(folder.name) and steps_in(folder / CHECKPOINTS)
+    ]
+    return found[-1] if found else None
+
+
+def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ: by key what they were and what they are."""
+    return {
+        leaf.path: (was, is_)
+        for leaf in leaves(Settings)
+        if (was := _value(before, leaf.path)) != (is_ := _value(now, leaf.path))
+    }
+
+
+def _value(settings: Any, path: str) -> Any:
+    for name in path.split("."):
+        settings = getattr(settings, name)
+    return settings
+
+
+def _what_is_there(folder: Path) -> str:
+    if not folder.is_dir():
+        near = [str(path) for path in run_folders(folder.parent)]
+        there = f" The runs in {folder.parent}: {', '.join(near)}." if near else ""
+        return f"there is no such folder.{there}"
+    return f"it holds no {SETTINGS}."

@@ -1,0 +1,233 @@
+"""Do the shapes of the model and the batch fit each other and the mesh? Asked before compiling."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from xlashard.train.config.settings import KEEPABLE, Rules, Settings
+from xlashard.train.errors import SettingsError
+from xlashard.train.model.layout import Declaration, check_mesh, path_name
+from xlashard.train.model.transformer import declare
+
+_KEYS = {
+    "embed": "model.width",
+    "heads": "model.heads",
+    "kv_heads": "model.kv_heads",
+    "mlp": "model.mlp",
+    "layers": "model.layers",
+    "experts": "model.experts",
+    "vocab": "model.vocab",
+}
+"""The setting behind each logical axis of a parameter."""
+
+_ACTIVATIONS = (("batch", "heads"), ("batch", "mlp"), ("batch", "vocab"), ("batch", "length"))
+"""Logical axes that stand together in an activation, and can't share a mesh axis. The experts can
+take theirs from the batch, and the vocabulary from the length."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks what no single setting shows.
+
+    Args:
+        settings: Any settings.
+
+    Raises:
+        SettingsError: With every misfit, each with the keys of the settings and sizes that fit.
+    """
+    check_mesh(settings)
+    problems = [*_model(settings), *_pieces(settings), *_rules(settings)]
+    if not problems:
+        problems = [*_parameters(settings), *_length(settings), *_batch(settings)]
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def _model(settings: Settings) -> Iterator[str]:
+    model = settings.model
+    if model.width % model.heads:
+        near = _near(model.width, 2 * model.heads)
+        yield _misfit("model.width", model.width, "model.heads", model.heads, near)
+    elif model.head_size % 2:
+        yield (
+            f"model.width / model.heads = {model.width} / {model.heads} = {model.head_size} must "
+            f"be even, for rotary positions turn pairs. Write:\n"
+            f"  [model]\n  width = {_near(model.width, 2 * model.heads)}"
+        )
+    if model.heads % model.kv_heads:
+        yield _misfit("model.heads", model.heads, "model.kv_heads", model.kv_heads)
+    if settings.training.batch % settings.training.accumulate:
+        yield _misfit(
+            "training.batch",
+            settings.training.batch,
+            "training.accumulate",
+            settings.training.accumulate,
+        )
+
+
+def _pieces(settings: Settings) -> Iterator[str]:
+    """What is cut into pieces, or chosen from some."""
+    model = settings.model
+    if model.attention_block and model.length % model.attention_block:
+        near = math.gcd(model.length, model.attention_block)
+        yield (
+            _misfit("model.length", model.length, "model.attention_block", model.attention_block)
+            + f"\nor:\n  attention_block = {near}"
+        )
+    if model.vocab % model.vocab_parts:
+        yield _misfit("model.vocab", model.vocab, "model.vocab_parts", model.vocab_parts)
+    if 0 < model.experts < model.active_experts:
+        yield (
+            f"model.active_experts = {model.active_experts} of model.experts = {model.experts} "
+            f"are more than there are. Write:\n  [model]\n  active_experts = {model.experts}"
+        )
+    unknown = [name for name in model.kept if name not in KEEPABLE]
+    if unknown:
+        yield (
+            f"model.kept names {', '.join(map(repr, unknown))}, and a layer has: "
+            f"{', '.join(KEEPABLE)}. Write, for example:\n"
+            f"  [model]\n  kept = {_list(tuple(x for x in model.kept if x in KEEPABLE))}"
+        )
+    elif model.kept and not model.remat:
+        yield (
+            "model.kept says what is not computed again, and model.remat = false computes nothing "
+            "again. Write:\n  [model]\n  remat = true"
+        )
+    yield from _tokens(settings)
+
+
+def _tokens(settings: Settings) -> Iterator[str]:
+    """Whether text as bytes, and bytes of text, are what the model knows."""
+    vocab = settings.model.vocab
+    if settings.data.tokens == "bytes" and vocab < 256:
+        yield (
+            f"model.vocab = {vocab} has fewer tokens than there are bytes, which "
+            f'data.tokens = "bytes" reads. Write:\n  [model]\n  vocab = 256'
+        )
+    if settings.generation.bytes and (settings.data.tokens != "bytes" or vocab != 256):
+        yield (
+            f"generation.bytes = {settings.generation.bytes} asks for text, and only a model of "
+            f'bytes (model.vocab = 256, data.tokens = "bytes") writes text. Write:\n'
+            f"  [generation]\n  bytes = 0"
+        )
+
+
+def _misfit(key: str, size: int, by: str, count: int, near: int | None = None) -> str:
+    table, _, name = key.partition(".")
+    return (
+        f"{key} = {size} does not divide by {by} = {count}. Write:\n"
+        f"  [{table}]\n  {name} = {near or _near(size, count)}"
+    )
+
+
+def _near(size: int, count: int) -> int:
+    """The multiple of `count` next to `size`."""
+    return max(round(size / count), 1) * count
+
+
+def _rules(settings: Settings) -> Iterator[str]:
+    """Rules that name an axis the mesh lacks, or one axis twice in one array."""
+    mesh, rules = settings.mesh, settings.sharding.rules
+    for name, axes in vars(rules).items():
+        unknown = [axis for axis in axes if axis not in mesh]
+        if unknown:
+            meant = [x for axis in axes for x in difflib.get_close_matches(axis, mesh, n=1)]
+            yield (
+                f"sharding.rules.{name} names {', '.join(map(repr, unknown))}, but [mesh] has only "
+                f"{', '.join(map(repr, mesh))}. Write:\n{_rule(name, tuple(dict.fromkeys(meant)))}"
+            )
+        elif len(set(axes)) < len(axes):
+            yield (
+                f"sharding.rules.{name} = {_list(axes)} names an axis twice. Write:\n"
+                f"{_rule(name, tuple(dict.fromkeys(axes)))}"
+            )
+    reported: set[frozenset[str]] = set()
+    for named in [*_ACTIVATIONS, *(x.axes for _, x in _declarations(settings))]:
+        yield from _collisions(tuple(axis for axis in named if axis), rules, reported)
+
+
+def _collisions(
+    named: tuple[str, ...], rules: Rules, reported: set[frozenset[str]]
+) -> Iterator[str]:
+    """Two dimensions of one array that go over the same mesh axis; each pair is told once."""
+    taken: dict[str, str] = {}
+    for name in named:
+        for axis in getattr(rules, name):
+            other = taken.setdefault(axis, name)
+            pair = frozenset((name, other))
+            if other == name or pair in reported:
+                continue
+            reported.add(pair)
+            rest = tuple(x for x in getattr(rules, name) if x != axis)
+            yield (
+                f"sharding.rules.{other} and sharding.rules.{name} both use the mesh axis "
+                f"{axis!r}, and some arrays have both dimensions. Write, for example:\n"
+                f"{_rule(name, rest)}"
+            )
+
+
+def _parameters(settings: Settings) -> Iterator[str]:
+    rules, reported = settings.sharding.rules, set()
+    for path, declared in _declarations(settings):
+        for size, name in zip(declared.shape, declared.axes, strict=True):
+            axes = getattr(rules, name) if name else ()
+            ways = math.prod(settings.mesh[axis] for axis in axes)
+            if size % ways == 0 or name in reported:
+                continue
+            reported.add(name)
+            key = _KEYS[str(name)]
+            table, _, field = key.partition(".")
+            change = f"  [{table}]\n  {field} = {_near(size, ways)}\nor:\n"
+            yield (
+                f"{key} = {size} does not divide over {_product(axes, settings)} devices, as "
+                f"sharding.rules.{name} = {_list(axes)} asks (parameter {path}, shape "
+                f"{declared.shape}). Write:\n{change}{_rule(str(name), ())}"
+            )
+
+
+def _length(settings: Settings) -> Iterator[str]:
+    length, axes = settings.model.length, settings.sharding.rules.length
+    ways = math.prod(settings.mesh[axis] for axis in axes)
+    if length % ways:
+        yield (
+            f"model.length = {length} does not divide over {_product(axes, settings)} devices, as "
+            f"sharding.rules.length = {_list(axes)} asks. Write:\n"
+            f"  [model]\n  length = {_near(length, ways)}"
+        )
+
+
+def _batch(settings: Settings) -> Iterator[str]:
+    training, axes = settings.training, settings.sharding.rules.batch
+    ways = math.prod(settings.mesh[axis] for axis in axes)
+    part = training.batch // training.accumulate
+    if part % ways == 0:
+        return
+    split = f" / training.accumulate = {part}" if training.accumulate > 1 else ""
+    yield (
+        f"training.batch = {training.batch}{split} does not divide over "
+        f"{_product(axes, settings)} devices, as sharding.rules.batch = {_list(axes)} asks. Write:"
+        f"\n  [training]\n  batch = {_near(training.batch, ways * training.accumulate)}"
+    )
+
+
+def _declarations(settings: Settings) -> list[tuple[str, Declaration]]:
+    pairs: list[tuple[Any, Declaration]] = jax.tree_util.tree_leaves_with_path(
+        declare(settings.model)
+    )
+    return [(path_name(path), declared) for path, declared in pairs]
+
+
+def _product(axes: tuple[str, ...], settings: Settings) -> str:
+    sizes = " × ".join(f"{axis}={settings.mesh[axis]}" for axis in axes)
+    total = math.prod(settings.mesh[axis] for axis in axes)
+    return f"{sizes} = {total}" if len(axes) > 1 else sizes
+
+
+def _rule(name: str, axes: tuple[str, ...]) -> str:
+    return f"  [sharding.rules]\n  {name} = {_list(axes)}"
+
+
+def _list(axes: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f'"{axis}"' for axis in axes) + "]"

@@ -1,0 +1,154 @@
+"""A feed-forward part of several experts, of which each token takes a few.
+
+A router gives each token the experts that it scores highest (top-k, their shares normalised, as
+Mixtral does: Jiang et al. 2024, arXiv:2401.04088). An expert has room for `capacity` times its
+equal share of a sequence's tokens; those that find it full pass by, on the residual stream. All
+shapes are fixed, and nothing but the tokens themselves goes over the links: tokens are put into
+their places and taken out again by index, in both directions of differentiation.
+
+Letters in shapes: B batch, S tokens of a sequence, W width, M hidden features, E experts, k of them
+for each token, C places of an expert.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from xlashard.train.config.settings import ModelSettings
+from xlashard.train.model.layout import Place, placed
+
+_INSIDE = ("batch", "experts", None, None)
+_OUTSIDE = ("batch", None, None, None)
+
+
+def places(model: ModelSettings, tokens: int) -> int:
+    """Places that an expert has for the tokens of one sequence: C."""
+    share = model.active_experts * tokens / model.experts
+    return min(max(math.ceil(model.capacity * share), 1), tokens)
+
+
+def mix_experts(
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What the experts give for normed features.
+
+    Args:
+        x: Features [B, S, W].
+        weights: ``router`` [W, E], ``gate`` and ``up`` [E, W, M], ``down`` [E, M, W].
+        model: How many experts, and how many for each token.
+        place: Lays activations out on a mesh.
+
+    Returns:
+        The mixture [B, S, W], and what was measured: ``balance``, E · Σ (share of the tokens ·
+        mean probability), which is 1 where all experts are equally busy (Fedus et al. 2021,
+        arXiv:2101.03961, equation 4), and ``dropped``, the part of the choices that found an
+        expert full.
+    """
+    batch, tokens, width = x.shape
+    count, room = model.experts, places(model, tokens)
+    shares, chosen, probabilities = _route(x, weights["router"], model.active_experts)
+    slots, sources = _assign(place(chosen, ("batch", None, None)), count, room)
+    # Else the partitioner looks rows up in those of all sequences, which it gathers for that.
+    slots, sources = place(slots, ("batch", None, None)), place(sources, ("batch", None))
+    inside = place(_dispatch(x, sources, slots).reshape(batch, count, room, width), _OUTSIDE)
+    # Its gradient is summed where the expert is, and then goes back.
+    inside = place(placed(inside, place, _INSIDE, _OUTSIDE), _INSIDE)
+    gate = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["gate"]), "gate")
+    up = checkpoint_name(jnp.einsum("becw,ewm->becm", inside, weights["up"]), "up")
+    # The shares stand before the last product, so that their gradient doesn't ask for its result.
+    flat, slots_of_choices = shares.reshape(batch, -1, 1), slots.reshape(batch, -1)
+    share = _permute(flat, sources, slots_of_choices).reshape(batch, count, room, 1)
+    hidden = jax.nn.silu(gate) * up * placed(share, place, _INSIDE, _OUTSIDE).astype(x.dtype)
+    hidden = place(hidden, ("batch", "experts", None, "mlp"))
+    done = place(jnp.einsum("becm,emw->becw", hidden, weights["down"]), _INSIDE)
+    done = placed(done, place, _OUTSIDE, _INSIDE).reshape(batch, count * room, width)
+    mixed = _collect(done, sources, slots)
+    busy = jax.nn.one_hot(chosen, count, dtype=jnp.float32).mean((0, 1, 2))
+    return mixed, {
+        "balance": count * jnp.sum(busy * probabilities.mean((0, 1))),
+        "dropped": jnp.mean((slots == count * room).astype(jnp.float32)),
+    }
+
+
+def _route(x: jax.Array, router: jax.Array, active: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Shares [B, k, S] and numbers [B, k, S] of each token's experts, and all chances [B, S, E]."""
+    scores = jnp.einsum("bsw,we->bse", x, router, preferred_element_type=jnp.float32)
+    chances = jax.nn.softmax(scores, axis=-1)
+    best, chosen = jax.lax.top_k(chances, active)
+    shares = best / best.sum(-1, keepdims=True)
+    return shares.transpose(0, 2, 1), chosen.transpose(0, 2, 1), chances
+
+
+def _assign(chosen: jax.Array, count: int, room: int) -> tuple[jax.Array, jax.Array]:
+    """Which place each choice gets, first choices first.
+
+    Returns:
+        The place of each choice [B, k, S], E · C for one that finds its expert full; and the
+        choice in each place [B, E · C], k · S for one that stays empty.
+    """
+    batch, active, tokens = chosen.shape
+    flat = chosen.reshape(batch, active * tokens)
+    wants = jax.nn.one_hot(flat, count, dtype=jnp.int32)
+    rank = jnp.sum((jnp.cumsum(wants, axis=1) - 1) * wants, axis=-1)
+    slots = jnp.where(rank < room, flat * room + rank, count * room)
+    empty = jnp.full((count * room,), active * tokens, jnp.int32)
+    numbers = jnp.arange(active * tokens, dtype=jnp.int32)
+    sources = jax.vmap(lambda into: empty.at[into].set(numbers, mode="drop"))(slots)
+    return slots.reshape(batch, active, tokens), sources
+
+
+def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Rows of each x[b], zeros for a number that is none."""
+    take = jax.vmap(lambda rows, at: jnp.take(rows, at, axis=0, mode="fill", fill_value=0))
+    return take(x, numbers)
+
+
+def _from_tokens(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
+    """Rows of tokens [B, S, W] in their places [B, E · C, W]."""
+    choices, tokens = slots.shape[1] * slots.shape[2], x.shape[1]
+    return _rows(x, jnp.where(sources == choices, tokens, sources % tokens))
+
+
+def _to_tokens(x: jax.Array, slots: jax.Array) -> jax.Array:
+    """The sum [B, S, W] of what lies in the places [B, E · C, W] of each token."""
+    batch, choices, tokens = slots.shape
+    found = _rows(x, slots.reshape(batch, -1)).reshape(batch, choices, tokens, x.shape[-1])
+    return found.astype(jnp.float32).sum(1).astype(x.dtype)
+
+
+# Each is the other's transpose. As JAX has it, the transpose of a lookup adds row by row.
+
+
+@jax.custom_vjp
+def _dispatch(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
+    return _from_tokens(x, sources, slots)
+
+
+@jax.custom_vjp
+def _collect(x: jax.Array, sources: jax.Array, slots: jax.Array) -> jax.Array:
+    del sources
+    return _to_tokens(x, slots)
+
+
+@jax.custom_vjp
+def _permute(x: jax.Array, numbers: jax.Array, back: jax.Array) -> jax.Array:
+    """Rows by number; `back` has for each row of x the place that it goes to."""
+    del back
+    return _rows(x, numbers)
+
+
+_dispatch.defvjp(
+    lambda x, sources, slots: (_from_tokens(x, sources, slots), slots),
+    lambda slots, gradient: (_to_tokens(gradient, slots), None, None),
+)
+_collect.defvjp(
+    lambda x, sources, slots: (_to_tokens(x, slots), (sources, slots)),
+    lambda kept, gradient: (_from_tokens(gradient, *kept), None, None),
+)
+_permute.defvjp(
+    lambda x, numbers, back: (_rows(x, numbers), back),
+    lambda back, gradient: (_rows(gradient, back), None, None),
+)

@@ -1,0 +1,375 @@
+"""A decoder-only transformer in plain JAX functions, of bytes or of any other tokens.
+
+Root-mean-square norms, rotary positions, grouped-query attention, and a SwiGLU feed-forward part or
+several of them as experts.
+Parameters are a dict of arrays; `declare` describes each of them, `forward` and `decode` use them.
+Letters in shapes: B batch, L length, W width, H query heads, K key and value heads, D features of
+one head, M hidden features of the feed-forward part, N layers, V tokens of the vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from xlashard.train.config.settings import ModelSettings
+from xlashard.train.model.attention import blockwise_attention
+from xlashard.train.model.cross_entropy import cross_entropy
+from xlashard.train.model.experts import mix_experts
+from xlashard.train.model.layout import Axes, Declaration, Place, placed, unplaced
+
+_EPSILON = 1e-6
+_HIDDEN = -1e30
+_STREAM = ("batch", "length", None)
+_WHOLE = ("batch", None, None)
+
+
+def declare(model: ModelSettings) -> dict[str, Any]:
+    """The model's arrays: a tree of `Declaration` in the structure of the parameters.
+
+    Args:
+        model: The shape of the model.
+
+    Returns:
+        ``embedding`` [V, W], ``layers`` (dicts of arrays stacked over N), ``norm`` [W] and
+        ``head`` [W, V].
+    """
+    width, size, count = model.width, model.head_size, model.layers
+    heads, kv_heads = model.heads, model.kv_heads
+    inward = width**-0.5
+
+    def stacked(shape: tuple[int, ...], axes: tuple[str | None, ...], spread: float | None):
+        return Declaration((count, *shape), ("layers", *axes), spread)
+
+    return {
+        "embedding": Declaration((model.vocab, width), ("vocab", "embed"), 1.0),
+        "layers": {
+            "attention": {
+                "norm": stacked((width,), (None,), None),
+                "query": stacked((width, heads, size), ("embed", "heads", None), inward),
+                "key": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+                "value": stacked((width, kv_heads, size), ("embed", "kv_heads", None), inward),
+                "out": stacked(
+                    (heads, size, width), ("heads", None, "embed"), _quiet(model) * inward
+                ),
+            },
+            "mlp": _declare_experts(model) if model.experts else _declare_mlp(model),
+        },
+        "norm": Declaration((width,), (None,), None),
+        "head": Declaration((width, model.vocab), ("embed", "vocab"), inward),
+    }
+
+
+def _quiet(model: ModelSettings) -> float:
+    """What the layers add to the stream grows with their number; the last matrices make up."""
+    return (2 * model.layers) ** -0.5
+
+
+def _declare_mlp(model: ModelSettings) -> dict[str, Declaration]:
+    width, mlp, inward = model.width, model.mlp, model.width**-0.5
+
+    def stacked(shape: tuple[int, ...], axes: Axes, spread: float | None) -> Declaration:
+        return Declaration((model.layers, *shape), ("layers", *axes), spread)
+
+    return {
+        "norm": stacked((width,), (None,), None),
+        "gate": stacked((width, mlp), ("embed", "mlp"), inward),
+        "up": stacked((width, mlp), ("embed", "mlp"), inward),
+        "down": stacked((mlp, width), ("mlp", "embed"), _quiet(model) * mlp**-0.5),
+    }
+
+
+def _declare_experts(model: ModelSettings) -> dict[str, Declaration]:
+    """The router, and what `_declare_mlp` has, for each expert."""
+
+    def repeated(one: Declaration) -> Declaration:
+        shape, axes = one.shape, one.axes
+        return Declaration(
+            (shape[0], model.experts, *shape[1:]), (axes[0], "experts", *axes[1:]), one.spread
+        )
+
+    mlp = _declare_mlp(model)
+    width, inward = model.width, model.width**-0.5
+    router = Declaration((model.layers, width, model.experts), ("layers", "embed", None), inward)
+    return {
+        "norm": mlp["norm"],
+        "router": router,
+        **{name: repeated(mlp[name]) for name in ("gate", "up", "down")},
+    }
+
+
+def forward(
+    parameters: dict[str, Any],
+    tokens: jax.Array,
+    model: ModelSettings,
+    place: Place = unplaced,
+) -> jax.Array:
+    """Scores of the next token at every position.
+
+    Args:
+        parameters: Arrays in the structure of `declare`.
+        tokens: Integers [B, L].
+        model: The shape of the model.
+        place: Lays activations out on a mesh.
+
+    Returns:
+        Unnormalised log-probabilities [B, L, V], float32.
+    """
+    x, _ = _features(parameters, tokens, model, place)
+    return _scores(x, _head(parameters, x.dtype, model, place), place)
+
+
+def loss(
+    parameters: dict[str, Any],
+    tokens: jax.Array,
+    model: ModelSettings,
+    place: Place = unplaced,
+) -> jax.Array:
+    """Mean cross-entropy of each next token, in nats per token.
+
+    Args:
+        parameters: Arrays in the structure of `declare`.
+        tokens: Integers [B, L + 1]; every token but the first is predicted.
+        model: The shape of the model.
+        place: Lays activations out on a mesh.
+
+    Returns:
+        A float32 scalar.
+    """
+    return measure(parameters, tokens, model, place)[1]["loss"]
+
+
+def measure(
+    parameters: dict[str, Any],
+    tokens: jax.Array,
+    model: ModelSettings,
+    place: Place = unplaced,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What training makes small, and what it consists of.
+
+    Args:
+        parameters: Arrays in the structure of `declare`.
+        tokens: Integers [B, L + 1]; every token but the first is predicted.
+        model: The shape of the model.
+        place: Lays activations out on a mesh.
+
+    Returns:
+        A float32 scalar, and float32 scalars: ``loss``, the cross-entropy in nats per token, and
+        for a model of experts ``balance`` and ``dropped``, means over the layers.
+    """
+    tokens = tokens.astype(jnp.int32)
+    x, measured = _features(parameters, tokens[:, :-1], model, place)
+    if model.vocab_parts > 1:
+        head = parameters["head"].astype(x.dtype)
+        value = cross_entropy(x, head, tokens[:, 1:], model.vocab_parts, place)
+    else:
+        scores = _scores(x, _head(parameters, x.dtype, model, place), place)
+        # A sum over a mask, not a lookup: the vocabulary may be spread over devices.
+        wanted = tokens[:, 1:, None] == jnp.arange(model.vocab)
+        chosen = jnp.sum(jnp.where(wanted, scores, 0.0), axis=-1)
+        value = jnp.mean(jax.nn.logsumexp(scores, axis=-1) - chosen)
+    total = value + model.balance * measured["balance"] if measured else value
+    return total, {"loss": value, **measured}
+
+
+def empty_cache(batch: int, length: int, model: ModelSettings) -> dict[str, jax.Array]:
+    """Keys and values of no position yet: two arrays [N, B, length, K, D]."""
+    shape = (model.layers, batch, length, model.kv_heads, model.head_size)
+    return {name: jnp.zeros(shape, jnp.dtype(model.compute)) for name in ("key", "value")}
+
+
+def decode(
+    parameters: dict[str, Any],
+    cache: dict[str, jax.Array],
+    token: jax.Array,
+    position: jax.Array,
+    model: ModelSettings,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Scores of the byte after one more byte, with the keys and values of those before it.
+
+    The cache is a ring: once it is full, each byte replaces the oldest one, so a text may grow
+    longer than the cache and every byte sees the last ones that fit.
+
+    Args:
+        parameters: Arrays in the structure of `declare`.
+        cache: From `empty_cache` or from the step before.
+        token: Bytes as integers [B].
+        position: Place of `token` in the text, a scalar from 0.
+        model: The shape of the model.
+
+    Returns:
+        Scores [B, 256] as `forward` gives them at this position, and the grown cache.
+    """
+    dtype = jnp.dtype(model.compute)
+    angles = rotary_angles(position[None], model)
+    room = cache["key"].shape[2]
+    slot = position % room
+    seen = (jnp.arange(room) <= position)[None, :]
+
+    def layer(x: jax.Array, slices: tuple[dict[str, Any], jax.Array, jax.Array]):
+        weights, keys, values = slices
+        q, k, v = _project(x, weights["attention"], angles, unplaced)
+        keys = jax.lax.dynamic_update_slice_in_dim(keys, k, slot, axis=1)
+        values = jax.lax.dynamic_update_slice_in_dim(values, v, slot, axis=1)
+        x = x + _out(_attend(q, keys, values, seen), weights["attention"], unplaced)
+        added, _ = _feed_forward(x, weights["mlp"], model, unplaced)
+        return x + added, (keys, values)
+
+    x = _embed(parameters, token[:, None].astype(jnp.int32), dtype, unplaced)
+    layers = _cast(parameters["layers"], dtype)
+    x, (keys, values) = jax.lax.scan(layer, x, (layers, cache["key"], cache["value"]))
+    x = _norm(x, parameters["norm"].astype(dtype))
+    scores = _scores(x, _head(parameters, dtype, model, unplaced), unplaced)
+    return scores[:, 0], {"key": keys, "value": values}
+
+
+def rotary_angles(positions: jax.Array, model: ModelSettings) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines [L, 1, D / 2] by which the pairs of a head are turned at each position."""
+    half = model.head_size // 2
+    speeds = model.rope_base ** -(np.arange(half, dtype=np.float32) / half)
+    angles = (positions.astype(jnp.float32)[:, None] * speeds)[:, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns the pairs (first half, second half) of each head [B, L, H, D] by `rotary_angles`."""
+    cos, sin = (part.astype(x.dtype) for part in angles)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _features(
+    parameters: dict[str, Any], tokens: jax.Array, model: ModelSettings, place: Place
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What the head reads [B, L, W], and what the layers measured, on average."""
+    dtype = jnp.dtype(model.compute)
+    angles = rotary_angles(jnp.arange(tokens.shape[1]), model)
+    axes = jax.tree.map(lambda x: x.axes[1:], declare(model)["layers"])
+
+    def layer(x: jax.Array, weights: dict[str, Any]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        weights = jax.tree.map(lambda w, named: _whole(w, named, model, place), weights, axes)
+        x = x + _attention(x, weights["attention"], angles, model, place)
+        x = checkpoint_name(place(x, _STREAM), "stream")
+        added, measured = _feed_forward(x, weights["mlp"], model, place)
+        return place(x + added, _STREAM), measured
+
+    x = _embed(parameters, tokens, dtype, place)
+    body = jax.checkpoint(layer, policy=_kept(model)) if model.remat else layer
+    x, measured = jax.lax.scan(body, x, _cast(parameters["layers"], dtype))
+    return _norm(x, parameters["norm"].astype(dtype)), jax.tree.map(jnp.mean, measured)
+
+
+def _kept(model: ModelSettings) -> Any:
+    """What the backward pass finds besides the input of each layer."""
+    policies = jax.checkpoint_policies
+    return policies.save_only_these_names(*model.kept) if model.kept else None
+
+
+def _cast(weights: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    return jax.tree.map(lambda x: x.astype(dtype), weights)
+
+
+def _whole(weight: jax.Array, axes: Axes, model: ModelSettings, place: Place) -> jax.Array:
+    """A weight gathered over the devices that share its width, its gradient summed back to them.
+
+    Said where the layer begins, it is computed again in the backward pass under remat: no device
+    ever has the gathered weights of two layers. Without remat the pass would keep those of all
+    layers, so there the partitioner chooses where to gather them.
+    """
+    if "embed" not in axes:
+        return weight
+    # First of all sides but the experts', for TPUs scatter sums over that one alone.
+    side, first = axes.index("embed"), int("experts" in axes)
+    others = [axis for axis in axes if axis != "embed"]
+    spread = (*others[:first], "embed", *others[first:])
+    gathered = tuple(None if axis == "embed" else axis for axis in spread)
+    forth = gathered if model.remat else spread
+    turned = placed(jnp.moveaxis(weight, side, first), place, forth, spread)
+    return jnp.moveaxis(turned, first, side)
+
+
+def _embed(parameters: dict[str, Any], tokens: jax.Array, dtype: Any, place: Place) -> jax.Array:
+    # Each device looks all tokens up in its part of the width, and hands them to where they belong:
+    # that moves features of some tokens, and never the table.
+    spread = ("batch", "length", "embed")
+    table = parameters["embedding"].astype(dtype)
+    x = place(jnp.take(table, place(tokens, spread), axis=0, mode="clip"), spread)
+    return placed(x, place, _STREAM, spread)
+
+
+def _head(parameters: dict[str, Any], dtype: Any, model: ModelSettings, place: Place) -> jax.Array:
+    return _whole(parameters["head"].astype(dtype), ("embed", "vocab"), model, place)
+
+
+def _scores(x: jax.Array, head: jax.Array, place: Place) -> jax.Array:
+    x = placed(x, place, _WHOLE, _STREAM)
+    scores = jnp.einsum("blw,wv->blv", x, head, preferred_element_type=jnp.float32)
+    return place(scores, ("batch", None, "vocab"))
+
+
+def _norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Divides by the root mean square over the features, computed in float32."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPSILON)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def _attention(
+    x: jax.Array,
+    weights: dict[str, Any],
+    angles: tuple[jax.Array, jax.Array],
+    model: ModelSettings,
+    place: Place,
+) -> jax.Array:
+    """What the attention part adds to the stream [B, L, W]."""
+    q, k, v = _project(x, weights, angles, place)
+    if model.attention_block and model.attention_block < x.shape[1]:
+        mixed = blockwise_attention(q, k, v, model.attention_block)
+    else:
+        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+        mixed = checkpoint_name(_attend(q, k, v, causal), "attention")
+    return _out(mixed, weights, place)
+
+
+def _project(
+    x: jax.Array, weights: dict[str, Any], angles: tuple[jax.Array, jax.Array], place: Place
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [B, L, H, D], keys and values [B, L, K, D]; queries and keys turned."""
+    x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
+    q = jnp.einsum("blw,whd->blhd", x, weights["query"])
+    k = jnp.einsum("blw,wkd->blkd", x, weights["key"])
+    v = jnp.einsum("blw,wkd->blkd", x, weights["value"])
+    q = place(q, ("batch", None, "heads", None))
+    q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
+    return q, k, checkpoint_name(v, "value")
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
+    """What each position [B, L, H, D] takes from those that `visible` [L, all] lets it see."""
+    group = q.shape[2] // k.shape[2]
+    # Repeated, the keys and values of a group lie where its queries lie.
+    k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
+    scores = jnp.einsum("blhd,bmhd->bhlm", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, _HIDDEN)
+    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bhlm,bmhd->blhd", shares, v)
+
+
+def _out(mixed: jax.Array, weights: dict[str, Any], place: Place) -> jax.Array:
+    return placed(jnp.einsum("blhd,hdw->blw", mixed, weights["out"]), place, _STREAM, _WHOLE)
+
+
+def _feed_forward(
+    x: jax.Array, weights: dict[str, Any], model: ModelSettings, place: Place
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What the feed-forward part adds to the stream [B, L, W], and what its experts measured."""
+    x = placed(_norm(x, weights["norm"]), place, _WHOLE, _STREAM)
+    if model.experts:
+        mixed, measured = mix_experts(x, weights, model, place)
+        return placed(mixed, place, _STREAM, _WHOLE), measured
+    gate = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["gate"]), "gate")
+    up = checkpoint_name(jnp.einsum("blw,wm->blm", x, weights["up"]), "up")
+    hidden = place(jax.nn.silu(gate) * up, ("batch", None, "mlp"))
+    return placed(jnp.einsum("blm,mw->blw", hidden, weights["down"]), place, _STREAM, _WHOLE), {}
