@@ -36,8 +36,8 @@ from benchmarks._measure import (
     read_options,
 )
 from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost, pjit
-from xlashard._jax import compiling
-from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.lower.lowering import uses_shardy
+from xlashard._jax.runtime import compiler
 from xlashard.processes import RENDEZVOUS, Barrier, store
 from xlashard.program.agreement import AGREEMENTS, Terms
 from xlashard.testing import pod
@@ -102,7 +102,7 @@ class Member:
         # Its compilation takes long, and is not what is measured.
         lowered = pjit(layers(count)).lower(self.x)._program
         plan = lowered.plan
-        request = compiling.CompileRequest(plan.devices, uses_shardy(), (False,), (True,))
+        request = compiler.CompileRequest(plan.devices, uses_shardy(), (False,), (True,))
         terms = Terms(plan, lowered.body.module, request)
 
         def another() -> Terms:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import xlashard
-from xlashard._jax import versions
+from xlashard._jax.compat import versions
 from xlashard._version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ import pytest
 
 from tests.typing import arrays, functions, numpy_functions
 from xlashard import Array
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = ROOT / "xlashard" / "array" / "typed.pyi"

@@ -12,7 +12,7 @@ import pytest
 from tests.forking import python_command
 from tests.tpu.preflight.examples import FITTING, HUGE, OUT_OF_MEMORY, SMALL
 from xlashard import PreflightReport
-from xlashard._jax import topologies
+from xlashard._jax.runtime import topologies
 from xlashard.cli import main
 from xlashard.commands.targets import topologies_for
 from xlashard.tpu import topology

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from tests.errors.catalogue import JAX_SETUP, SETUP, SHARED, Mistake
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.trace.tracing import Tracer
 
 _JAXLIB = importlib.metadata.version("jaxlib")
 PACKAGE = Path(__file__).resolve().parents[2] / "xlashard"

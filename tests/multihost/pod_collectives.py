@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from tests.processes import expect
 from xlashard import Array, Mesh, NamedSharding, P, device_put, make_array_from_callback
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.errors import (
     ArgumentError,
     DeadlockError,

@@ -40,8 +40,8 @@ def partitioner(request):
 def compilations(monkeypatch) -> Compilations:
     """Counts the programs that are compiled while a test runs, none of them before it."""
     EXECUTABLES.cache_clear()
-    counted = Compilations(compile_room.compiling.compile_module)
-    monkeypatch.setattr(compile_room.compiling, "compile_module", counted)
+    counted = Compilations(compile_room.compiler.compile_module)
+    monkeypatch.setattr(compile_room.compiler, "compile_module", counted)
     return counted
 
 

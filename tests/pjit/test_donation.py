@@ -21,7 +21,7 @@ from xlashard import (
     make_array_from_single_device_arrays,
     pjit,
 )
-from xlashard._jax.transfer import aligned_empty
+from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.errors import DeletedError, DonationError, DonationWarning
 from xlashard.pjit import shared_buffers
 

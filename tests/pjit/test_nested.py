@@ -11,7 +11,7 @@ import pytest
 from tests.facts import naming
 from tests.pjit.helpers import f32, spec_of, under
 from xlashard import NamedSharding, P, pjit, with_sharding_constraint
-from xlashard._jax import tracing
+from xlashard._jax.trace import tracing
 from xlashard.errors import CompileError, ResourceError
 
 W, X = f32(4, 4) / 10, f32(8, 4) / 10

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 import xlashard  # noqa: E402
 from xlashard import Mesh, NamedSharding, P, multihost, pjit  # noqa: E402
-from xlashard._jax.lowering import uses_shardy  # noqa: E402
+from xlashard._jax.lower.lowering import uses_shardy  # noqa: E402
 from xlashard.processes import store  # noqa: E402
 from xlashard.program import (  # noqa: E402
     Partitioner,

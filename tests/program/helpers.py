@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, SingleDeviceSharding
-from xlashard._jax import sources
-from xlashard._jax.compiling import client_of, platform_of
-from xlashard._jax.lowering import LoweringTarget, lower_body
-from xlashard._jax.tracing import abstractify
+from xlashard._jax.lower import stablehlo_parse
+from xlashard._jax.lower.lowering import LoweringTarget, lower_body
+from xlashard._jax.runtime.compiler import client_of, platform_of
+from xlashard._jax.trace.tracing import abstractify
 from xlashard.program import (
     ProgramPlan,
     ValuePlan,
@@ -71,7 +71,7 @@ def identity(*types):
 
 def lower(source, wanted, tokens=0):
     """The annotated program of a module's text."""
-    body = sources.foreign_body(sources.read_module(source))
+    body = stablehlo_parse.foreign_body(stablehlo_parse.read_module(source))
     if tokens:
         body = type(body)(**{**vars(body), "ordered_effects": (None,) * tokens})
     return lower_program(wanted, body)

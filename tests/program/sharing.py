@@ -23,7 +23,7 @@ from xlashard import (
     make_array_from_callback,
     pjit,
 )
-from xlashard._jax import compiling, executables
+from xlashard._jax.runtime import compiler, executables
 from xlashard.errors import CompileError, ProgramsDifferError, SharedBinaryWarning
 
 jax.distributed.initialize()
@@ -41,8 +41,8 @@ def noted(module: Any, request: Any) -> Any:
     return compile_module(module, request)
 
 
-compile_module = compiling.compile_module
-compiling.compile_module = noted
+compile_module = compiler.compile_module
+compiler.compile_module = noted
 
 
 def mixed(x):

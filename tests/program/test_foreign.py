@@ -9,7 +9,7 @@ import pytest
 
 from tests.goldens import check_golden, check_no_others, join_sections
 from tests.program.helpers import named, plan, text_of, tiles
-from xlashard._jax import modules, sources
+from xlashard._jax.lower import modules, stablehlo_parse
 from xlashard.errors import ModuleError, PlanError
 from xlashard.program import Partitioner, lower_foreign, partitioner_for, read_foreign
 
@@ -203,7 +203,7 @@ def test_a_private_entry_becomes_public():
 def test_the_three_forms_of_a_module_are_one():
     exported = jax.export.export(jax.jit(lambda x: x + 1))(jax.ShapeDtypeStruct((8,), np.float32))
     text = exported.mlir_module()
-    bytecode = modules.to_bytecode(sources.read_module(text))
+    bytecode = modules.to_bytecode(stablehlo_parse.read_module(text))
     found = [
         read_foreign(source)
         for source in (text, text.encode(), bytecode, exported.mlir_module_serialized)

@@ -18,7 +18,7 @@ from xlashard import (
     SingleDeviceSharding,
     XLACompatibleSharding,
 )
-from xlashard._jax.shardings import JaxGSPMDSharding
+from xlashard._jax.runtime.shardings import JaxGSPMDSharding
 from xlashard.errors import (
     RankError,
     ShardingError,

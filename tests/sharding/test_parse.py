@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import xlashard
 from xlashard import GSPMDSharding, Mesh, NamedSharding, Sharding, SingleDeviceSharding
-from xlashard._jax.shardings import HloSharding, OpSharding
+from xlashard._jax.runtime.shardings import HloSharding, OpSharding
 from xlashard.errors import (
     ArgumentError,
     ShardingError,

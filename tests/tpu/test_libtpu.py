@@ -5,8 +5,7 @@ from importlib import metadata
 
 import pytest
 
-from xlashard._jax.topologies import libtpu_version
-from xlashard._jax.versions import check_libtpu
+from xlashard._jax.runtime.topologies import check_libtpu, libtpu_version
 from xlashard.errors import TopologyError
 
 REQUIRED = ("numpy>=2.0", 'libtpu==0.0.50.*; extra == "tpu"', "scipy>=1.14")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, pjit
-from xlashard._jax import topologies
+from xlashard._jax.runtime import topologies
 from xlashard.errors import TopologyError
 from xlashard.tpu import Topology, topology
 from xlashard.tpu.generations import BY_NAME

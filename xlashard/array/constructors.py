@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Handle, HandleType, Tracer, aval_of, split
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, aval_of, split
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.repr import index_text

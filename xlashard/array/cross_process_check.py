@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import jax
 import numpy as np
 
-from xlashard._jax import coordination
-from xlashard._jax.frames import calling_line
-from xlashard._jax.transfer import Tracer
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import Holder
 from xlashard.array.host.put import as_host_value

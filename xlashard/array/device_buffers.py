@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Handle, Tracer, dressed, split
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Handle, Tracer, dressed, split
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.buffer_shape import in_shape

@@ -9,14 +9,8 @@ import numpy as np
 from jax.experimental.layout import Format
 from jax.typing import ArrayLike
 
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.transfer import (
-    Handle,
-    HandleType,
-    Tracer,
-    default_device,
-    dressed,
-)
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.runtime.transfer import Handle, HandleType, Tracer, default_device, dressed
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.cross_process_check import Check, as_check, concerns_others, own_values

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 
-from xlashard._jax import sharing
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import ALIGNMENT, Handle, HandleType, copy_to
+from xlashard._jax.runtime import dlpack
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import ALIGNMENT, Handle, HandleType, copy_to
 from xlashard.array.core.array import Array, wrap
 from xlashard.array.core.base import type_text
 from xlashard.array.device_put import device_put
@@ -51,7 +51,7 @@ def from_dlpack(external: Any, *, device: Any = None, copy: bool | None = None) 
     with short_tracebacks:
         placement = as_placement(device, "device")
         where = _memory_of(external)
-        if where == sharing.HOST_MEMORY:
+        if where == dlpack.HOST_MEMORY:
             there = _cpu_device(external, placement)
             handle = _from_host(external, there, copy)
         else:
@@ -87,7 +87,7 @@ def _cpu_device(external: Any, placement: Placement) -> Device:
 
 def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
     try:
-        capsule = sharing.host_capsule(external, copy=False)
+        capsule = dlpack.host_capsule(external, copy=False)
     except BufferError:
         if isinstance(external, np.ndarray):
             # NumPy has no words for bfloat16 and its like, nor (to old readers) for read-only.
@@ -98,7 +98,7 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
     # A copy is made after all; asked for one, jaxlib makes none of memory that is aligned.
     shared = False if copy else copy
     try:
-        handle = sharing.handle_of_capsule(capsule, device, copy=shared)
+        handle = dlpack.handle_of_capsule(capsule, device, copy=shared)
     except (RuntimeError, ValueError):
         handle, why = _copied(external, device)
         if copy is False and handle.size:
@@ -109,9 +109,9 @@ def _from_host(external: Any, device: Device, copy: bool | None) -> Handle:
 
 def _copied(external: Any, device: Device) -> tuple[Handle, str]:
     """A handle over a copy, and why the memory itself was not fit."""
-    capsule = sharing.host_capsule(external, copy=False)
+    capsule = dlpack.host_capsule(external, copy=False)
     try:
-        return sharing.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
+        return dlpack.handle_of_capsule(capsule, device, copy=None), _UNALIGNED
     except (RuntimeError, ValueError):
         return _copied_by_maker(external, device), _GAPS
 
@@ -119,8 +119,8 @@ def _copied(external: Any, device: Device) -> tuple[Handle, str]:
 def _copied_by_maker(external: Any, device: Device) -> Handle:
     """A handle over a copy that the other library makes: it knows its strides."""
     try:
-        capsule = sharing.host_capsule(external, copy=True)
-        return sharing.handle_of_capsule(capsule, device, copy=None)
+        capsule = dlpack.host_capsule(external, copy=True)
+        return dlpack.handle_of_capsule(capsule, device, copy=None)
     except TypeError:
         raise DLPackError(
             f"from_dlpack can't read this {_kind(external)}, which {_GAPS}, and whose __dlpack__ "
@@ -157,7 +157,7 @@ def _unshared(external: Any, why: str) -> str:
 
 
 def _from_elsewhere(external: Any, copy: bool | None) -> Handle:
-    handle = sharing.handle_elsewhere(external, None if copy else copy)
+    handle = dlpack.handle_elsewhere(external, None if copy else copy)
     return copy_to(handle, handle.sharding, fresh=True) if copy else handle
 
 

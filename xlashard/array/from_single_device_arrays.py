@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Handle, Tracer
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Handle, Tracer
 from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import check_alive

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard._jax.transfer import Handle
+from xlashard._jax.runtime.transfer import Handle
 from xlashard.array.core.shard import Shard
 from xlashard.array.placement.target import Places, places
 from xlashard.errors import ArgumentError

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import put, separate
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import put, separate
 from xlashard.array.device_put import at_path, placed
 from xlashard.array.host.put import host_value, put_value
 from xlashard.array.keys import is_key_array, key_handle, keys_over, number_places

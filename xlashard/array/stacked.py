@@ -8,15 +8,10 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from xlashard._jax.compile_only import check_is_there
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import (
-    Tracer,
-    host_view,
-    make_aval,
-    put,
-)
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import check_is_there
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Tracer, host_view, make_aval, put
 from xlashard.array.constructors import Given, as_given
 from xlashard.array.core.array import Array
 from xlashard.array.core.buffer_shape import in_shape

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import host_view, split
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import host_view, split
 from xlashard.array import Array
 from xlashard.array.core.repr import index_text
 from xlashard.array.host.read import distinct_here, reading_allowed

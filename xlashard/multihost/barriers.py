@@ -2,8 +2,8 @@
 
 import jax
 
-from xlashard._jax import coordination
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_by_process
 from xlashard.processes.process_groups import quote_key

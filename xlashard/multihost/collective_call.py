@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.errors import ProcessesError, XlashardError
 from xlashard.lazily import dataclass
 from xlashard.multihost.leaves import HostLeaf

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from xlashard._jax.frames import calling_line
-from xlashard._jax.transfer import Tracer
+from xlashard._jax.runtime.tracebacks import calling_line
+from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.cross_process_check import Compared
 from xlashard.config import CheckName
 from xlashard.errors import (

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import PlacementError, ProcessesError
 from xlashard.multihost.collective_call import (
     CollectiveCall,

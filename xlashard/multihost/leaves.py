@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.transfer import HandleType, Tracer
+from xlashard._jax.runtime.transfer import HandleType, Tracer
 from xlashard.array import Array
 from xlashard.array.core.base import check_alive
 from xlashard.array.device_put import at_path

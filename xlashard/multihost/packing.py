@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 from xlashard.array import Array
 from xlashard.array.device_put import device_put
 from xlashard.array.host.read import read_value

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.tracing import is_top_level
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.trace.tracing import is_top_level
 from xlashard.array import Array, device_put
 from xlashard.array.placement.target import as_placement
 from xlashard.pjit import pjit, with_sharding_constraint

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array import Array
 from xlashard.array.core.fallback import Call, tried_again
 from xlashard.array.core.unwrap import as_arrays, bare

@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.pictures.page import fragment, page
 from xlashard.pictures.plan import Picture, plan_picture

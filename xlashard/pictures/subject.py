@@ -12,8 +12,13 @@ from jax.core import Tracer
 from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, device_assignment
-from xlashard._jax.tracing import mesh_in_force
+from xlashard._jax.runtime.shardings import (
+    Device,
+    JaxSharding,
+    default_memory_kind,
+    device_assignment,
+)
+from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, ShardingError, TilingError
 from xlashard.geometry import Tiling
 from xlashard.pictures.placement import Pieces, Placement, Tiles

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax.shardings import default_memory_kind
+from xlashard._jax.runtime.shardings import default_memory_kind
 from xlashard.errors import DivisibilityError
 from xlashard.sharding import (
     GSPMDSharding,

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.compiling import special_layout, special_struct_layout
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.refs import buffer_of, is_ref
-from xlashard._jax.tracing import Tracer, abstractify, escaped_tracer_error, shaped
-from xlashard._jax.transfer import callback_result
+from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.runtime.compiler import special_layout, special_struct_layout
+from xlashard._jax.runtime.transfer import callback_result
+from xlashard._jax.trace.jaxprs import buffer_of, is_ref
+from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
 from xlashard.array.core.donation import how_deleted
 from xlashard.errors import ArgumentError, DeletedError, ShardingError

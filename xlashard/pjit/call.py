@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from xlashard._jax import context, tracing
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime import global_state
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import KindOf
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
@@ -73,5 +74,5 @@ class Call:
             donated=self.donated,
             devices=None if order is None else order.placement.devices,
             options=options if order is None else order.options,
-            context=context.trace_context() if order is None else order.context,
+            context=global_state.trace_context() if order is None else order.context,
         )

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xlashard._jax.dispatch import handles_of_keys
-from xlashard._jax.jaxprs import is_host_array
-from xlashard._jax.refs import is_ref
-from xlashard._jax.tracing import abstractify
+from xlashard._jax.runtime.dispatch import handles_of_keys
+from xlashard._jax.trace.jaxprs import is_host_array, is_ref
+from xlashard._jax.trace.tracing import abstractify
 from xlashard.array.core.closure_names import variable_of
 from xlashard.array.host.read import value_of
 from xlashard.lazily import dataclass, deferred

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import jax
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks, shortened
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable
 from xlashard.pjit.face import Face, Stage

@@ -11,11 +11,15 @@ import jax
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType
 
-from xlashard._jax import lowering, tracing
-from xlashard._jax.caches import kept_by_jaxpr
-from xlashard._jax.compile_only import check_is_there
-from xlashard._jax.jaxprs import as_function, from_function
-from xlashard._jax.primitives import (
+from xlashard._jax.lower import lowering
+from xlashard._jax.runtime.global_state import kept_by_jaxpr
+from xlashard._jax.runtime.shardings import default_memory_kind, device_assignment
+from xlashard._jax.runtime.topologies import check_is_there
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import default_device
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import as_function, from_function
+from xlashard._jax.trace.primitives import (
     AxisData,
     Primitive,
     identity_primitive,
@@ -23,9 +27,6 @@ from xlashard._jax.primitives import (
     place_witness,
     spmd_axis_names,
 )
-from xlashard._jax.shardings import default_memory_kind, device_assignment
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import default_device
 from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import free_transfers

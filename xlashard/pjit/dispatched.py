@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import jax
 
-from xlashard._jax import dispatch
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.tracing import FunctionTracer
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.pjit.parameters import Parameters
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis, dispatch
-from xlashard._jax.shardings import Device, Format
-from xlashard._jax.tracebacks import shorten, shortened
+from xlashard._jax.runtime import dispatch, executables
+from xlashard._jax.runtime.shardings import Device, Format
+from xlashard._jax.runtime.tracebacks import shorten, shortened
 from xlashard.array.core.donation import Taker
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
@@ -91,7 +91,7 @@ class Executable:
                 from a file brings none.
         """
         if dialect == "hlo":
-            return analysis.compiled_text(self.runtime_executable())
+            return executables.compiled_text(self.runtime_executable())
         if dialect != "stablehlo":
             raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
         lowered = self._prepared.lowered
@@ -104,11 +104,11 @@ class Executable:
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimates for the optimised program, per device: FLOP, bytes accessed."""
-        return analysis.compiled_cost(self.runtime_executable())
+        return executables.compiled_cost(self.runtime_executable())
 
     def memory_analysis(self) -> Any:
         """Bytes per device: arguments, results, aliases, temporaries, code."""
-        return analysis.compiled_memory(self.runtime_executable())
+        return executables.compiled_memory(self.runtime_executable())
 
     def runtime_executable(self) -> Any:
         """PJRT's loaded executable."""

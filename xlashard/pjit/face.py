@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import Tracer, is_token
+from xlashard._jax.trace.tracing import Tracer, is_token
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass

@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling, context, tracing
-from xlashard._jax.caches import BoundedCache, cleared_with_jax
-from xlashard._jax.compile_only import unassigned_devices
-from xlashard._jax.jaxprs import as_function
-from xlashard._jax.refs import is_reference
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.runtime import compiler, global_state
+from xlashard._jax.runtime.global_state import BoundedCache, cleared_with_jax
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import unassigned_devices
+from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import as_function, is_reference
 from xlashard.array.core.donation import Taker
 from xlashard.array.core.handles import wrap_result
 from xlashard.errors import ArgumentError, TracingError
@@ -125,7 +125,7 @@ class Function:
                     check_axes(jax.typeof(value), self.name)
             raise
         except RuntimeError:
-            if not context.is_tracing_forbidden():
+            if not global_state.is_tracing_forbidden():
                 raise
             raise TracingError(
                 f"{self.name} would have to be traced, which jax.no_tracing forbids: call it once "
@@ -226,7 +226,7 @@ class Function:
         if backend is None:
             return self.options.device
         try:
-            return compiling.devices_of(backend)[0]
+            return compiler.devices_of(backend)[0]
         except RuntimeError as error:
             raise ArgumentError(
                 f"{self.name} was told to run on backend={backend!r}: {error}; here write "

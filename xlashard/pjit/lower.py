@@ -4,19 +4,24 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from xlashard._jax import compiling
-from xlashard._jax.context import trace_context
-from xlashard._jax.jaxprs import drop_unused, hoist, short_index
-from xlashard._jax.lowering import (
+from xlashard._jax.lower.lowering import (
     LoweringTarget,
     dtype_name,
     lower_body,
     memory_kind_of,
     uses_shardy,
 )
-from xlashard._jax.refs import is_reference, without_references
-from xlashard._jax.shardings import default_memory_kind, layout_text
-from xlashard._jax.tracing import is_extended, is_token, physical_aval, shaped, source_of
+from xlashard._jax.runtime import compiler
+from xlashard._jax.runtime.global_state import trace_context
+from xlashard._jax.runtime.shardings import default_memory_kind, layout_text
+from xlashard._jax.trace.jaxprs import (
+    drop_unused,
+    hoist,
+    is_reference,
+    short_index,
+    without_references,
+)
+from xlashard._jax.trace.tracing import is_extended, is_token, physical_aval, shaped, source_of
 from xlashard.errors import ArgumentError, CompileError
 from xlashard.lazily import dataclass
 from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
@@ -150,8 +155,8 @@ def lower_jaxpr(
     )
     known = [s for s in (*ins, *outs) if s is not None]
     target = LoweringTarget(
-        platform=platform or compiling.platform_of(device),
-        client=compiling.client_of(device) if platform is None else None,
+        platform=platform or compiler.platform_of(device),
+        client=compiler.client_of(device) if platform is None else None,
         devices=placement.devices,
         shardings=tuple(known),
     )

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.checking import Forbidden, flag_against, unchecked
-from xlashard._jax.culprits import Culprit, find_culprit
-from xlashard._jax.jaxprs import has_effects
+from xlashard._jax.runtime.execute import Forbidden, flag_against, unchecked
+from xlashard._jax.trace.jaxprs import has_effects
+from xlashard._jax.trace.nan_origin import Culprit, find_culprit
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare

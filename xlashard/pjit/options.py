@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.refs import is_ref
-from xlashard._jax.tracing import mesh_of_type, shaped
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.trace.jaxprs import is_ref
+from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
 from xlashard.pjit.closed import ClosedValues

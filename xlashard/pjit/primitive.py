@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import dispatch, tracing
-from xlashard._jax.caches import kept_by_jaxpr
-from xlashard._jax.jaxprs import as_function, boundary, hoist, surround, used_parts
-from xlashard._jax.primitives import call_primitive
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.global_state import kept_by_jaxpr
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, used_parts
+from xlashard._jax.trace.primitives import call_primitive
 from xlashard.array.core.donation import Taker
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts

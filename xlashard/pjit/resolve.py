@@ -10,10 +10,10 @@ from functools import partial
 from itertools import compress, repeat
 from typing import Any, NamedTuple
 
-from xlashard._jax.compile_only import UnassignedDevice
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.transfer import default_device
+from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.topologies import UnassignedDevice
+from xlashard._jax.runtime.transfer import default_device
 from xlashard.errors import (
     DeviceMismatchError,
     DivisibilityError,

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import tracing
-from xlashard._jax.shardings import UNSPECIFIED as JAX_UNSPECIFIED
-from xlashard._jax.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.runtime.shardings import UNSPECIFIED as JAX_UNSPECIFIED
+from xlashard._jax.runtime.shardings import Format, JaxSharding, UnspecifiedValue
+from xlashard._jax.trace import tracing
 from xlashard.errors import (
     GeometryError,
     MeshError,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from xlashard._jax import checking, compiling, dispatch, refs
+from xlashard._jax.runtime import compiler, dispatch, execute
+from xlashard._jax.trace import jaxprs
 from xlashard.array import Array, device_put, wrap_kinds, wrap_tree
 from xlashard.array.core.donation import Taker
 from xlashard.array.core.handles import KindOf, is_handle, unwrapped, wrap_result
@@ -146,7 +147,7 @@ def _run(prepared: Prepared, values: Sequence[Any], paths: Sequence[str], name: 
         return handles
     results = len(handles) - len(prepared.written)
     for ref, handle in zip(prepared.written, handles[results:], strict=True):
-        refs.write(values[ref] if isinstance(ref, int) else ref, handle)
+        jaxprs.write(values[ref] if isinstance(ref, int) else ref, handle)
     return handles[:results]
 
 
@@ -191,7 +192,7 @@ def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
     first = len(prepared.consts)
     layouts, avals = prepared.program.in_layouts[first:], prepared.program.parts.in_avals[first:]
     return all(
-        (layout is not None or compiling.special_layout(bare(value)) is None)
+        (layout is not None or compiler.special_layout(bare(value)) is None)
         and _typed(value, aval) is bare(value)
         for value, layout, aval in zip(compress(values, prepared.kept), layouts, avals, strict=True)
     )
@@ -222,7 +223,7 @@ def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
 def _fast_path(prepared: Prepared, wrapping: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
     program = prepared.program
-    if prepared.stateful or program.parts.body.has_effects or checking.checks_results():
+    if prepared.stateful or program.parts.body.has_effects or execute.checks_results():
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from xlashard._jax.transfer import base_handle, shared_pair
+from xlashard._jax.runtime.transfer import base_handle, shared_pair
 from xlashard.errors import DeletedError, DonationError
 from xlashard.pjit.arguments import bare
 from xlashard.program import Program

@@ -6,10 +6,10 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from xlashard._jax.context import is_x64_enabled
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.shardings import Device, Format
-from xlashard._jax.tracebacks import short_tracebacks, shortened
+from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.runtime.global_state import is_x64_enabled
+from xlashard._jax.runtime.shardings import Device, Format
+from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard.errors import ArgumentError, ModuleError, counted
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.executable import Executable

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.shardings import Device, default_memory_kind, layout_text
-from xlashard._jax.tracing import mesh_in_force
+from xlashard._jax.runtime.shardings import Device, default_memory_kind, layout_text
+from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, counted
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.options import index_tuple

@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis, compiling, tracing
-from xlashard._jax.compile_only import unassigned_devices
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import shortened
-from xlashard._jax.transfer import default_device
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import unassigned_devices
+from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.runtime.transfer import default_device
+from xlashard._jax.trace import tracing
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.pjit.arguments import check_values
 from xlashard.pjit.call import Call
@@ -104,7 +105,7 @@ class Traced(Stage, jax.stages.Traced):
             return by_jax
         own = None
         if not order.placement.is_unassigned:
-            own = compiling.platform_of(order.placement.devices[0])
+            own = compiler.platform_of(order.placement.devices[0])
         platform = _platform(lowering_platforms, own, self.fun_name)
         if platform == own:
             interface, program = self._function.lower(self._call, order)
@@ -126,7 +127,7 @@ def _platform(asked: Sequence[str] | None, own: str | None, name: str) -> str:
             f"lowering_platforms must name one platform such as ('tpu',), not {platforms}; for a "
             f"module that fits several write jax.export.export({name}, platforms=...)"
         )
-    return compiling.known_platform(platforms[0])
+    return compiler.known_platform(platforms[0])
 
 
 class Lowered(Stage, jax.stages.Lowered):
@@ -160,7 +161,7 @@ class Lowered(Stage, jax.stages.Lowered):
         """
         if _checked_dialect(dialect) == "stablehlo":
             return self._program.as_text(debug_info=debug_info)
-        return analysis.hlo_text(self._program.body.module, debug_info=debug_info)
+        return executables.hlo_text(self._program.body.module, debug_info=debug_info)
 
     @shortened
     def compiler_ir(self, dialect: str | None = None) -> Any:
@@ -171,14 +172,14 @@ class Lowered(Stage, jax.stages.Lowered):
         """
         if _checked_dialect(dialect) == "stablehlo":
             return self._program.body.module
-        return analysis.hlo_computation(self._program.body.module)
+        return executables.hlo_computation(self._program.body.module)
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimates before optimisation: FLOP, bytes accessed."""
         unassigned = self._order.placement.is_unassigned
         device = default_device() if unassigned else self._order.placement.devices[0]
-        client = compiling.client_of(device)
-        return analysis.lowered_cost(client, self._program.body.module)
+        client = compiler.client_of(device)
+        return executables.lowered_cost(client, self._program.body.module)
 
     @shortened
     def compile(
@@ -208,7 +209,7 @@ class Lowered(Stage, jax.stages.Lowered):
             devices = None if device_assignment is None else tuple(device_assignment)
             order = self._assigned(devices)
             module = function.lower(call, order)
-        own = compiling.platform_of(order.placement.devices[0])
+        own = compiler.platform_of(order.placement.devices[0])
         if self._platform != own:
             raise ArgumentError(
                 f"{self.fun_name} was lowered for {self._platform}, but its devices are of {own}: "

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax import dispatch
-from xlashard._jax.running import Runner
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.execute import Runner
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.array.placement.transfer_guard import guards_in_force

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import abstractify
+from xlashard._jax.trace.tracing import abstractify
 from xlashard.array.core.base import type_text
 from xlashard.array.placement.transfer_guard import Guards, Way, check_transfer
 from xlashard.pjit.arguments import bare

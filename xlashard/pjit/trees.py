@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.executables import make_node
+from xlashard._jax.runtime.executables import make_node
 from xlashard.errors import SavedProgramError
 from xlashard.sharding import PartitionSpec
 

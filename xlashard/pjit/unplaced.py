@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax.lowering import memory_kind_of
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracing import sharding_of_type
+from xlashard._jax.lower.lowering import memory_kind_of
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace.tracing import sharding_of_type
 from xlashard.errors import DeviceMismatchError
 from xlashard.geometry import Tiling
 from xlashard.sharding import (

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.errors import ArgumentError, DeadlockError
 from xlashard.lazily import dataclass
 from xlashard.processes import store

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import jax
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.thread_stacks import OWN_THREADS, ThreadStack, own_stacks

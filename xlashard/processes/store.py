@@ -6,7 +6,7 @@ before the key itself, so a process that reads the key can also read every part.
 
 import zlib
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 
 ROOT = "xlashard"
 """Prefix of all keys of this package."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.lazily import dataclass
 from xlashard.processes import store
 from xlashard.processes.process_groups import format_processes

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from xlashard._jax.modules import Constraint, Parsed
+from xlashard._jax.lower.annotations import Constraint
+from xlashard._jax.lower.modules import Parsed
 from xlashard.errors import GeometryError, PlanError, UnreducedError
 from xlashard.program import gspmd, shardy
 from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims

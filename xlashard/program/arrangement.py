@@ -5,9 +5,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.compile_only import only_compiles
-from xlashard._jax.shardings import Device
-from xlashard._jax.torus import stated_wraps
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import only_compiles, stated_wraps
 from xlashard.lazily import dataclass
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xlashard._jax.shardings import tile_texts
+from xlashard._jax.runtime.shardings import tile_texts
 from xlashard.program.hlo import HloText, Instruction, array_types, element_types
 from xlashard.program.readback import Side
 

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax import analysis, compiling, modules
-from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.shardings import layout_text
+from xlashard._jax.lower import modules
+from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.shardings import layout_text
 from xlashard.errors import (
     CompileError,
     DonationError,
@@ -124,9 +125,9 @@ class LoweredProgram:
             return []
         plan, tokens = _settled_plan(program), len(self.body.ordered_effects)
         sizes = [bytes_of(plan.args[i]) for i in offered]
-        if analysis.alias_bytes(program.executable) in (None, _sum(sizes)):
+        if executables.alias_bytes(program.executable) in (None, _sum(sizes)):
             return []
-        return self._untaken(plan, analysis.aliases(program.executable), tokens)
+        return self._untaken(plan, executables.aliases(program.executable), tokens)
 
     def _untaken(
         self, plan: ProgramPlan, aliases: Mapping[int, int], tokens: int
@@ -254,8 +255,8 @@ def compile_program(
     except ProcessesError:
         raise
     except RuntimeError as error:
-        if compiling.ran_out_of_memory(error):
-            text = too_large.too_large_text(plan, compiling.error_text(error))
+        if compiler.ran_out_of_memory(error):
+            text = too_large.too_large_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     chosen = ChosenByExecutable(loaded.executable)
@@ -274,7 +275,7 @@ def compile_program(
 
 
 def _loaded(
-    lowered: LoweredProgram, request: compiling.CompileRequest, shared: "Terms | None"
+    lowered: LoweredProgram, request: compiler.CompileRequest, shared: "Terms | None"
 ) -> tuple[Loaded, Source]:
     module = lowered.body.module
     loaded = Loaded()
@@ -284,7 +285,7 @@ def _loaded(
             shared, lowered.body, loaded, compile_here
         )
     if lowered.source is not None and _is_told_by_text(lowered):
-        key = (lowered.source, compiling.fingerprint(module, request))
+        key = (lowered.source, compiler.fingerprint(module, request))
         loaded = EXECUTABLES.slot(key)
     return loaded, loaded.compile(module, request)
 
@@ -302,7 +303,7 @@ def _is_told_by_text(lowered: LoweredProgram) -> bool:
 
 
 def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, Any]]) -> str:
-    said = compiling.error_text(error)
+    said = compiler.error_text(error)
     named = [option for option, _ in options if option in said]
     hint = f"; take {named[0]!r} out of compiler_options" if named else ""
     return f"XLA can't compile {name}: {said}{hint}"
@@ -310,11 +311,11 @@ def _refusal_text(name: str, error: RuntimeError, options: Sequence[tuple[str, A
 
 def _request(
     lowered: LoweredProgram, options: Sequence[tuple[str, Any]]
-) -> compiling.CompileRequest:
+) -> compiler.CompileRequest:
     plan, body = lowered.plan, lowered.body
     bound = (False,) * len(body.ordered_effects)
     multi = len(plan.devices) > 1
-    return compiling.CompileRequest(
+    return compiler.CompileRequest(
         devices=plan.devices,
         shardy=plan.partitioner is Partitioner.SHARDY,
         free_args=(*bound, *(multi and v.is_free for v in plan.args)),

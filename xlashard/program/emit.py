@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from xlashard._jax import modules
-from xlashard._jax.lowering import lift_meshes
+from xlashard._jax.lower import annotations, modules
+from xlashard._jax.lower.lowering import lift_meshes
 from xlashard.errors import ModuleError, PlanError
 from xlashard.program.annotate import (
     Attributes,
@@ -59,10 +59,10 @@ def write_main(module: modules.Module, plan: ProgramPlan, *, tokens: int = 0) ->
     args, results = main_attributes(plan, tokens)
     donation = plan_donation(plan)
     _mark_donated(args, donation, tokens)
-    modules.make_entry(main)
+    annotations.make_entry(main)
     _write_body(main, plan, tokens)
     try:
-        modules.annotate(main, args, results, _module_attributes(plan))
+        annotations.annotate(main, args, results, _module_attributes(plan))
         modules.verify(module)
         if plan.partitioner is Partitioner.SHARDY:
             lift_meshes(module)
@@ -84,10 +84,10 @@ def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
     args = [*none, *(body_constraint(v, plan) for v in plan.args)]
-    nothing: list[list[modules.Constraint]] = [[]] * tokens
+    nothing: list[list[annotations.Constraint]] = [[]] * tokens
     results = [*nothing, *(result_constraints(v, plan) for v in plan.results)]
-    modules.constrain_ends(main, args, results)
-    modules.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
+    annotations.constrain_ends(main, args, results)
+    annotations.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
 
 
 def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling, executables
-from xlashard._jax.shardings import Device
-from xlashard._jax.torus import libtpu_in_use
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import libtpu_in_use
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.lazily import dataclass
 from xlashard.program.arrangement import (
@@ -110,7 +110,7 @@ def _versions(platform: str) -> dict[str, str]:
 
 
 def _settings(device: Device) -> tuple[tuple[str, str], ...]:
-    return tuple(compiling.default_settings(device).items())
+    return tuple(compiler.default_settings(device).items())
 
 
 @lru_cache(maxsize=1)

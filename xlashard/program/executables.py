@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from xlashard._jax import compiling, executables
-from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.global_state import cleared_with_jax
 
 type Source = Literal[
     "the compiler",
@@ -35,16 +35,16 @@ class Loaded:
     __slots__ = ("__weakref__", "_again", "_code", "_lock", "executable", "module")
 
     def __init__(
-        self, executable: compiling.Executable | None = None, *, code: bytes | None = None
+        self, executable: compiler.Executable | None = None, *, code: bytes | None = None
     ) -> None:
         self.executable: Any = executable
         # What it was compiled of here. A program that shares it says the same in other places.
         self.module: Any = None
         self._code = code
-        self._again: Callable[[], compiling.Executable] | None = None
+        self._again: Callable[[], compiler.Executable] | None = None
         self._lock = threading.Lock()
 
-    def load(self, make: Callable[[], compiling.Executable]) -> bool:
+    def load(self, make: Callable[[], compiler.Executable]) -> bool:
         """Compiles unless that is done, by the first of several threads; True if it was this one.
 
         What `make` raises leaves it as it was.
@@ -55,23 +55,23 @@ class Loaded:
             self.executable = make()
             return True
 
-    def take(self, executable: compiling.Executable, code: bytes) -> None:
+    def take(self, executable: compiler.Executable, code: bytes) -> None:
         """Is given what another process has compiled, and the bytes that it comes from."""
         with self._lock:
             self.executable, self._code = executable, code
 
-    def compile(self, module: Any, request: compiling.CompileRequest) -> Source:
+    def compile(self, module: Any, request: compiler.CompileRequest) -> Source:
         """Compiles a module unless that is done, and says where the executable came from."""
         source: Source = "a program that says the same"
 
-        def make() -> compiling.Executable:
+        def make() -> compiler.Executable:
             nonlocal source
-            with compiling.persistent_cache_hits() as hits:
-                executable = compiling.compile_module(module, request)
+            with compiler.persistent_cache_hits() as hits:
+                executable = compiler.compile_module(module, request)
             self.module = module
             source = "the persistent cache" if hits else "the compiler"
-            if hits and compiling.forgets_code(request):
-                self._again = partial(compiling.compile_anew, module, request)
+            if hits and compiler.forgets_code(request):
+                self._again = partial(compiler.compile_anew, module, request)
             return executable
 
         self.load(make)

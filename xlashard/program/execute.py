@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from xlashard._jax import analysis, checking, compiling, dispatch, modules, running
-from xlashard._jax.compile_only import never_runs, only_compiles
-from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.transfer import shared_pair
+from xlashard._jax.lower import modules
+from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax.runtime import compiler, dispatch, executables, execute
+from xlashard._jax.runtime.topologies import never_runs, only_compiles
+from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
 from xlashard.program.agreement import AGREEMENTS
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 else:
     hlo = deferred("xlashard.program.hlo")
 
-type Handle = compiling.Handle
+type Handle = compiler.Handle
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class ProgramParts:
     out_avals: tuple[Any, ...]
     committed: bool
     body: LoweredBody
-    request: compiling.CompileRequest | None = None
+    request: compiler.CompileRequest | None = None
 
 
 class Program:
@@ -71,7 +72,7 @@ class Program:
     ) -> None:
         self.loaded = loaded
         self.source: Source = source
-        self.executable: compiling.Executable = loaded.executable
+        self.executable: compiler.Executable = loaded.executable
         self.parts = parts
         self.terms = terms
         # Of a program from a file, what stands for its module.
@@ -96,8 +97,8 @@ class Program:
         if used is not None and used is not own and request is not None:
             stacks = zip(_stacks(own), _stacks(used), strict=True)
             if any(place(mine) != place(other) for mine, other in stacks):
-                executable = compiling.compile_anew(own, request)
-        return analysis.compiled_text(executable)
+                executable = compiler.compile_anew(own, request)
+        return executables.compiled_text(executable)
 
     @cached_property
     def in_twins(self) -> tuple[Any, ...]:
@@ -107,7 +108,7 @@ class Program:
     @cached_property
     def physical_in_twins(self) -> tuple[Any, ...]:
         """JAX's own sharding of the buffers of each argument (of keys: of their integers)."""
-        return tuple(map(running.physical_sharding, self.parts.in_avals, self.in_twins))
+        return tuple(map(execute.physical_sharding, self.parts.in_avals, self.in_twins))
 
     @cached_property
     def out_twins(self) -> tuple[Any, ...]:
@@ -117,7 +118,7 @@ class Program:
     @cached_property
     def full_layouts(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The layouts of arguments and of results in memory; None where nobody says."""
-        layouts = compiling.layouts_of(self.executable)
+        layouts = compiler.layouts_of(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         if layouts is None:
             return (None,) * len(self.in_twins), (None,) * len(self.out_twins)
@@ -126,7 +127,7 @@ class Program:
     @cached_property
     def raw_in_layouts(self) -> tuple[Any, ...]:
         """The layout of each argument as a handle's own compares with it; None if unknown."""
-        raw = compiling.raw_layouts(self.executable)
+        raw = compiler.raw_layouts(self.executable)
         tokens = len(self.parts.body.ordered_effects)
         return (None,) * len(self.in_twins) if raw is None else tuple(raw[0][tokens:])
 
@@ -134,19 +135,19 @@ class Program:
     def in_layouts(self) -> tuple[Any, ...]:
         """The layout of each argument in memory; None where it is the default one."""
         given = self.full_layouts[0]
-        return tuple(compiling.dispatch_layouts(given, self.in_twins, self.parts.in_avals))
+        return tuple(compiler.dispatch_layouts(given, self.in_twins, self.parts.in_avals))
 
     @cached_property
     def out_layouts(self) -> tuple[Any, ...]:
         """The layout of each result in memory; None where it is the default one."""
         made = self.full_layouts[1]
-        return tuple(compiling.dispatch_layouts(made, self.out_twins, self.parts.out_avals))
+        return tuple(compiler.dispatch_layouts(made, self.out_twins, self.parts.out_avals))
 
     @cached_property
     def handlers(self) -> list[Any]:
         """What makes a handle of each result's buffers."""
         return [
-            running.result_handler(aval, twin, self.parts.committed)
+            execute.result_handler(aval, twin, self.parts.committed)
             for aval, twin in zip(self.parts.out_avals, self.out_twins, strict=True)
         ]
 
@@ -239,7 +240,7 @@ class Program:
             self.terms = None
 
     @cached_property
-    def run(self) -> running.Runner:
+    def run(self) -> execute.Runner:
         """Run on placed handles, and append the list of raw results to a list.
 
         The handles of donated arguments are deleted; the results may still be on their way when
@@ -251,14 +252,14 @@ class Program:
         names = [v.name or "a result" for v in plan.results]
         if not body.has_effects:
             takes_over = self._may_take_over
-            return running.runner(executable, handlers, names, plan.donated, takes_over)
+            return execute.runner(executable, handlers, names, plan.donated, takes_over)
 
         effects = body.ordered_effects
-        run_with_tokens = partial(running.run_with_tokens, executable, handlers, effects)
+        run_with_tokens = partial(execute.run_with_tokens, executable, handlers, effects)
 
         def run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
-            if checking.checks_results():
-                checking.run_checked(run_with_tokens, handles, names, plan.donated, out)
+            if execute.checks_results():
+                execute.run_checked(run_with_tokens, handles, names, plan.donated, out)
             else:
                 run_with_tokens(handles, out)
 
@@ -269,7 +270,7 @@ class Program:
         tokens, avals = len(self.parts.body.ordered_effects), self.parts.out_avals
         if not self._has_keys:
             return raw[tokens:] if tokens else raw
-        return list(map(running.dress, avals, raw[tokens:]))
+        return list(map(execute.dress, avals, raw[tokens:]))
 
     @property
     def is_spread(self) -> bool:
@@ -289,17 +290,17 @@ class Program:
 
     @cached_property
     def _may_take_over(self) -> bool:
-        return any(self.parts.plan.donated) or analysis.alias_bytes(self.executable) != 0
+        return any(self.parts.plan.donated) or executables.alias_bytes(self.executable) != 0
 
     @cached_property
     def _taken_over(self) -> frozenset[int]:
         """The positions of the arguments whose buffers the compiled program takes over."""
         tokens = len(self.parts.body.ordered_effects)
-        return frozenset(i - tokens for i in analysis.aliases(self.executable).values())
+        return frozenset(i - tokens for i in executables.aliases(self.executable).values())
 
     @cached_property
     def _has_keys(self) -> bool:
-        return running.has_keys(self.parts.out_avals)
+        return execute.has_keys(self.parts.out_avals)
 
     def __call__(self, values: Sequence[Any]) -> list[Handle]:
         """Places values and runs."""
@@ -320,6 +321,6 @@ def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:
     """The layout that each value must get; None where that is the default one, and it has it."""
     return [
-        whole if layout is None and compiling.special_layout(value) is not None else layout
+        whole if layout is None and compiler.special_layout(value) is not None else layout
         for value, layout, whole in zip(values, layouts, full, strict=False)
     ]

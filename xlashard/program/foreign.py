@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xlashard._jax import modules, sources
-from xlashard._jax.lowering import uses_shardy
+from xlashard._jax.lower import annotations, modules, stablehlo_parse
+from xlashard._jax.lower.lowering import uses_shardy
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.program import gspmd, shardy
@@ -78,9 +78,9 @@ class ForeignModule:
     aliased: tuple[int, ...]
     num_partitions: int | None
     partitioner: Partitioner | None
-    meshes: tuple[sources.NamedMesh, ...]
+    meshes: tuple[stablehlo_parse.NamedMesh, ...]
 
-    def mesh_for(self, num_devices: int) -> sources.NamedMesh | None:
+    def mesh_for(self, num_devices: int) -> stablehlo_parse.NamedMesh | None:
         """The one mesh over so many devices in their order, by which to name axes."""
         (first, *others) = self.meshes or (None,)
         if first is None or others or first.device_ids or first.size != num_devices:
@@ -98,7 +98,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
         ModuleError: With the line where it can't be read, or what in it no program can have.
     """
     try:
-        module = sources.read_module(source)
+        module = stablehlo_parse.read_module(source)
     except ValueError as error:
         raise ModuleError(f"the module can't be read: {error}") from None
     main = modules.main_function(module)
@@ -127,7 +127,7 @@ def read_foreign(source: str | bytes) -> ForeignModule:
         aliased=tuple(row[_ALIAS] for row in rows if _ALIAS in row),
         num_partitions=_count(module, "mhlo.num_partitions"),
         partitioner=_partitioner(module),
-        meshes=tuple(sources.named_meshes(module)),
+        meshes=tuple(stablehlo_parse.named_meshes(module)),
     )
 
 
@@ -167,7 +167,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
             "size, and a program is compiled for fixed ones: make the module with sizes for all "
             "dimensions"
         )
-    dtype = sources.dtype_of(kind.element)
+    dtype = stablehlo_parse.dtype_of(kind.element)
     if dtype is None:
         # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
         raise ModuleError(f"{path} of the module is {kind}, and no array has such elements")
@@ -175,7 +175,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
         path=path,
         shape=shape,
         dtype=dtype.name,
-        aval=sources.aval_of(shape, dtype),
+        aval=stablehlo_parse.aval_of(shape, dtype),
         annotated=shardy.ATTRIBUTE in row or gspmd.ATTRIBUTE in row,
         tiles=row.get(gspmd.ATTRIBUTE),
         memory_kind=row.get("mhlo.memory_kind"),
@@ -186,7 +186,7 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
 
 
 def _partitioner(module: modules.Module) -> Partitioner | None:
-    found = sources.notations(module)
+    found = stablehlo_parse.notations(module)
     if found.shardy and found.gspmd:
         raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
             f"the module holds annotations for both partitioners, {found.shardy} and "
@@ -209,7 +209,7 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
         PlanError: If the plan and the module disagree.
     """
     _check_partitions(foreign, len(plan.devices))
-    body = sources.foreign_body(foreign.module)
+    body = stablehlo_parse.foreign_body(foreign.module)
     for side, theirs, values in (
         ("arg_attrs", foreign.args, plan.args),
         ("res_attrs", foreign.results, plan.results),
@@ -217,7 +217,7 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
         # Where these differ in number, that is told when the plan meets the module.
         said_anew = [t.annotated and not v.annotated for t, v in zip(theirs, values, strict=False)]
         said_anew += [False] * (len(theirs) - len(said_anew))
-        modules.drop_attributes(body.main, side, said_anew, (shardy.ATTRIBUTE, gspmd.ATTRIBUTE))
+        annotations.drop_attributes(body.main, side, said_anew, (shardy.ATTRIBUTE, gspmd.ATTRIBUTE))
         for there, value in zip(theirs, values, strict=False):
             if value.annotated and there.tiles is not None:
                 _check_tiles(there, there.tiles, len(plan.devices))
@@ -244,7 +244,7 @@ def _check_partitions(foreign: ForeignModule, num_devices: int) -> None:
             raise ModuleError(  # no-catalogue: covered by tests/program/goldens/foreign/errors.txt
                 f"the module's mesh {mesh} has {mesh.size} devices, but {num_devices} were chosen"
             )
-    for text in sources.gspmd_texts(foreign.module):
+    for text in stablehlo_parse.gspmd_texts(foreign.module):
         _check_text(text, num_devices)
 
 

@@ -5,7 +5,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import PlanError
 from xlashard.lazily import dataclass
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding

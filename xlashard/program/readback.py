@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from xlashard._jax import compiling
+from xlashard._jax.runtime import compiler
 from xlashard.errors import CompileError
 from xlashard.geometry import TileAssignment, Tiling
 from xlashard.lazily import dataclass
@@ -42,15 +42,15 @@ class ChosenByExecutable:
         executable: The compiled program.
     """
 
-    executable: compiling.Executable
+    executable: compiler.Executable
 
     def shardings(self, of: Side, count: int) -> Sequence[str] | None:
         """How values are dealt out."""
-        return compiling.reported_shardings(self.executable, of, count)
+        return compiler.reported_shardings(self.executable, of, count)
 
     def memory_kinds(self, count: int) -> Sequence[str | None]:
         """The memory of each result."""
-        return compiling.output_memory_kinds(self.executable, count)
+        return compiler.output_memory_kinds(self.executable, count)
 
 
 def settled_shardings(

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling, executables, modules
-from xlashard._jax.compile_only import only_compiles
-from xlashard._jax.context import is_x64_enabled
-from xlashard._jax.described import describe, described
+from xlashard._jax.lower import modules
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.executables import describe, described
+from xlashard._jax.runtime.global_state import is_x64_enabled
+from xlashard._jax.runtime.topologies import only_compiles
 from xlashard.errors import SavedProgramError
 from xlashard.program.agreement import Terms
 from xlashard.program.container import Contents, reading
@@ -199,7 +200,7 @@ def load_program(
     if not plan.is_of_one_process:
         terms = Terms(plan, saved=str(header.get("module", "")))
     program = Program(loaded, parts, "a file", terms)
-    layouts = compiling.raw_layouts(loaded.executable)
+    layouts = compiler.raw_layouts(loaded.executable)
     if layouts is not None and tuple(map(len, layouts)) != (len(ins), len(outs)):
         raise SavedProgramError(
             f"the saved program's header speaks of {len(ins)} arguments and {len(outs)} results, "

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType, UnreducedKind
 
-from xlashard._jax import executables
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracing import is_extended
+from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import SavedProgramError
 from xlashard.sharding import (
     GSPMDSharding,

@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax import compiling, coordination, executables
-from xlashard._jax.lowering import LoweredBody
+from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax.runtime import compiler, coordination, executables
 from xlashard.errors import ProcessesError, SharedBinaryWarning
 from xlashard.lazily import dataclass
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
@@ -130,7 +130,7 @@ class _Sharing:
         try:
             source = self._compile_here()
         except RuntimeError as error:
-            return _Word(error=compiling.error_text(error)), None
+            return _Word(error=compiler.error_text(error)), None
         try:
             store.write(self._key, self._loaded.to_bytes())
         except RuntimeError as error:
@@ -149,7 +149,7 @@ class _Sharing:
         try:
             executable = executables.from_bytes(code, plan.devices, arguments)
         except RuntimeError as error:
-            return f"its bytes can't be loaded: {compiling.error_text(error)}"
+            return f"its bytes can't be loaded: {compiler.error_text(error)}"
         self._loaded.take(executable, code)
         return ""
 

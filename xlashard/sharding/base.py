@@ -12,7 +12,7 @@ from typing import Self
 
 import jax
 
-from xlashard._jax.shardings import AbstractMesh, Device, JaxSharding
+from xlashard._jax.runtime.shardings import AbstractMesh, Device, JaxSharding
 from xlashard.errors import ArgumentError, GeometryError, ShardingError
 from xlashard.geometry import Tiling
 from xlashard.geometry.spec import checked_rank

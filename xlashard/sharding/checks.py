@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import jax
 import numpy as np
 
-from xlashard._jax.shardings import Device, is_symbolic_size, memory_kinds
+from xlashard._jax.runtime.shardings import Device, is_symbolic_size, memory_kinds
 from xlashard.errors import ArgumentError, ShardingError
 
 # What an error shows of a wrong value, and up to how many characters.

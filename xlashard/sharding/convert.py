@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     Device,
     JaxGSPMDSharding,
     JaxNamedSharding,

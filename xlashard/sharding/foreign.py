@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     Device,
     JaxGSPMDSharding,
     JaxNamedSharding,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jax.sharding import AxisType, PartitionSpec, UnreducedKind
 
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
     JaxNamedSharding,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     Device,
     HloSharding,
     JaxGSPMDSharding,

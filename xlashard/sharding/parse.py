@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Self
 
-from xlashard._jax import compiling
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime import compiler
+from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     HloSharding,
     JaxSharding,
@@ -343,7 +343,7 @@ def get_pspec_from_executable(
         TilingError: If no spec on that mesh says it.
         ShardingError: If the compiler does not tell.
     """
-    reported = compiling.executable_shardings(runtime_of(executable), mesh.size)
+    reported = compiler.executable_shardings(runtime_of(executable), mesh.size)
     if reported is None:
         # no-catalogue: no supported compiler does this
         raise ShardingError("the compiler does not tell how it dealt out this program's values")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 from xlashard.errors import ShardingError
 
 type DeviceNames = tuple[tuple[str, int], ...]

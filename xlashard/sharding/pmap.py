@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     Device,
     JaxNamedSharding,
     Mesh,
     default_memory_kind,
     with_interface,
 )
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ShardingError, counted
 from xlashard.geometry import ShardingSpec, Tiling
 from xlashard.geometry.sharding_spec import spec_over_one_dim

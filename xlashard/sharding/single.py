@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import jax
 
-from xlashard._jax.shardings import Device, JaxSingleDeviceSharding, with_interface
+from xlashard._jax.runtime.shardings import Device, JaxSingleDeviceSharding, with_interface
 from xlashard.errors import ShardingError
 from xlashard.geometry import Tiling
 from xlashard.sharding.base import XLACompatibleSharding

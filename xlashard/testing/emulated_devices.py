@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.coordination import backend_has_started
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.coordination import backend_has_started
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, DeviceCountError, counted
 from xlashard.testing.launch.pod_environment import (

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ExpectationError
 from xlashard.pjit import Lowered, ProgramReport, Traced, explain, pjit
 from xlashard.pjit.executable import Executable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, PodError
 from xlashard.testing.launch.launcher import Launch, LaunchPlan, PodSize
 from xlashard.testing.launch.supervision import EndingRules, PodRun, run_to_end

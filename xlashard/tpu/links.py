@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation

@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from xlashard._jax import topologies
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime import topologies
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import TopologyError, counted
 from xlashard.sharding import Mesh
 from xlashard.tpu.generations import Generation

@@ -13,7 +13,7 @@ import numpy as np
 
 import xlashard
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, SingleDeviceSharding
-from xlashard._jax.transfer import collect_garbage
+from xlashard._jax.runtime.transfer import collect_garbage
 from xlashard.array.reshard import execute
 
 MB = 128

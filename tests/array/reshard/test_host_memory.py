@@ -14,7 +14,7 @@ import pytest
 
 from tests.array.cases import DEVICES, named, same
 from xlashard import GSPMDSharding, Mesh, NamedSharding, P, Sharding, device_put
-from xlashard._jax.analysis import extra_bytes
+from xlashard._jax.runtime.executables import extra_bytes
 from xlashard.array.reshard import compiled, host_memory, p2p
 from xlashard.array.reshard.compiled import cut_into_slabs
 from xlashard.geometry import Tiling

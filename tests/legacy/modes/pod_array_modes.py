@@ -11,7 +11,7 @@ import numpy as np
 from tests.processes import expect, join_the_others
 from xlashard import FROM_GDA, Array, legacy, multihost
 from xlashard import PartitionSpec as P
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import BoxError, PlacementError, ResourceError
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray

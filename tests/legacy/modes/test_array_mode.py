@@ -15,7 +15,7 @@ import pytest
 
 import xlashard
 from xlashard import P, legacy
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.legacy.arrays.device_arrays import DeviceArray, ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes.pjit import LegacyFunction

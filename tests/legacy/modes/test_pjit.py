@@ -16,7 +16,7 @@ import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import make_mesh
 from xlashard import AUTO, FROM_GDA, UNSPECIFIED, NamedSharding, P, legacy
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import (
     ArgumentError,
     DeletedError,

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.processes import expect
 from xlashard import Mesh, NamedSharding, device_put
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.legacy import jax_array
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray
 from xlashard.legacy.arrays.gda import GlobalDeviceArray

@@ -16,7 +16,7 @@ import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
-from xlashard._jax.shardings import HloSharding, OpSharding
+from xlashard._jax.runtime.shardings import HloSharding, OpSharding
 from xlashard.errors import (
     ArgumentError,
     DuplicateAxisError,

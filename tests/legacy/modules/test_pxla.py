@@ -13,8 +13,8 @@ import xlashard
 from tests.facts import naming
 from tests.pjit.helpers import f32, make_mesh
 from xlashard import NamedSharding, legacy
-from xlashard._jax.shardings import HloSharding
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.shardings import HloSharding
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import DivisibilityError, RefusedError, TilingError
 from xlashard.legacy.installation import installer as installing
 from xlashard.legacy.modules import sharding

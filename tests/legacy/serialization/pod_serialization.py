@@ -19,7 +19,7 @@ from jax.experimental.array_serialization.serialization import GlobalAsyncCheckp
 from tests.legacy.modules.multihost_checks import check_multihost_utils
 from tests.processes import expect, join_the_others
 from xlashard import Mesh, NamedSharding, P, device_put
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.errors import PlacementError, ProcessesError, SerializationError
 from xlashard.legacy import jax_array
 from xlashard.legacy import serialization as saving

@@ -22,7 +22,7 @@ from tests.array.cases import DTYPES, MESH, SHARDINGS, named, same, value
 from tests.facts import naming
 from tests.processes import run_many
 from xlashard import Mesh, NamedSharding, P, SingleDeviceSharding, device_put, legacy, pjit
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.placement.target import Places
 from xlashard.errors import (
     ArgumentError,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
-from xlashard._jax import compiling
+from xlashard._jax.runtime import compiler
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo import Frame
 
@@ -167,7 +167,7 @@ def test_whoever_traces_it_from_another_line_needs_no_other_text(mesh, monkeypat
     def refuse(*_):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(compiling, "compile_anew", refuse)
+    monkeypatch.setattr(compiler, "compile_anew", refuse)
     f = pjit(lambda x: x.sum(0), in_shardings=named(mesh, "x"))
     report = explain(f, f32(8, 4))
     with mesh:

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import (
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import (
     HandleType,
     callback_result,
     collect_garbage,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.donation import how_deleted
 from xlashard.errors import ArgumentError, DeletedError
 from xlashard.wording import typed

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.transfer import Handle, assemble, copy_to, host_view, make_aval, put
+from xlashard._jax.runtime.shardings import default_memory_kind
+from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, host_view, make_aval, put
 from xlashard.sharding import SingleDeviceSharding
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.jaxprs import is_host_array
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.transfer import HandleType
+from xlashard._jax.trace.jaxprs import is_host_array
 from xlashard.array.core.base import Holder, check_alive, type_text
 from xlashard.array.host.read import holds_value
 from xlashard.errors import DeletedError, NotAddressableError

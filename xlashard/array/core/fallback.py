@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.lowering import uses_shardy
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Handle, HandleType, UnnamedResultError, dressed
+from xlashard._jax.lower.lowering import uses_shardy
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Handle, HandleType, UnnamedResultError, dressed
 from xlashard.array.core.base import Holder, check_alive, type_text
 from xlashard.array.core.unwrap import bare, mapped
 from xlashard.array.placement.target import places

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.transfer import Handle, HandleType, split
+from xlashard._jax.runtime.transfer import Handle, HandleType, split
 from xlashard.array.core.array import Array, wrap
 
 type KindOf = Callable[[Any], type[Array]]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, copy_to, make_aval, split
 from xlashard.array.core.base import Holder, check_alive, type_text
 from xlashard.array.core.buffer_shape import in_shape
 from xlashard.array.core.unwrap import as_arrays, bare

@@ -6,8 +6,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from xlashard._jax.tracebacks import short_tracebacks, shortened
-from xlashard._jax.transfer import HandleType, default_device, dressed, first_copy, make_aval, put
+from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
+from xlashard._jax.runtime.transfer import (
+    HandleType,
+    default_device,
+    dressed,
+    first_copy,
+    make_aval,
+    put,
+)
 from xlashard.array.core.base import Holder, check_alive, type_text
 from xlashard.array.core.repr import array_format, array_html, array_repr, array_str
 from xlashard.array.core.unwrap import as_arrays

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 from xlashard.array.core.repr import index_text
 from xlashard.sharding import Sharding
 

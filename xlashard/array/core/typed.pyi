@@ -12,7 +12,7 @@ from jax.lax import GatherScatterMode, PrecisionLike
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import ArrayLike, DTypeLike
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 
 type _Axis = int | Sequence[int] | None
 type _Size = SupportsIndex | Sequence[SupportsIndex]

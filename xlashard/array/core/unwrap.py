@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xlashard._jax.transfer import Handle, HandleType
+from xlashard._jax.runtime.transfer import Handle, HandleType
 from xlashard.array.core.base import Holder
 from xlashard.array.host.put import put_value
 from xlashard.array.placement.target import places

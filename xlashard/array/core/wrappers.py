@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.tracebacks import shorten
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.array.core.fallback import Call, tried_again
 from xlashard.array.core.unwrap import PLAIN, as_arrays, bare
 from xlashard.sharding import Sharding, to_jax

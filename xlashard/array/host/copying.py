@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from xlashard._jax.transfer import aligned_empty
+from xlashard._jax.runtime.transfer import aligned_empty
 
 type Copy = tuple[np.ndarray, np.ndarray]
 """Destination and source, of one shape and dtype."""

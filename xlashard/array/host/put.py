@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, assemble, aval_of, make_aval, put, separate
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import Handle, assemble, aval_of, make_aval, put, separate
 from xlashard.array.host.copying import Copy, copy_all, private_copy
 from xlashard.array.host.staging import Memory, Stage
 from xlashard.array.placement.oom import needed_by, out_of_memory

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlashard._jax.transfer import bits_of, host_view, split, start_host_copy
+from xlashard._jax.runtime.transfer import bits_of, host_view, split, start_host_copy
 from xlashard.array.core.base import Handle, Holder, check_alive, type_text
 from xlashard.array.host.copying import copy_all
 from xlashard.array.placement.transfer_guard import Way, guarded, guards_in_force, inside_device_get

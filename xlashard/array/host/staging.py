@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlashard._jax.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
+from xlashard._jax.runtime.transfer import ALIGNMENT, aligned_blocks, aligned_empty, collect_garbage
 from xlashard.array.host.copying import Copy
 from xlashard.array.placement.target import Places
 

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from xlashard._jax.transfer import host_view, split, start_host_copy
+from xlashard._jax.runtime.transfer import host_view, split, start_host_copy
 from xlashard.array.core.base import Handle, Holder, check_alive, type_text
 from xlashard.array.core.repr import index_text
 from xlashard.array.host.copying import copy_all

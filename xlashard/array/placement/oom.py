@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xlashard._jax.transfer import collect_garbage, is_out_of_memory
+from xlashard._jax.runtime.transfer import collect_garbage, is_out_of_memory
 from xlashard.array.placement.target import Places
 from xlashard.errors import OutOfMemoryError, counted
 from xlashard.wording import in_bytes, typed

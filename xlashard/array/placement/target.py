@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
-from xlashard._jax.tracing import mesh_in_force
-from xlashard._jax.transfer import make_aval
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.shardings import Device, JaxSharding, default_memory_kind, is_auto_layout
+from xlashard._jax.runtime.transfer import make_aval
+from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, PlacementError
 from xlashard.geometry import Tiling
 from xlashard.lazily import dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.guards import Guards, Way, guards_in_force, inside_device_get
+from xlashard._jax.runtime.global_state import Guards, Way, guards_in_force, inside_device_get
 from xlashard.errors import TransferGuardError
 
 __all__ = [

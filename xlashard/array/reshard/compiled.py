@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax import analysis, compiling, running
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.jaxprs import from_function
-from xlashard._jax.lowering import LoweringTarget, lower_body, uses_shardy
-from xlashard._jax.shardings import Device, layout_text
-from xlashard._jax.transfer import Handle, make_aval, run_one
+from xlashard._jax.lower.lowering import LoweringTarget, lower_body, uses_shardy
+from xlashard._jax.runtime import compiler, executables, execute
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.shardings import Device, layout_text
+from xlashard._jax.runtime.transfer import Handle, make_aval, run_one
+from xlashard._jax.trace.jaxprs import from_function
 from xlashard.array.host.put import put_value
 from xlashard.array.placement.target import Places, places
 from xlashard.geometry import Tiling
@@ -176,7 +176,7 @@ def retile(
         partitioner=_partitioner(source.tiling, target.tiling),
     )
     aval = make_aval(target.shape, handle.dtype, target.twin, handle.weak_type)
-    result = running.result_handler(aval, target.twin, True)
+    result = execute.result_handler(aval, target.twin, True)
     move = move_for(order)
     if not alike:
         move.program.admit()
@@ -235,7 +235,7 @@ class Move:
 def move_for(order: Order) -> Move:
     """The program; slab by slab if the array as a whole needed more than a shard's room."""
     whole = _compiled(order, lambda x: [x], ["x"], donated=[order.donate])
-    best = Move(whole, None, analysis.extra_bytes(whole.executable) or 0)
+    best = Move(whole, None, executables.extra_bytes(whole.executable) or 0)
     if any(tiling.is_partial for tiling in order.tilings):
         return best
     room = max(order.shard_bytes)
@@ -258,7 +258,7 @@ def _by_slabs(order: Order, slabs: Slabs) -> Move:
     function = move_slab(slabs, *order.tilings, order.devices)
     program = _compiled(order, function, ["x", "out", "number"], donated=[False, True, False])
     # The result is among its arguments, and given back.
-    extra = (analysis.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
+    extra = (executables.extra_bytes(program.executable) or 0) + order.shard_bytes[1]
     return Move(program, slabs, extra)
 
 
@@ -301,9 +301,7 @@ def _compiled(
     avals = [jax.typeof(jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype))) for a in args]
     result = jax.typeof(jax.ShapeDtypeStruct(order.shape, order.dtype))
     device = order.devices[0]
-    target = LoweringTarget(
-        compiling.platform_of(device), compiling.client_of(device), order.devices
-    )
+    target = LoweringTarget(compiler.platform_of(device), compiler.client_of(device), order.devices)
     body = lower_body(from_function(function, avals, "reshard"), "reshard", list(names), target)
     plan = ProgramPlan(
         name="reshard",

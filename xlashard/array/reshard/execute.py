@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.shardings import Device, default_memory_kind
-from xlashard._jax.transfer import (
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.transfer import (
     Handle,
     assemble,
     bits_of,

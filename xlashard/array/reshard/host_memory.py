@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xlashard._jax.transfer import (
+from xlashard._jax.runtime.transfer import (
     Handle,
     aligned_blocks,
     aligned_empty,

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, copy_to, make_aval, put, split
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import Handle, copy_to, make_aval, put, split
 from xlashard.array.host.put import put_on, put_value
 from xlashard.array.placement.target import Places
 from xlashard.geometry import Index, Piece, ReshardPlan, Tiling, reshard_plan

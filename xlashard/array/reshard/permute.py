@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import Handle, assemble, copy_to, make_aval, split
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import Handle, assemble, copy_to, make_aval, split
 from xlashard.array.core.buffer_shape import by_program as in_shape
 from xlashard.array.host.put import put_on
 from xlashard.array.placement.target import Places, places

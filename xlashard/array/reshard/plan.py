@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from xlashard._jax.shardings import Device, default_memory_kind
+from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard.array.placement.target import Places, places
 from xlashard.array.reshard.host_memory import in_one_memory
 from xlashard.geometry import Tiling, load, refined

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.repr import sharding_text
 from xlashard.array.placement.target import Places, as_placement, as_sharding, places
 from xlashard.array.reshard.p2p import plan_between

@@ -12,9 +12,9 @@ import numpy as np
 
 import xlashard
 from xlashard import Array, PmapSharding
-from xlashard._jax.install import install_array_type
-from xlashard._jax.shardings import Device
-from xlashard._jax.transfer import HandleType, split
+from xlashard._jax.compat.registration import install_array_type
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.transfer import HandleType, split
 from xlashard.array.core.base import Holder, check_alive, type_text
 from xlashard.array.core.buffer_shape import in_shape
 from xlashard.array.core.handles import as_kind, wrap_result

@@ -7,11 +7,10 @@ import jax
 import numpy as np
 
 from xlashard import Array, Mesh, NamedSharding, device_put
-from xlashard._jax.frames import is_called_by_jax
-from xlashard._jax.install import install_array_type
-from xlashard._jax.pmap import refuse_in_pmap
-from xlashard._jax.tracebacks import short_tracebacks, shortened
-from xlashard._jax.transfer import dressed, split
+from xlashard._jax.compat.legacy_api import refuse_in_pmap
+from xlashard._jax.compat.registration import install_array_type
+from xlashard._jax.runtime.tracebacks import is_called_by_jax, short_tracebacks, shortened
+from xlashard._jax.runtime.transfer import dressed, split
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.core.handles import as_kind
 from xlashard.array.core.repr import sharding_text

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from xlashard import Array, Mesh
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import dressed
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import dressed
 from xlashard.array.constructors import array_of_pieces
 from xlashard.array.core.base import type_text
 from xlashard.array.core.repr import sharding_text

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from xlashard import Array, PmapSharding
-from xlashard._jax import pmap as jax_pmap
-from xlashard._jax.shardings import Device
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.compat import legacy_api as jax_pmap
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.modes.array_mode import current_array_mode

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from xlashard._jax.shardings import AbstractMesh
-from xlashard._jax.tracebacks import shorten, shortened
+from xlashard._jax.runtime.shardings import AbstractMesh
+from xlashard._jax.runtime.tracebacks import shorten, shortened
 from xlashard.errors import ArgumentError, GeometryError
 from xlashard.geometry import MeshGrid, Spec, Tiling, parse_spec, validate_spec
 from xlashard.legacy.shardings.partition_spec import PartitionSpec
 
 if TYPE_CHECKING:
-    from xlashard._jax.shardings import Device
+    from xlashard._jax.runtime.shardings import Device
 else:
     Device = jax.Device
 Shape = tuple[int, ...]

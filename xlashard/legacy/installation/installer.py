@@ -18,8 +18,8 @@ from typing import Any
 import jax
 
 from xlashard import Array
-from xlashard._jax.era import concrete_class
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.compat.legacy_api import concrete_class
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.legacy.installation.import_hook import ImportHook, has_module
 from xlashard.legacy.installation.module_shims import (
     MISSING,

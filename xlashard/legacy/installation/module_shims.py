@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import Any
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.legacy.modules.entry import Entry
 
 type Listener = Callable[[Entry, Any, FrameType], None]

@@ -2,7 +2,7 @@
 
 from typing import Any, NoReturn
 
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import RefusedError
 from xlashard.legacy.modules import entries
 

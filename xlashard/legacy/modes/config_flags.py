@@ -20,8 +20,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import legacy_flags
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.compat import legacy_flags
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ConfigError
 
 _WORDS = {

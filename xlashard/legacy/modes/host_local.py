@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import abstractify
-from xlashard._jax.transfer import assemble, split
+from xlashard._jax.runtime.transfer import assemble, split
+from xlashard._jax.trace.tracing import abstractify
 from xlashard.array import Array, device_put, make_array_from_single_device_arrays
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.device_put import at_path

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax import tracing
-from xlashard._jax.executables import fingerprint
-from xlashard._jax.lowering import dtype_name
-from xlashard._jax.shardings import UnspecifiedValue
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.runtime.executables import fingerprint
+from xlashard._jax.runtime.shardings import UnspecifiedValue
+from xlashard._jax.runtime.tracebacks import shortened
+from xlashard._jax.trace import tracing
 from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.gda import check_gda_mesh
 from xlashard.legacy.modes.array_mode import CallFlags

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard._jax import dispatch, tracing
-from xlashard._jax.tracebacks import short_tracebacks, shortened
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
+from xlashard._jax.trace import tracing
 from xlashard.errors import RefusedError, ResourceError
 from xlashard.legacy.modes.array_mode import (
     ArrayMode,

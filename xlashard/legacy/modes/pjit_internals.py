@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
+from xlashard._jax.runtime.shardings import JaxGSPMDSharding, JaxSharding, Mesh, hlo_from_text
 from xlashard.array.placement.prefix import broadcast_prefix
 from xlashard.errors import GeometryError, MeshError, ShardingError
 from xlashard.geometry import TileAssignment

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array
 from xlashard.array.core.handles import KindOf, unwrapped
 from xlashard.legacy.arrays.device_arrays import ShardedDeviceArray

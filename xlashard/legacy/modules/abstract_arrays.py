@@ -1,6 +1,6 @@
 """`jax.abstract_arrays`."""
 
-from xlashard._jax.era import core, jaxprs
+from xlashard._jax.compat.legacy_api import core, jaxprs
 from xlashard.legacy.modules.core import raise_to_shaped
 from xlashard.legacy.modules.entry import Entry, members
 

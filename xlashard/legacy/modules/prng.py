@@ -1,6 +1,6 @@
 """`jax.prng`: PRNG implementations and key arrays."""
 
-from xlashard._jax.era import generators, key_types
+from xlashard._jax.compat.legacy_api import generators, key_types
 from xlashard.legacy.modules.entry import Entry, members
 from xlashard.legacy.modules.random import KeyArray
 

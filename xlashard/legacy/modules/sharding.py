@@ -4,10 +4,10 @@ from xlashard import (
     GSPMDSharding,
     OpShardingSharding,
 )
-from xlashard._jax.shardings import JaxNamedSharding as MeshPspecSharding
-from xlashard._jax.shardings import JaxNamedSharding as NamedSharding
-from xlashard._jax.shardings import JaxSharding as Sharding
-from xlashard._jax.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
+from xlashard._jax.runtime.shardings import JaxNamedSharding as MeshPspecSharding
+from xlashard._jax.runtime.shardings import JaxNamedSharding as NamedSharding
+from xlashard._jax.runtime.shardings import JaxSharding as Sharding
+from xlashard._jax.runtime.shardings import JaxSingleDeviceSharding as SingleDeviceSharding
 from xlashard.legacy.modules.entry import Entry
 from xlashard.legacy.shardings.mesh import Mesh
 from xlashard.legacy.shardings.partition_spec import PartitionSpec

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.era import backend
+from xlashard._jax.compat.legacy_api import backend
 from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modules.entry import Entry, members
 from xlashard.sharding import Mesh

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from xlashard._jax.era import util
+from xlashard._jax.compat.legacy_api import util
 from xlashard.legacy.modules.entry import Entry, members
 
 HashableFunction = util.HashableFunction

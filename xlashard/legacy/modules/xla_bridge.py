@@ -2,15 +2,15 @@
 
 import jax
 
-from xlashard._jax import era
+from xlashard._jax.compat import legacy_api
 from xlashard.legacy.modules.entry import Entry, members
 
-backends = era.xla_bridge.backends
+backends = legacy_api.xla_bridge.backends
 default_backend = jax.default_backend
 device_count = jax.device_count
 devices = jax.devices
-get_backend = era.xla_bridge.get_backend
-get_compile_options = era.compile_options
+get_backend = legacy_api.xla_bridge.get_backend
+get_compile_options = legacy_api.compile_options
 host_count = jax.host_count
 host_id = jax.host_id
 host_ids = jax.host_ids
@@ -18,11 +18,11 @@ local_device_count = jax.local_device_count
 local_devices = jax.local_devices
 process_count = jax.process_count
 process_index = jax.process_index
-READERS = {name: (jax, era.xla_bridge) for name in ("process_index", "process_count")}
+READERS = {name: (jax, legacy_api.xla_bridge) for name in ("process_index", "process_count")}
 """The modules in which JAX reads a name that tests patch here with `mock.patch`."""
 
-register_backend_factory = era.xla_bridge.register_backend_factory
-xla_client = era.xla_client
+register_backend_factory = legacy_api.xla_bridge.register_backend_factory
+xla_client = legacy_api.xla_client
 
 ENTRIES: tuple[Entry, ...] = (
     Entry("jax.lib.xla_bridge", "0.9.0", "works", __name__, "import jax.extend.backend"),
@@ -54,7 +54,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.lib.xla_client",
         "0.9.0",
         "differs",
-        "xlashard._jax.era:xla_client",
+        "xlashard._jax.compat.legacy_api:xla_client",
         "import jax.extend.xla",
         "it has the attributes of today's jaxlib",
     ),
@@ -62,7 +62,7 @@ ENTRIES: tuple[Entry, ...] = (
         "jax.lib.xla_extension",
         "0.9.0",
         "differs",
-        "xlashard._jax.era:xla_extension",
+        "xlashard._jax.compat.legacy_api:xla_extension",
         "import jax.extend.xla",
         "it has the attributes of today's jaxlib",
     ),

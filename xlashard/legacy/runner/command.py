@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from xlashard import multihost
-from xlashard._jax.coordination import process_index
-from xlashard._jax.era import tell_when_set
+from xlashard._jax.compat.legacy_api import tell_when_set
+from xlashard._jax.runtime.coordination import process_index
 from xlashard.config import read_flags
 from xlashard.errors import ConfigError
 from xlashard.legacy.installation.installer import INSTALLER, install

@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.era import tell_when_set
-from xlashard._jax.frames import JAX_FOLDER
-from xlashard._jax.legacy_flags import code_of_reads
+from xlashard._jax.compat.legacy_api import tell_when_set
+from xlashard._jax.compat.legacy_flags import code_of_reads
+from xlashard._jax.runtime.tracebacks import JAX_FOLDER
 from xlashard.legacy.arrays.gda import GlobalDeviceArray
 from xlashard.legacy.modes import config_flags as flags
 from xlashard.legacy.modes.pjit import pjit

@@ -10,7 +10,7 @@
 | `jax_module` | the names of `jax.experimental.gda_serialization.serialization` |
 """
 
-from xlashard._jax.serialization import TS_CONTEXT, LimitInFlightBytes
+from xlashard._jax.compat.array_serialization import TS_CONTEXT, LimitInFlightBytes
 from xlashard.legacy.serialization.manager import AsyncManager, GlobalAsyncCheckpointManager
 from xlashard.legacy.serialization.reading import async_deserialize, run_deserialization
 from xlashard.legacy.serialization.tensorstore_specs import get_metadata, get_tensorstore_spec

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout
 
-from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT
+from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT
 from xlashard.array.device_put import at_path
 from xlashard.array.placement.target import as_shape, as_sharding
 from xlashard.errors import ArgumentError, XlashardError, counted

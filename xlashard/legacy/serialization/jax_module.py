@@ -1,12 +1,12 @@
 """`jax.experimental.gda_serialization.serialization`, and what took its place in 2023."""
 
-from xlashard._jax.serialization import (
+from xlashard._jax.compat.array_serialization import (
     TS_CONTEXT,
     ManagerBase,
     estimate_read_memory_footprint,
     spec_has_metadata,
 )
-from xlashard._jax.serialization import LimitInFlightBytes as _LimitInFlightBytes
+from xlashard._jax.compat.array_serialization import LimitInFlightBytes as _LimitInFlightBytes
 from xlashard.errors import ProcessesError
 from xlashard.legacy.serialization import (
     AsyncManager,

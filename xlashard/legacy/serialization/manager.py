@@ -11,9 +11,9 @@ from typing import Any
 import jax
 
 from xlashard import Array
-from xlashard._jax import coordination
-from xlashard._jax.serialization import ManagerBase, is_remote_storage
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.compat.array_serialization import ManagerBase, is_remote_storage
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DeadlockError, ProcessesError, SerializationError
 from xlashard.legacy.serialization.event_loop import run_coroutine
 from xlashard.legacy.serialization.reading import deserialize_all

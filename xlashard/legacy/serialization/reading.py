@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from xlashard import Array
-from xlashard._jax.serialization import (
+from xlashard._jax.compat.array_serialization import (
     LimitInFlightBytes,
     estimate_read_memory_footprint,
     tensorstore,
 )
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import aligned_empty
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import aligned_empty
 from xlashard.array.device_put import at_path, placed
 from xlashard.array.host.put import gather_pieces, put_on
 from xlashard.array.placement.target import Places, places

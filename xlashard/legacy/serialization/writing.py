@@ -7,9 +7,9 @@ from typing import Any, TypedDict, Unpack
 import jax
 import numpy as np
 
-from xlashard._jax.serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Tracer
+from xlashard._jax.compat.array_serialization import CHUNK_LAYOUT, TS_CONTEXT, tensorstore
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Tracer
 from xlashard.array.core.base import check_alive
 from xlashard.array.host.put import as_host_value
 from xlashard.array.keys import is_key_array

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from xlashard._jax.mesh_stack import EMPTY_MESH, StrangersMesh, put_mesh, stacked_meshes
-from xlashard._jax.tracing import mesh_in_force
+from xlashard._jax.compat.legacy_api import EMPTY_MESH, StrangersMesh, put_mesh, stacked_meshes
+from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, MeshError
 from xlashard.geometry import Box, MeshGrid
 from xlashard.legacy.shardings.parsed_specs import array_mapping_to_axis_resources

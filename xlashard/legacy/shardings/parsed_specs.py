@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import compiling
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime import compiler
+from xlashard._jax.runtime.shardings import (
     HloSharding,
     JaxSharding,
     Mesh,
@@ -229,9 +229,9 @@ def get_op_sharding_from_executable(executable: Any) -> tuple[OpShardings, OpSha
         ShardingError: The compiler does not report them.
     """
     runtime = parse.runtime_of(executable)
-    reported = compiling.executable_shardings(runtime, _SEVERAL)
+    reported = compiler.executable_shardings(runtime, _SEVERAL)
     if reported is None and len(runtime.local_devices()) == 1:
-        reported = compiling.executable_shardings(runtime, 1)
+        reported = compiler.executable_shardings(runtime, 1)
     if reported is None:
         raise ShardingError(  # no-catalogue: no supported compiler does this
             "the compiler does not report the shardings of this program: read "

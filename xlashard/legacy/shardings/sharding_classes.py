@@ -8,8 +8,8 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from xlashard import NamedSharding, P, ShardingSpec
 from xlashard import PmapSharding as TodaysPmapSharding
-from xlashard._jax.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
-from xlashard._jax.shardings import op_sharding as _proto
+from xlashard._jax.runtime.shardings import Device, JaxSharding, Mesh, jax_hlo_sharding
+from xlashard._jax.runtime.shardings import op_sharding as _proto
 from xlashard.errors import ShardingError
 from xlashard.geometry import TileAssignment
 from xlashard.legacy.shardings.parsed_specs import ParsedPartitionSpec

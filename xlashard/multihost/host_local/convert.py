@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import tracing
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.transfer import Tracer
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.runtime.transfer import Tracer
+from xlashard._jax.trace import tracing
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.device_put import at_path

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from xlashard._jax import tracing
-from xlashard._jax.primitives import LinearRules, spmd_axis_names, transposed_pair
+from xlashard._jax.trace import tracing
+from xlashard._jax.trace.primitives import LinearRules, spmd_axis_names, transposed_pair
 from xlashard.errors import (
     CompileError,
     ResourceError,

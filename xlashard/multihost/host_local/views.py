@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.transfer import Handle, HandleType, assemble, split
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.transfer import Handle, HandleType, assemble, split
 from xlashard.array import Array
 from xlashard.array.core.base import check_alive, type_text
 from xlashard.array.device_put import placed

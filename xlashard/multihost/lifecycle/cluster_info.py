@@ -7,8 +7,8 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from xlashard._jax import coordination
-from xlashard._jax.coordination import Cluster
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.coordination import Cluster
 from xlashard.config import read_flags
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass

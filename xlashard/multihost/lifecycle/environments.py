@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 
-from xlashard._jax.coordination import Cluster, tpu_attribute
+from xlashard._jax.runtime.coordination import Cluster, tpu_attribute
 from xlashard.lazily import dataclass
 
 # Seconds that a process waits while no other has connected. A launcher starts all processes at

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import NoReturn
 
-from xlashard._jax import coordination
-from xlashard._jax.coordination import Joining
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime import coordination
+from xlashard._jax.runtime.coordination import Joining
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, ProcessesError
 from xlashard.lazily import dataclass
 from xlashard.multihost.lifecycle.cluster_info import (

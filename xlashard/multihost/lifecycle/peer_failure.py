@@ -7,7 +7,7 @@ import threading
 import time
 from typing import NoReturn
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.processes import format_processes
 
 GONE_EXIT_CODE = 75

@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import NoReturn
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.multihost.lifecycle.peer_failure import (
     GONE_EXIT_CODE,
     exit_at_once,

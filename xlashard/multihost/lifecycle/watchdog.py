@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.errors import ArgumentError
 from xlashard.multihost.lifecycle.hang_report import HangReport, stacks_text
 from xlashard.processes import checked_seconds

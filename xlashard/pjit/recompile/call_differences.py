@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from xlashard._jax.context import changed_settings
-from xlashard._jax.lowering import dtype_name, memory_kind_of
-from xlashard._jax.shardings import Device
+from xlashard._jax.lower.lowering import dtype_name, memory_kind_of
+from xlashard._jax.runtime.global_state import changed_settings
+from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass
 from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument

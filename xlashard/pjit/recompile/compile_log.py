@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax.context import explains_cache_misses
+from xlashard._jax.runtime.global_state import explains_cache_misses
 from xlashard.config import RECOMPILE_LOGGER
 from xlashard.lazily import deferred
 from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xlashard._jax.frames import calling_line
-from xlashard._jax.lowering import dtype_name
+from xlashard._jax.lower.lowering import dtype_name
+from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.recompile.history import CacheMiss
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import field
 from typing import Any, Literal
 
-from xlashard._jax.caches import cleared_with_jax
-from xlashard._jax.frames import calling_line
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.tracebacks import calling_line
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
 from xlashard.sharding import Mesh, Sharding

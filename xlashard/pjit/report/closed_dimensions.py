@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xlashard._jax.dataflow import Line, Origin, Scope, origins, source_line
+from xlashard._jax.trace.dataflow import Line, Origin, Scope, origins, source_line
 from xlashard.errors import ShardingError
 from xlashard.program.hlo import Frame
 from xlashard.sharding import NamedSharding, Sharding, from_jax

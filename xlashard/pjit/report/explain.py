@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis, compiling
-from xlashard._jax.tracebacks import short_tracebacks
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.tracebacks import short_tracebacks
+from xlashard._jax.trace.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
@@ -98,7 +98,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
 
 
 def _of_stage(lowered: Lowered) -> Program:
-    own = compiling.platform_of(lowered._order.placement.devices[0])
+    own = compiler.platform_of(lowered._order.placement.devices[0])
     if lowered._platform != own:
         raise ArgumentError(
             f"{lowered.fun_name} was lowered for {lowered._platform}, but its devices are of "
@@ -160,14 +160,14 @@ def _place(program: Program) -> PlaceReport:
         partitioner=plan.partitioner.value,
         xlashard=__version__,
         jax=jax.__version__,
-        jaxlib=analysis.jaxlib_version(),
-        runtime=compiling.client_of(first).platform_version,
+        jaxlib=executables.jaxlib_version(),
+        runtime=compiler.client_of(first).platform_version,
     )
 
 
 def _cost(program: Program) -> CostReport | None:
     try:
-        found = analysis.compiled_cost(program.facts.executable)
+        found = executables.compiled_cost(program.facts.executable)
     except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
         return None
     if not found:
@@ -180,7 +180,7 @@ def _cost(program: Program) -> CostReport | None:
 
 def _memory(program: Program) -> MemoryReport | None:
     try:
-        found = analysis.compiled_memory(program.facts.executable)
+        found = executables.compiled_memory(program.facts.executable)
     except jax.errors.JaxRuntimeError:  # not every PJRT plugin answers
         return None
     if found is None:

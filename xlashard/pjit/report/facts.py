@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from xlashard._jax import analysis
+from xlashard._jax.runtime import executables
 from xlashard.pjit.lower import Interface
 from xlashard.pjit.prepare import Prepared, said_as
 from xlashard.pjit.resolve import Placement
@@ -59,7 +59,7 @@ def compiled_facts(prepared: Prepared) -> CompiledFacts:
         parts=program.parts,
         kept=prepared.kept,
         written=prepared.written,
-        aliases=analysis.aliases(program.executable),
+        aliases=executables.aliases(program.executable),
         refusals={} if lowered is None else lowered.refusals(program),
         remembers=lowered is not None,
         text=program.text,
@@ -109,7 +109,7 @@ def facts_from_hlo(
         committed=True,
         body=lowered.body,
     )
-    aliases = analysis.aliases_in(header)
+    aliases = executables.aliases_in(header)
     return CompiledFacts(
         parts=said_as(parts, placement, interface.kept_arguments),
         kept=interface.kept_arguments,

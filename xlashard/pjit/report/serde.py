@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError
 from xlashard.wording import Escaped, plain_text

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.refs import is_reference
-from xlashard._jax.shardings import default_memory_kind
-from xlashard._jax.tracing import is_extended, physical_aval, shaped
+from xlashard._jax.runtime.shardings import default_memory_kind
+from xlashard._jax.trace.jaxprs import is_reference
+from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
 from xlashard.pjit.call import Call

@@ -3,7 +3,7 @@
 import threading
 from typing import TYPE_CHECKING
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.lazily import dataclass, deferred
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
 
-from xlashard._jax import coordination
+from xlashard._jax.runtime import coordination
 from xlashard.config import CHECK_PROGRAMS, PROGRAMS_TIMEOUT
 from xlashard.errors import ProcessesError, ProgramsDifferError, XlashardError
 from xlashard.lazily import dataclass

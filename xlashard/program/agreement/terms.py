@@ -7,7 +7,8 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
-from xlashard._jax import compiling, coordination, modules
+from xlashard._jax.lower import modules
+from xlashard._jax.runtime import compiler, coordination
 from xlashard._version import __version__
 from xlashard.lazily import dataclass
 from xlashard.processes import processes_of
@@ -113,7 +114,7 @@ class Terms:
 
     plan: ProgramPlan
     module: Any = None
-    request: compiling.CompileRequest | None = None
+    request: compiler.CompileRequest | None = None
     callbacks: tuple[str, ...] = ()
     closed: ClosedOver | None = None
     saved: str = ""
@@ -183,7 +184,7 @@ class Terms:
         settings = {"partitioner": self.plan.partitioner.value}
         if self.request is None:
             return settings | {name: repr(value) for name, value in self.plan.options}
-        return settings | compiling.settings(self.request)
+        return settings | compiler.settings(self.request)
 
 
 def _told(value: ValuePlan, donated: bool) -> Told:

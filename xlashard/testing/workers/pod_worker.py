@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.coordination import Joining, join
+from xlashard._jax.runtime.coordination import Joining, join
 from xlashard.config import read_flags
 from xlashard.testing.workers.channel import RemoteException, Reply, pack, place_of, receive
 from xlashard.testing.workers.function_lookup import FunctionName, find

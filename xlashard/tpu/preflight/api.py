@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError, DonationWarning, counted
 from xlashard.pjit import Compiled, Lowered, Traced, pjit
 from xlashard.pjit.function import Function

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracebacks import shortened
+from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.errors import ArgumentError, XlashardError
 from xlashard.pjit import Lowered, Traced
 from xlashard.sharding import Mesh

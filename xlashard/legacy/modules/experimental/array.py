@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import Tracer
+from xlashard._jax.trace.tracing import Tracer
 from xlashard.legacy.arrays.shards import Device, Index, Shape
 from xlashard.legacy.modules.entry import Entry, members
 from xlashard.sharding import Sharding

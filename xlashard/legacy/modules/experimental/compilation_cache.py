@@ -2,7 +2,7 @@
 
 import jax
 
-from xlashard._jax.era import compilation_cache
+from xlashard._jax.compat.legacy_api import compilation_cache
 from xlashard.legacy.modules.entry import Entry, members
 
 

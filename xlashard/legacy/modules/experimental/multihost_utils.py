@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from xlashard import Array, multihost
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.array.core.handles import as_kind
 from xlashard.legacy.arrays.device_arrays import device_array_class
 from xlashard.legacy.arrays.gda import GlobalDeviceArray

@@ -6,9 +6,9 @@ from xlashard import (
     OpShardingSharding,
     Sharding,
 )
-from xlashard._jax import era
-from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
-from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
+from xlashard._jax.compat import legacy_api
+from xlashard._jax.runtime.shardings import UNSPECIFIED as _UNSPECIFIED
+from xlashard._jax.runtime.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.legacy.arrays.gda import GlobalDeviceArray as GDA
 from xlashard.legacy.installation.removed_api import RemovedApi
 from xlashard.legacy.modes.pjit import pjit, with_sharding_constraint
@@ -71,7 +71,7 @@ from xlashard.sharding.parse import (
 )
 
 __getattr__ = imported_modules("jax.experimental.pjit")
-xc = era.xla_client
+xc = legacy_api.xla_client
 
 _pjit_call_impl = RemovedApi("jax.experimental.pjit._pjit_call_impl")
 _pjit_jaxpr = RemovedApi("jax.experimental.pjit._pjit_jaxpr")

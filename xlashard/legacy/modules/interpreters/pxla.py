@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from typing import Any
 
-from xlashard._jax.era import core, xla_client
-from xlashard._jax.shardings import UNSPECIFIED as _UNSPECIFIED
-from xlashard._jax.shardings import UnspecifiedValue as _UnspecifiedValue
+from xlashard._jax.compat.legacy_api import core, xla_client
+from xlashard._jax.runtime.shardings import UNSPECIFIED as _UNSPECIFIED
+from xlashard._jax.runtime.shardings import UnspecifiedValue as _UnspecifiedValue
 from xlashard.geometry import (
     Chunked,
     NoSharding,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 import xlashard
-from xlashard._jax.era import core, xla_client
+from xlashard._jax.compat.legacy_api import core, xla_client
 from xlashard.legacy.arrays.device_arrays import DeviceArray, make_device_array
 from xlashard.legacy.arrays.device_arrays import DeviceArray as _DeviceArray
 from xlashard.legacy.installation.removed_api import RemovedApi

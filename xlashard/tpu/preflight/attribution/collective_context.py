@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from xlashard._jax.dataflow import Line, Scope
+from xlashard._jax.trace.dataflow import Line, Scope
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import DevicePairs
 from xlashard.program.collectives import Collective

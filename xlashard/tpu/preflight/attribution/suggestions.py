@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xlashard._jax.dataflow import Scope, is_variable, source_line
+from xlashard._jax.trace.dataflow import Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.program.hlo import Frame

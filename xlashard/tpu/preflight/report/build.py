@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import jax
 
-from xlashard._jax import analysis, compiling
-from xlashard._jax.topologies import libtpu_version
+from xlashard._jax.runtime import compiler, executables
+from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard._version import __version__
 from xlashard.pjit.report.model import DonationReport, ReplicationReport, ValueReport
 from xlashard.pjit.report.replication import describe_replications, is_needlessly_replicated
@@ -219,8 +219,8 @@ def _versions(compilation: Compilation, topology: Topology) -> VersionsReport:
     return VersionsReport(
         xlashard=__version__,
         jax=jax.__version__,
-        jaxlib=analysis.jaxlib_version(),
+        jaxlib=executables.jaxlib_version(),
         libtpu=libtpu_version() or "",
-        runtime=compiling.client_of(topology.devices[0]).platform_version,
+        runtime=compiler.client_of(topology.devices[0]).platform_version,
         flags=(*set_outside, *options),
     )

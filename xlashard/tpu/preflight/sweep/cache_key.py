@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from xlashard._jax import analysis
-from xlashard._jax.topologies import libtpu_version
+from xlashard._jax.runtime import executables
+from xlashard._jax.runtime.topologies import libtpu_version
 from xlashard.program.flags import flags_here
 
 _PACKAGE = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ def cache_key(request: Mapping[str, Any], sources: Sequence[Path] = ()) -> str:
         "sources": _digest_of_files(sources),
         "xlashard": _package_digest(),
         "jax": jax.__version__,
-        "jaxlib": analysis.jaxlib_version(),
+        "jaxlib": executables.jaxlib_version(),
         "libtpu": libtpu_version(),
         "flags": flags_here(),
         "config": _config(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from xlashard._jax.tracing import is_extended
+from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import XlashardError
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.api import preflight

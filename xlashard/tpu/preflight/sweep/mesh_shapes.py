@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from xlashard._jax.tracebacks import short_tracebacks
+from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)")

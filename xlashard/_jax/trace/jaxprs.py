@@ -1,5 +1,6 @@
 """Reading and rebuilding jaxprs."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,11 +8,13 @@ import jax
 import numpy as np
 from jax._src import core, literals, source_info_util
 from jax._src.interpreters import partial_eval as pe
+from jax._src.state.discharge import discharge_state
+from jax._src.state.types import AbstractRef
 
-from xlashard._jax.refs import is_reference
-from xlashard._jax.tracing import equations
+from xlashard._jax.trace.tracing import equations
 
 type Jaxpr = Any
+type Handle = Any
 
 Literal = core.Literal
 
@@ -179,3 +182,75 @@ def boundary(
 def has_effects(jaxpr: Jaxpr) -> bool:
     """True if running the jaxpr does more than give results."""
     return bool(jaxpr.effects)
+
+
+def callback_names(jaxpr: Jaxpr) -> tuple[str, ...]:
+    """The names of the Python functions that a jaxpr's operations call while it runs."""
+    names = []
+    for eqn in equations(jaxpr):
+        if "callback" in eqn.params:
+            names.append(_callback_name(eqn.params["callback"]) or eqn.primitive.name)
+        elif eqn.primitive.name == "debug_print":
+            names.append(f"jax.debug.print({eqn.params['fmt']!r})")
+    return tuple(dict.fromkeys(names))
+
+
+def _callback_name(callback: Any) -> str | None:
+    """The name of the user's function inside of what JAX made of it."""
+    callback = getattr(callback, "callback_func", callback)
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    # A method of a builtin class has no module.
+    if not (getattr(callback, "__module__", None) or "").startswith("jax."):
+        return getattr(callback, "__qualname__", type(callback).__name__)
+    cells = (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
+    names = (_callback_name(inner) for inner in cells if callable(inner))
+    return next((name for name in names if name is not None), None)
+
+
+def is_ref(value: Any) -> bool:
+    """Whether a value is a reference to buffers; one inside a trace is none."""
+    # JAX takes its tracers of references for instances, too.
+    return type(value) is core.Ref
+
+
+def buffer_of(ref: core.Ref) -> Handle:
+    """The handle of what a reference holds now."""
+    return ref._refs._buf
+
+
+def write(ref: core.Ref, handle: Handle) -> None:
+    """Lets a reference hold another array of its type."""
+    ref._refs._buf = handle
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether an argument of this abstract value is a reference."""
+    return isinstance(aval, AbstractRef)
+
+
+def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[int, ...]]:
+    """The same computation on values.
+
+    Args:
+        jaxpr: A closed jaxpr; references that it closes over are among its arguments already.
+
+    Returns:
+        A jaxpr that takes values for references, and the positions of those arguments whose new
+        values it gives behind its results.
+    """
+    taken = [i for i, aval in enumerate(jaxpr.in_avals) if is_reference(aval)]
+    makes_own = any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects)
+    if not taken and not makes_own:
+        return jaxpr, ()
+    pure = discharge_state(jaxpr)
+    results = len(jaxpr.outvars)
+    # What is only read comes out as it went in.
+    written = [pure.outvars[k] is not pure.invars[i] for k, i in enumerate(taken, start=results)]
+    pure = pe.prune_jaxpr_outputs(pure, [*(True,) * results, *written])
+    positions = tuple(i for i, w in zip(taken, written, strict=True) if w)
+    debug = jaxpr.debug_info
+    names = debug.safe_arg_names(len(pure.invars))
+    paths = debug.safe_result_paths(results)
+    debug = debug._replace(arg_names=names, result_paths=(*paths, *(names[i] for i in positions)))
+    return pure.replace(debug_info=debug), positions

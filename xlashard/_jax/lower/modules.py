@@ -1,4 +1,4 @@
-"""StableHLO modules as jaxlib's MLIR bindings hold them: print, look into, annotate."""
+"""Print and inspect StableHLO modules."""
 
 import hashlib
 import re
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import func as func_dialect
-from jax._src.lib.mlir.dialects import hlo
 
 from xlashard.lazily import dataclass, deferred
 
@@ -19,6 +18,7 @@ else:
     # As long to import as a tenth of xlashard.
     mhlo = deferred("jaxlib.mlir.dialects.mhlo")
 
+
 type Module = Any
 type Function = Any
 type Value = Any
@@ -27,7 +27,7 @@ type Attributes = Mapping[str, Any]
 
 
 # XLA starts in a function of this name.
-_ENTRY = "main"
+ENTRY = "main"
 
 
 class Parsed(str):
@@ -49,21 +49,6 @@ class TensorType:
     def __str__(self) -> str:
         sizes = "".join(f"{'?' if size is None else size}x" for size in self.shape)
         return f"tensor<{sizes}{self.element}>"
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A sharding that stands inside the body, as an operation of GSPMD or of Shardy.
-
-    Attributes:
-        text: The HLO sharding, or Shardy's attribute.
-        open_dims: Dimensions that the partitioner may still cut; in Shardy's the text has them.
-        shardy: Whether it is Shardy's.
-    """
-
-    text: str
-    open_dims: tuple[int, ...] = ()
-    shardy: bool = False
 
 
 class Place(NamedTuple):
@@ -135,7 +120,7 @@ def main_function(module: Module) -> Function | None:
     for op in module.body.operations:
         if not isinstance(op, func_dialect.FuncOp) or op.is_external:
             continue
-        if ir.StringAttr(op.attributes["sym_name"]).value == _ENTRY:
+        if ir.StringAttr(op.attributes["sym_name"]).value == ENTRY:
             return op
         visibility = op.attributes.get("sym_visibility")
         if visibility is None or ir.StringAttr(visibility).value == "public":
@@ -203,7 +188,7 @@ def results_of_one_device(main: Function) -> list[bool]:
 
 
 def _returned(function: Function) -> Sequence[Value]:
-    block = _block(function)
+    block = entry_block(function)
     return block.operations[len(block.operations) - 1].operands
 
 
@@ -237,26 +222,6 @@ def function_attributes(main: Function, of: str) -> list[dict[str, Any]]:
     return [{a.name: _python_value(a.attr) for a in ir.DictAttr(row)} for row in rows]
 
 
-def drop_attributes(main: Function, of: str, chosen: Sequence[bool], names: Sequence[str]) -> None:
-    """Takes attributes off the chosen arguments or results.
-
-    Args:
-        main: The function.
-        of: `"arg_attrs"` or `"res_attrs"`.
-        chosen: For each argument or result, whether its attributes go.
-        names: The names of the attributes.
-    """
-    rows = main.operation.attributes.get(of)
-    if rows is None or not any(chosen):
-        return
-    with _within(main):
-        left = []
-        for row, drop in zip(rows, chosen, strict=True):
-            kept = {a.name: a.attr for a in ir.DictAttr(row) if not (drop and a.name in names)}
-            left.append(ir.DictAttr.get(kept))
-        main.operation.attributes[of] = ir.ArrayAttr.get(left)
-
-
 def module_attribute(module: Module, name: str) -> Any:
     """An attribute of the module, None where it has none of that name."""
     found = module.operation.attributes.get(name)
@@ -279,139 +244,8 @@ def operations(op: Any) -> Iterator[Any]:
                 yield from operations(inner.operation)
 
 
-def _attribute(value: Any) -> Any:
-    if isinstance(value, Parsed):
-        return ir.Attribute.parse(str(value))
-    if isinstance(value, bool):
-        return ir.BoolAttr.get(value)
-    if isinstance(value, int):
-        return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
-    return ir.StringAttr.get(value)
-
-
-def _merged(old: Any, new: Sequence[Attributes]) -> Any:
-    rows = []
-    for i, attributes in enumerate(new):
-        row = {} if old is None else {a.name: a.attr for a in ir.DictAttr(old[i])}
-        row.update({name: _attribute(value) for name, value in attributes.items()})
-        rows.append(ir.DictAttr.get(row))
-    return ir.ArrayAttr.get(rows)
-
-
-def make_entry(main: Function) -> None:
-    """Gives a function the name and the visibility by which the compiler finds where to start."""
-    operation = main.operation
-    with _within(main):
-        name = ir.StringAttr(operation.attributes["sym_name"]).value
-        if name != _ENTRY:
-            ir.SymbolTable.replace_all_symbol_uses(name, _ENTRY, operation.parent)
-            operation.attributes["sym_name"] = ir.StringAttr.get(_ENTRY)
-        operation.attributes["sym_visibility"] = ir.StringAttr.get("public")
-
-
-def annotate(
-    main: Function,
-    args: Sequence[Attributes],
-    results: Sequence[Attributes],
-    module_attributes: Attributes,
-) -> None:
-    """Writes attributes on a function's arguments and results, and on its module.
-
-    Attributes that are there already stay, unless one of the same name is written.
-
-    Raises:
-        ValueError: If an attribute's text is not what MLIR reads.
-    """
-    module = main.operation.parent.opview
-    with _within(main):
-        attributes = main.operation.attributes
-        try:
-            for name, rows in (("arg_attrs", args), ("res_attrs", results)):
-                attributes[name] = _merged(attributes.get(name), rows)
-            for name, value in module_attributes.items():
-                module.operation.attributes[name] = _attribute(value)
-        except ir.MLIRError as error:
-            # no-catalogue: raises an error of JAX or of the caller again
-            raise ValueError(str(error)) from None
-
-
-def _within(main: Function) -> Any:
-    return ir.Location.unknown(main.operation.context)
-
-
-def _block(main: Function) -> Any:
+def entry_block(main: Function) -> Any:
     return main.regions[0].blocks[0]
-
-
-def sharding_call(value: Value, constraint: Constraint) -> Any:
-    """The operation by which GSPMD pins the sharding of a value, here at the insertion point."""
-    dims = ",".join(map(str, constraint.open_dims))
-    op = mlir.custom_call(
-        "Sharding",
-        result_types=[value.type],
-        operands=[value],
-        backend_config=f"unspecified_dims=[{dims}]" if dims else "",
-        api_version=1,
-    )
-    op.attributes["mhlo.sharding"] = ir.StringAttr.get(constraint.text)
-    return op
-
-
-def shardy_constraint(value: Value, text: str) -> Value:
-    """The operation by which Shardy pins the sharding of a value, here at the insertion point."""
-    return mlir.dialects.sdy.sharding_constraint(value, ir.Attribute.parse(text))
-
-
-def constrain_ends(
-    main: Function,
-    args: Sequence[Constraint | None],
-    results: Sequence[Sequence[Constraint]],
-) -> None:
-    """Pins arguments right where they come in, and results right before they are returned."""
-    if not any(args) and not any(results):
-        return
-    block = _block(main)
-    ret = block.operations[len(block.operations) - 1]
-    with _within(main):
-        with ir.InsertionPoint.at_block_begin(block):
-            for value, constraint in zip(block.arguments, args, strict=True):
-                if constraint is not None:
-                    op = sharding_call(value, constraint)
-                    value.replace_all_uses_except(op.result, op.operation)
-        with ir.InsertionPoint(ret):
-            for i, constraint in ((i, c) for i, each in enumerate(results) for c in each):
-                if constraint.shardy:
-                    ret.operands[i] = shardy_constraint(ret.operands[i], constraint.text)
-                else:
-                    pinned = sharding_call(ret.operands[i], constraint).result
-                    # GSPMD lets a pin go that a program ends with, so something has to follow it.
-                    ret.operands[i] = hlo.optimization_barrier([pinned])
-
-
-def place_results(main: Function, memory_kinds: Sequence[str | None]) -> None:
-    """Marks results that must end in a memory other than the device's default one."""
-    if not any(memory_kinds):
-        return
-    block = _block(main)
-    ret = block.operations[len(block.operations) - 1]
-    with _within(main), ir.InsertionPoint(ret):
-        for i, kind in enumerate(memory_kinds):
-            if kind is not None:
-                ret.operands[i] = _placed(ret.operands[i], kind)
-
-
-def _placed(value: Value, memory_kind: str) -> Value:
-    op = mlir.custom_call(
-        "annotate_device_placement",
-        result_types=[value.type],
-        operands=[value],
-        has_side_effect=True,
-        api_version=1,
-    )
-    op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
-        {"_xla_buffer_placement": ir.StringAttr.get(memory_kind)}
-    )
-    return op.result
 
 
 def verify(module: Module) -> None:

@@ -11,9 +11,9 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo, sdy
 
-from xlashard._jax import modules
-from xlashard._jax.lowering import LoweredBody
-from xlashard._jax.modules import Module
+from xlashard._jax.lower import modules
+from xlashard._jax.lower.lowering import LoweredBody
+from xlashard._jax.lower.modules import Module
 
 _PORTABLE = "vhlo."
 _PLACE = re.compile(r':(\d+):(\d+)"?\)?$')

@@ -14,8 +14,7 @@ from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.eval_jaxpr import register_call_primitive_rules
 from jax._src.state import discharge
 
-from xlashard._jax.residuals import register_linearization
-from xlashard._jax.shardings import (
+from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
     JaxGSPMDSharding,
@@ -23,6 +22,7 @@ from xlashard._jax.shardings import (
     Mesh,
     device_list,
 )
+from xlashard._jax.trace.residuals import register_linearization
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 

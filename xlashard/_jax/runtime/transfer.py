@@ -13,8 +13,8 @@ from jax._src.lib import xla_client as xc
 from jax._src.sharding import IndivisibleError
 from jax._src.sharding_impls import GSPMDSharding
 
-from xlashard._jax.compile_only import check_is_there
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
+from xlashard._jax.runtime.topologies import check_is_there
 
 type Handle = Any
 type Aval = Any

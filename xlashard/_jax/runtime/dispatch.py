@@ -15,7 +15,7 @@ from jax._src import tree_util
 from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 
-from xlashard._jax.caches import cleared_with_jax
+from xlashard._jax.runtime.global_state import cleared_with_jax
 
 type Handle = Any
 type TreeDef = Any

@@ -4,13 +4,17 @@ The store is a service of one process, the coordinator. A key's first writer has
 asks to overwrite; readers may wait for a key to come.
 """
 
+import atexit
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import field
+from types import TracebackType
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, config, distributed, xla_bridge
+from jax._src import api, cloud_tpu_init, clusters, config, distributed, xla_bridge
 from jax._src.clusters import cloud_tpu_cluster
 from jax._src.lib import _jax
 
@@ -203,3 +207,48 @@ def listed(folder: str) -> dict[str, bytes]:
 def drop(key: str) -> None:
     """Removes a key and all keys below it."""
     client().key_value_delete(key)
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+def end_at_once_after_errors() -> None:
+    """Makes this process end when an exception ends its program.
+
+    JAX would wait then, for minutes, until all the others come to their end too; and they wait in a
+    collective for this one. Whoever started the pod must see the end, to end the others.
+    """
+    hook = sys.excepthook
+    codes: list[int] = []
+
+    def note(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        atexit.unregister(api.clean_up)
+        codes.append(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        hook(kind, error, traceback)
+
+    def leave() -> None:
+        if not codes:
+            return
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # What comes after this is the end of JAX's own client, which misses its service then, and
+        # calls that a fatal error.
+        os._exit(codes[0])
+
+    sys.excepthook = note
+    # Registered early, so called late: after what the program has to do at its end.
+    atexit.register(leave)
+
+
+def listen_on_loopback() -> None:
+    """Makes the CPU backend's collectives listen on the loopback address.
+
+    Gloo listens on the address of this machine's name, if it isn't told another. That is often one
+    that other machines reach, and what it listens for it doesn't check. After the backend has
+    started it is too late, and nothing happens.
+    """
+    if not backend_has_started():
+        collect_on_cpu(_LOOPBACK)

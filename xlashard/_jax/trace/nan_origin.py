@@ -6,7 +6,7 @@ from typing import Any
 
 from jax._src import core, source_info_util
 
-from xlashard._jax.jaxprs import Jaxpr, Literal, as_function
+from xlashard._jax.trace.jaxprs import Jaxpr, Literal, as_function
 from xlashard.lazily import dataclass
 
 type Forbids = Callable[[Any], str | None]

@@ -13,7 +13,7 @@ from jax._src import mesh as mesh_lib
 from jax._src import pjit as jax_pjit
 from jax._src.interpreters import partial_eval as pe
 
-from xlashard._jax.shardings import AbstractMesh, JaxSharding, Mesh
+from xlashard._jax.runtime.shardings import AbstractMesh, JaxSharding, Mesh
 from xlashard.lazily import dataclass
 
 type Jaxpr = Any

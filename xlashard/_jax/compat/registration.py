@@ -3,6 +3,7 @@
 But for `xlashard.legacy`, whose docstring has its own: it is in force only where that is imported.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -11,16 +12,15 @@ from typing import Any
 import jax
 from jax._src import core, dtypes, source_info_util
 from jax._src.interpreters import mlir, pxla
+from jax.experimental import multihost_utils
 
-from xlashard._jax import dispatch
-from xlashard._jax.checking import watch_flags
-from xlashard._jax.compiling import note_event
-from xlashard._jax.emulated import end_at_once_after_errors, listen_on_loopback
-from xlashard._jax.frames import INNER_FOLDERS
-from xlashard._jax.multihost import hand_over_handles
-from xlashard._jax.topologies import probe_for_tpus_quietly
-from xlashard._jax.tracebacks import hide_frames
-from xlashard._jax.transfer import HandleType
+from xlashard._jax.runtime import dispatch
+from xlashard._jax.runtime.compiler import note_event
+from xlashard._jax.runtime.coordination import end_at_once_after_errors, listen_on_loopback
+from xlashard._jax.runtime.execute import watch_flags
+from xlashard._jax.runtime.topologies import probe_for_tpus_quietly
+from xlashard._jax.runtime.tracebacks import INNER_FOLDERS, hide_frames
+from xlashard._jax.runtime.transfer import HandleType
 from xlashard.config import RECOMPILE_LOGGER, Flags
 
 _installed: list[type] = []
@@ -129,3 +129,25 @@ def apply_flags(flags: Flags) -> None:
     if flags.pod is not None:
         listen_on_loopback()
         end_at_once_after_errors()
+
+
+# By these names they are looked up at each call, so that who imported `process_allgather` earlier
+# comes through here as well.
+_NAMES = ("_handle_array_process_allgather", "assert_equal")
+
+
+def hand_over_handles(array_type: type, handle_of: Callable[[Any], Any]) -> None:
+    """Makes those functions see the handle of every array of a type, or of one derived from it."""
+
+    def bare(x: Any) -> Any:
+        return handle_of(x) if isinstance(x, array_type) else x
+
+    def on_handles(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(in_tree: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(jax.tree.map(bare, in_tree), *args, **kwargs)
+
+        return call
+
+    for name in _NAMES:
+        setattr(multihost_utils, name, on_handles(getattr(multihost_utils, name)))

@@ -6,7 +6,7 @@ import jax
 from jax._src import dlpack
 from jax._src.lib import _jax
 
-from xlashard._jax.shardings import Device
+from xlashard._jax.runtime.shardings import Device
 
 type Handle = Any
 

@@ -9,16 +9,16 @@ from jax._src import effects as effects_lib
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib.mlir import ir, passmanager
 
-from xlashard._jax import modules
-from xlashard._jax.callbacks import callback_names
-from xlashard._jax.shardings import (
+from xlashard._jax.lower import annotations
+from xlashard._jax.runtime.shardings import (
     AbstractMesh,
     Device,
     JaxNamedSharding,
     JaxSharding,
     hlo_text,
 )
-from xlashard._jax.tracing import Jaxpr, inner_shardings, needs_devices
+from xlashard._jax.trace.jaxprs import callback_names
+from xlashard._jax.trace.tracing import Jaxpr, inner_shardings, needs_devices
 from xlashard.errors import CompileError
 from xlashard.lazily import dataclass
 
@@ -170,8 +170,8 @@ def constrain(ctx: Any, x: Any, text: str, open_dims: Sequence[int]) -> Any:
         open_dims: Dimensions left to the partitioner (HLO form; in Shardy's the text says it).
     """
     if uses_shardy():
-        return modules.shardy_constraint(x, text)
-    return modules.sharding_call(x, modules.Constraint(text, tuple(open_dims))).result
+        return annotations.shardy_constraint(x, text)
+    return annotations.sharding_call(x, annotations.Constraint(text, tuple(open_dims))).result
 
 
 def device_count(ctx: Any) -> int:

@@ -1,0 +1,1 @@
+"""Supported JAX releases, registration with JAX, and the interfaces of older releases."""

@@ -1,0 +1,37 @@
+"""Which JAX releases this project runs on, checked before anything internal is touched."""
+
+import jax
+
+MINIMUM = (0, 11, 2)
+BELOW = (0, 13)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Reads the leading numbers of a version: `"0.12.0.1"` is `(0, 12, 0, 1)`."""
+    numbers: list[int] = []
+    for part in text.split("."):
+        digits = ""
+        for char in part:
+            if not char.isdigit():
+                break
+            digits += char
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def check_supported(version: str = jax.__version__) -> None:
+    """Refuses a JAX outside the supported window, in one sentence.
+
+    Raises:
+        ImportError: If `version` is older or newer than what was tested.
+    """
+    found = parse_version(version)
+    if MINIMUM <= found < BELOW:
+        return
+    low, high = ".".join(map(str, MINIMUM)), ".".join(map(str, BELOW))
+    raise ImportError(  # no-catalogue: raised at import
+        f"xlashard works with jax>={low},<{high}, but jax {version} is installed: "
+        f"pip install 'jax>={low},<{high}'"
+    )

@@ -1,0 +1,1 @@
+"""StableHLO modules: lower, read and annotate."""

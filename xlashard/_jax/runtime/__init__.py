@@ -1,0 +1,1 @@
+"""JAX and jaxlib at run time: clients, executables, buffers, transfers and topologies."""

@@ -1,0 +1,271 @@
+"""TPU topologies: compile-only devices, their names and links, and the version of libtpu."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import cloud_tpu_init, tpu_info, xla_bridge
+from jax._src.lib import _jax
+
+from xlashard._jax.runtime.shardings import Device
+from xlashard.errors import CompileOnlyError, TopologyError
+from xlashard.lazily import dataclass
+
+# Read by libtpu when it is loaded: ask no metadata server where this machine is, let other
+# processes have it loaded too (no chip is touched), write no logs.
+_COMPILE_ONLY = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_LOG_DIR": "disabled",
+}
+
+
+def libtpu_version() -> str | None:
+    """The version of libtpu, or None where it is not installed."""
+    try:
+        return metadata.version("libtpu")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def compile_only_devices(name: str, options: Mapping[str, Any]) -> list[Device]:
+    """The devices of a topology, for which programs can be compiled and not run.
+
+    Args:
+        name: As libtpu writes it: `v5p:2x2x4`.
+        options: What libtpu takes besides: `num_slices`, `chip_config_name`, `wrap`, ...
+
+    Raises:
+        TopologyError: If libtpu is missing or not the one that JAX asks for, or knows no such
+            topology.
+    """
+    if cloud_tpu_init.get_tpu_library_path() is None:
+        raise TopologyError(  # no-catalogue: needs an environment without libtpu
+            "libtpu, which compiles for TPUs, is not installed: pip install 'xlashard[tpu]'"
+        )
+    check_libtpu(libtpu_version(), metadata.requires("jax") or ())
+    try:
+        with _environment(_COMPILE_ONLY):
+            topology = xla_bridge.make_pjrt_tpu_topology(name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        # no-catalogue: names are checked before
+        raise TopologyError(f"libtpu knows no topology {name}: {_said(error)}") from error
+    return list(topology._make_compile_only_devices())
+
+
+def _said(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def probe_for_tpus_quietly() -> None:
+    """Let JAX find no TPU on a machine without chips, with no errors of libtpu on the terminal.
+
+    libtpu is loaded with the first backend, and misses there the type and the hosts of a TPU.
+    Variables that the user has set stay as they are.
+    """
+    registration = xla_bridge._backend_factories.get("tpu")
+    if registration is None:
+        return
+    make_client = registration.factory
+
+    def probe() -> Any:
+        needed = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
+        with _environment({n: _COMPILE_ONLY[n] for n in needed if n not in os.environ}):
+            return make_client()
+
+    xla_bridge._backend_factories["tpu"] = replace(registration, factory=probe)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """What libtpu is to read when it is loaded; a process that has a TPU keeps what it has."""
+    if cloud_tpu_init.running_in_cloud_tpu_vm:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# The place of the wraps in libtpu's description of a topology: fields of nested messages.
+_WRAPS = (9, 2, 1, 7)
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def libtpu_in_use() -> str | None:
+    """The version of libtpu; None where the library is not that of an installed package."""
+    path = os.environ.get("TPU_LIBRARY_PATH")
+    package = find_spec("libtpu")
+    if path and (package is None or Path(path).parent != Path(package.origin or "").parent):
+        return None
+    return libtpu_version()
+
+
+def stated_wraps(device: Device) -> tuple[bool, ...]:
+    """For each dimension of a device's torus, whether its links close to a ring.
+
+    Empty where the topology was not told so when it was made: then its shape decides.
+    """
+    try:
+        said = _jax.get_topology_for_devices([device]).serialize()
+        for field in _WRAPS:
+            said = _bytes_of(said, field)
+        stated = {number for number, value in _fields(said) if value == 1}
+    except (RuntimeError, NotImplementedError, ValueError):  # not every PJRT plugin says it
+        return ()
+    return tuple(number in stated for number in (1, 2, 3)) if said else ()
+
+
+def _bytes_of(message: bytes, field: int) -> bytes:
+    found = [value for number, value in _fields(message) if number == field]
+    if len(found) != 1 or not isinstance(found[0], bytes):
+        raise ValueError(f"no field {field}")  # no-catalogue: caught: the topology lacks the field
+    return found[0]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of the fields of a protocol buffer."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield tag >> 3, value
+            continue
+        if kind not in (_FIXED64, _BYTES, _FIXED32):
+            # no-catalogue: caught: the topology lacks the field
+            raise ValueError(f"a field of kind {kind}")
+        size = {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
+        if kind == _BYTES:
+            size, at = _varint(message, at)
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(message):
+        byte = message[at]
+        value |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+        if byte < 128:
+            return value, at
+    # no-catalogue: caught: the topology lacks the field
+    raise ValueError("a number that is cut off")
+
+
+_FLAT = ("v2", "v3", "v5e", "v6e")
+"""Generations whose chips form a torus of two dimensions."""
+
+
+def only_compiles(device: Device) -> bool:
+    """Whether a device is one of a topology, and not there."""
+    return isinstance(device.client, _jax.CompileOnlyPyClient)
+
+
+def check_is_there(devices: Sequence[Device]) -> None:
+    """Refuses devices that no array can be put on.
+
+    Raises:
+        CompileOnlyError: If they are those of a topology.
+    """
+    if devices and only_compiles(devices[0]):
+        name = topology_name(devices[0])
+        raise CompileOnlyError(
+            f"no array can be put on {name}, a topology without chips: programs compile for it and "
+            "don't run. Describe the array instead: "
+            "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)",
+            topology=name,
+        )
+
+
+def never_runs(name: str, device: Device) -> CompileOnlyError:
+    """The error of a call of a program that was compiled for a topology.
+
+    Args:
+        name: Of its function.
+        device: One of those it was compiled for.
+    """
+    topology = topology_name(device)
+    return CompileOnlyError(
+        f"{name} is compiled for {topology}, a topology without chips, and runs nowhere here. What "
+        "it would do tell compiled.memory_analysis(), .cost_analysis() and .as_text(), of "
+        "compiled = pjit(f).lower(*shapes).compile(); to run it, save it, "
+        "file.write_bytes(compiled.serialize()), and load it on such a slice, "
+        "Compiled.deserialize(file.read_bytes())",
+        topology=topology,
+    )
+
+
+def topology_name(device: Device) -> str:
+    """The topology of a device as libtpu writes it: `v5p:2x2x4`; several slices as `2 of` it."""
+    devices = device.client.devices()
+    version = str(tpu_info.chip_version_from_device_kind(device.device_kind))
+    name = version if version.startswith("v") else f"tpu{version}"
+    rank = 2 if name in _FLAT else 3
+    sizes = (max(d.coords[i] for d in devices) + 1 for i in range(rank))
+    slices = len({getattr(d, "slice_index", None) for d in devices})
+    text = f"{name}:{'x'.join(map(str, sizes))}"
+    return text if slices == 1 else f"{slices} slices of {text}"
+
+
+@dataclass(frozen=True)
+class UnassignedDevice:
+    """A position in the device assignment of a program that is lowered without devices."""
+
+    id: int
+    platform: str = "unassigned"
+    device_kind: str = "unassigned"
+    process_index: int = 0
+
+
+@lru_cache(maxsize=16)
+def unassigned_devices(count: int) -> tuple[Device, ...]:
+    """Return stand-ins for devices, by which a program can be lowered and not compiled."""
+    return tuple(map(UnassignedDevice, range(count)))
+
+
+def check_libtpu(installed: str | None, required: Iterable[str]) -> None:
+    """Refuses a libtpu that is not the one which JAX was made for.
+
+    Another one compiles most programs, and crashes or says nonsense of others.
+
+    Args:
+        installed: Its version; None for one that is no package, of which nobody knows.
+        required: What JAX's package requires, such as `libtpu==0.0.50.*; extra == "tpu"`.
+
+    Raises:
+        TopologyError: If it is another.
+    """
+    found = (re.match(r"libtpu\s*==\s*([\w.]+?)(\.\*)?\s*(?:;|$)", each) for each in required)
+    pinned = next((match for match in found if match is not None), None)
+    if installed is None or pinned is None:
+        return
+    wanted, is_open = pinned[1], pinned[2] is not None
+    if installed == wanted or (is_open and f"{installed}.".startswith(f"{wanted}.")):
+        return
+    version = wanted + (pinned[2] or "")
+    raise TopologyError(  # no-catalogue: needs another libtpu
+        f"jax {jax.__version__} works with libtpu {version}, but libtpu {installed} is installed: "
+        f"pip install 'libtpu=={version}'"
+    )

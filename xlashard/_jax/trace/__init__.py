@@ -1,0 +1,1 @@
+"""Jaxprs: trace, read, transform, and define primitives."""
