@@ -40,8 +40,8 @@ XLASHARD = Layers(
     deferred=frozenset(
         {
             ("xlashard.array.core.repr", "xlashard.pictures"),
-            ("xlashard.pjit.executable", "xlashard.pjit.saving"),
-            ("xlashard.pjit.compiled", "xlashard.pjit.saving"),
+            ("xlashard.pjit.stages.executable", "xlashard.pjit.stages.serialization"),
+            ("xlashard.pjit.stages.compiled", "xlashard.pjit.stages.serialization"),
             # A settings file needs the packages of the extra `train`; other programs don't.
             ("xlashard.commands.targets", "xlashard.train.model.programs"),
             ("xlashard.commands.targets", "xlashard.train.config.settings"),

@@ -14,7 +14,7 @@ import pytest
 
 from tests.program import traced_before
 from xlashard import Mesh, NamedSharding, P, pjit
-from xlashard.pjit.closed import ClosedValues
+from xlashard.pjit.closed_over import ClosedValues
 from xlashard.program.agreement import Terms
 from xlashard.program.agreement.difference import find_difference, surroundings_difference
 from xlashard.program.agreement.listing import Listing, first_difference, small_diff, source_lines

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
 from xlashard.lazily import deferred
-from xlashard.pjit.dispatched import dispatched
+from xlashard.pjit.dispatcher import dispatched
 from xlashard.pjit.function import Function
 from xlashard.pjit.options import DonationMode, Selected, either, made_or_decorator, read_options
-from xlashard.pjit.resources import UNSPECIFIED, none_as_unspecified
+from xlashard.pjit.shardings.resources import UNSPECIFIED, none_as_unspecified
 
 if TYPE_CHECKING:
-    from xlashard.pjit import stages
     from xlashard.pjit.jitted import Jitted
     from xlashard.pjit.recompile.recompile_report import RecompileReport
+    from xlashard.pjit.stages import traced as stages
 else:
-    stages = deferred("xlashard.pjit.stages")
+    stages = deferred("xlashard.pjit.stages.traced")
 
 
 class _Decorator(Protocol):

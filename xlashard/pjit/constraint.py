@@ -31,16 +31,16 @@ from xlashard.array import device_put
 from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import free_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
-from xlashard.pjit import advice
 from xlashard.pjit.arguments import check_alive, check_values
-from xlashard.pjit.resources import (
+from xlashard.pjit.shardings.error_hints import described
+from xlashard.pjit.shardings.resources import (
     Resource,
     as_tiles,
     expand,
     read_resources,
     to_sharding,
 )
-from xlashard.pjit.unplaced import REPLICATED, names_devices, on_devices
+from xlashard.pjit.shardings.unassigned import REPLICATED, names_devices, on_devices
 from xlashard.program import Partitioner, is_open, open_dims, sharding_text
 from xlashard.sharding import (
     GSPMDSharding,
@@ -123,8 +123,7 @@ def _fitting(said: Sharding, aval: Any, path: str) -> XLACompatibleSharding:
         sharding.check_compatible_aval(aval.shape)
     except (GeometryError, ShardingError) as error:
         raise ResourceError(
-            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {advice.described(said)}: "
-            f"{error}",
+            f"the sharding of {path} ({lowering.dtype_name(aval)}) is {described(said)}: {error}",
             path=path,
         ) from None
     return sharding

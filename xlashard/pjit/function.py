@@ -27,12 +27,12 @@ from xlashard.pjit.arguments import (
     describe_arguments,
     follow_layouts,
 )
-from xlashard.pjit.call import Call
-from xlashard.pjit.closed import check_closed_over, closed_over_places, named_value
-from xlashard.pjit.lower import Interface, Order
+from xlashard.pjit.closed_over import check_closed_over, closed_over_places, named_value
+from xlashard.pjit.compile import PROGRAMS, CompiledProgram, compile_lowered
+from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.pjit.lower import LoweredSignature, LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
 from xlashard.pjit.parameters import Parameters
-from xlashard.pjit.prepare import PROGRAMS, Prepared, compile_prepared
 from xlashard.pjit.primitive import (
     all_parts_of,
     constrained_body,
@@ -42,11 +42,11 @@ from xlashard.pjit.primitive import (
 )
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.reductions import check_axes, has_reductions
-from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.resources import Resource, check_from_gda, expand, to_sharding
-from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.shardings.resolve import ShardingRequest, resolve
+from xlashard.pjit.shardings.resources import Resource, check_from_gda, expand, to_sharding
+from xlashard.pjit.shardings.unreduced import check_axes, has_reductions
 from xlashard.pjit.shared_buffers import may_share
+from xlashard.pjit.trace import Call
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
     Mesh,
@@ -93,7 +93,7 @@ class Function:
         self.taker = Taker(self.parameters.signature.function)
         self.is_spread = False
         # Programs that closed-over arrays are arguments of, where they could be donated too.
-        self._closes_over: weakref.WeakSet[Prepared] = weakref.WeakSet()
+        self._closes_over: weakref.WeakSet[CompiledProgram] = weakref.WeakSet()
         self.tracer = tracing.FunctionTracer(
             fun,
             self.parameters.signature.python,
@@ -172,13 +172,13 @@ class Function:
         """Where the arguments of a call are."""
         return describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
 
-    def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
+    def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
         """The program that a call needs."""
         options = self.options
         wanted = self._sharding_request(call, arguments, keep_unused=options.keep_unused)
         call.miss.arguments = arguments = wanted.arguments
         in_layouts, out_layouts = call.layouts
-        return Order(
+        return LoweringRequest(
             name=call.traced.name,
             placement=resolve(wanted),
             donated=call.donated,
@@ -190,7 +190,7 @@ class Function:
 
     def _sharding_request(
         self, call: Call, arguments: tuple[Argument, ...], *, keep_unused: bool
-    ) -> Wanted:
+    ) -> ShardingRequest:
         """Return what decides the devices and shardings of a call.
 
         Args:
@@ -206,7 +206,7 @@ class Function:
             # It was asked for by name: whatever is elsewhere comes there.
             arguments = tuple(a.unbound() for a in arguments)
         used = (all_parts_of if keep_unused else used_parts_of)(traced.jaxpr)
-        return Wanted(
+        return ShardingRequest(
             arguments=arguments,
             in_shardings=call.in_shardings,
             out_shardings=call.out_shardings,
@@ -233,59 +233,61 @@ class Function:
                 f"backend={jax.default_backend()!r}"
             ) from None
 
-    def lower(self, call: Call, order: Order) -> tuple[Interface, LoweredProgram]:
+    def lower(self, call: Call, order: LoweringRequest) -> tuple[LoweredSignature, LoweredProgram]:
         """The module of an order."""
         lowered = PROGRAMS.lowered(call.traced.jaxpr, order, call.miss)
         self.compile_log.record(call.miss, lambda: call.key(order))
         return lowered
 
-    def compile(self, call: Call, order: Order) -> Prepared:
+    def compile(self, call: Call, order: LoweringRequest) -> CompiledProgram:
         """The program of an order."""
-        prepared = PROGRAMS.prepared(call.traced.jaxpr, order, call.miss)
+        compiled = PROGRAMS.compiled(call.traced.jaxpr, order, call.miss)
         self.compile_log.record(call.miss, lambda: call.key(order))
         self.compile_log.log_reason(call.miss)
-        return prepared
+        return compiled
 
     def compile_anew(
         self,
         call: Call,
-        order: Order,
-        lowered: tuple[Interface, LoweredProgram],
+        order: LoweringRequest,
+        lowered: tuple[LoweredSignature, LoweredProgram],
         options: tuple[tuple[str, Any], ...],
-    ) -> Prepared:
+    ) -> CompiledProgram:
         """The program of an order under more options of the compiler; no other call gets it."""
         again = replace(call, miss=CacheMiss(arguments=call.miss.arguments))
         with again.miss.timed("compile"):
-            prepared = compile_prepared(*lowered, options, share=order.share_binary)
-        again.miss.executable_source = prepared.program.source
+            compiled = compile_lowered(*lowered, options, share=order.share_binary)
+        again.miss.executable_source = compiled.program.source
         whole = replace(order, options=(*order.options, *options))
         self.compile_log.record(again.miss, lambda: again.key(whole))
         self.compile_log.log_reason(again.miss)
-        return prepared.said_as(order.placement)
+        return compiled.with_user_shardings(order.placement)
 
-    def prepare(self, call: Call) -> Prepared:
+    def compile_call(self, call: Call) -> CompiledProgram:
         """The compiled program of a call."""
-        order = self.order(call, self.arguments(call))
+        order = self.lowering_request(call, self.arguments(call))
         _, lowered = self.lower(call, order)
         self.report_donation(lowered)
-        prepared = self.compile(call, order)
-        self.is_spread |= prepared.program.is_spread
-        self.report_donation(lowered, prepared)
-        if prepared.consts and self.parameters.donates:
-            self._closes_over.add(prepared)
-        return prepared
+        compiled = self.compile(call, order)
+        self.is_spread |= compiled.program.is_spread
+        self.report_donation(lowered, compiled)
+        if compiled.consts and self.parameters.donates:
+            self._closes_over.add(compiled)
+        return compiled
 
-    def report_donation(self, lowered: LoweredProgram, prepared: Prepared | None = None) -> None:
+    def report_donation(
+        self, lowered: LoweredProgram, compiled: CompiledProgram | None = None
+    ) -> None:
         """Says which donated arguments no result can take over, and of a program: takes over.
 
         Raises:
             DonationError: If there is one, under `donation="strict"`.
         """
-        program = None if prepared is None else prepared.program
+        program = None if compiled is None else compiled.program
         lowered.report_donation(self.options.donation, self.name, program)
 
     @shortened
-    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """A call that the dispatcher has not seen: runs it, and says how to repeat it."""
         call = self.trace(args, kwargs)
         if call.traced.consts or not tracing.is_top_level():
@@ -303,16 +305,16 @@ class Function:
         traced = call.traced
         check_concrete(call.values, traced.arg_names)
         naming = partial(named_value, function=self.fun, called=self.name)
-        given = Giving(call.donated, traced.arg_names, self.taker, naming)
+        given = DonationInfo(call.donated, traced.arg_names, self.taker, naming)
         results = Results(traced.out_tree, call.kind_of)
-        return run_repeatably(self.prepare(call), call.values, results, given, traced.jaxpr)
+        return run_repeatably(self.compile_call(call), call.values, results, given, traced.jaxpr)
 
     def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a donated argument of a call may share its buffers with another one."""
         donated, others = self.parameters.donated_leaves(args, kwargs)
         if self._closes_over:
-            for prepared in list(self._closes_over):
-                others.extend(prepared.consts)
+            for compiled in list(self._closes_over):
+                others.extend(compiled.consts)
         return may_share(donated, others)
 
     def bind(self, call: Call) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Concatenate, Protocol, Self, overload
 
-from xlashard.pjit.stages import Lowered, Traced
+from xlashard.pjit.stages.traced import Lowered, Traced
 
 
 class Jitted[**P, R](Protocol):

@@ -24,15 +24,15 @@ from xlashard._jax.trace.jaxprs import (
 from xlashard._jax.trace.tracing import is_extended, is_token, physical_aval, shaped, source_of
 from xlashard.errors import ArgumentError, CompileError
 from xlashard.lazily import dataclass
-from xlashard.pjit.closed import check_closed_over, closed_over_sharding, is_hoisted
-from xlashard.pjit.reductions import check_reductions, unreduced_axes
-from xlashard.pjit.resolve import Placement
+from xlashard.pjit.closed_over import check_closed_over, closed_over_sharding, is_hoisted
+from xlashard.pjit.shardings.resolve import ProgramPlacement
+from xlashard.pjit.shardings.unreduced import check_reductions, unreduced_axes
 from xlashard.program import LoweredProgram, Partitioner, ProgramPlan, ValuePlan, lower_program
 from xlashard.sharding import XLACompatibleSharding
 
 
 @dataclass(frozen=True)
-class Order:
+class LoweringRequest:
     """All that a program depends on besides its jaxpr; the explicit key of the cache.
 
     Attributes:
@@ -47,7 +47,7 @@ class Order:
     """
 
     name: str
-    placement: Placement
+    placement: ProgramPlacement
     layouts: tuple[tuple[Any, ...], tuple[Any, ...]]
     donated: tuple[bool, ...]
     keep_unused: bool = False
@@ -55,13 +55,13 @@ class Order:
     context: Any = field(default_factory=trace_context)
     share_binary: bool = False
 
-    def normal(self) -> "Order":
+    def canonicalize(self) -> "LoweringRequest":
         """The order of the program that serves this one."""
-        return replace(self, placement=self.placement.normal())
+        return replace(self, placement=self.placement.canonicalize())
 
 
 @dataclass(frozen=True, eq=False)
-class Interface:
+class LoweredSignature:
     """What a lowered jaxpr takes and gives.
 
     It must not hold the jaxpr: the programs of a function are dropped with the function's jaxpr.
@@ -97,7 +97,7 @@ class Interface:
         return tuple(self.consts[i] if i < count else i - count for i in self.written)
 
 
-def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
+def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, LoweredSignature]:
     """Hoists closed-over arrays out of a jaxpr, frees it of state, and drops what is not used."""
     hoisted, consts = hoist(jaxpr, [is_hoisted(c) for c in jaxpr.consts])
     tokens = any(map(is_token, (*hoisted.in_avals, *hoisted.out_avals)))
@@ -107,13 +107,15 @@ def _ready(jaxpr: Any, *, keep_unused: bool) -> tuple[Any, Interface]:
     if not keep_unused:
         ready, kept = drop_unused(ready)
     ins, outs = tuple(ready.in_avals), tuple(ready.out_avals)
-    interface = Interface(ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts))
+    interface = LoweredSignature(
+        ins, outs, tuple(consts), kept, written, stateful, tuple(jaxpr.consts)
+    )
     return ready, interface
 
 
 def lower_jaxpr(
-    jaxpr: Any, order: Order, platform: str | None = None
-) -> tuple[Interface, LoweredProgram]:
+    jaxpr: Any, order: LoweringRequest, platform: str | None = None
+) -> tuple[LoweredSignature, LoweredProgram]:
     """The module for a jaxpr and an order, and what it takes and gives.
 
     Args:
@@ -184,12 +186,16 @@ def _check_indices(jaxpr: Any, name: str) -> None:
         )
 
 
-def lower_for_platform(jaxpr: Any, order: Order, platform: str) -> tuple[Interface, LoweredProgram]:
+def lower_for_platform(
+    jaxpr: Any, order: LoweringRequest, platform: str
+) -> tuple[LoweredSignature, LoweredProgram]:
     """The module that an order would get on another platform, to be read and not to be compiled."""
-    return lower_jaxpr(jaxpr, order.normal(), platform)
+    return lower_jaxpr(jaxpr, order.canonicalize(), platform)
 
 
-def _unused_donations(jaxpr: Any, order: Order, interface: Interface) -> list[ValuePlan]:
+def _unused_donations(
+    jaxpr: Any, order: LoweringRequest, interface: LoweredSignature
+) -> list[ValuePlan]:
     """The donated arguments that nothing needs."""
     names = jaxpr.debug_info.safe_arg_names(len(jaxpr.in_avals))
     return [

@@ -10,7 +10,7 @@ from xlashard._jax.runtime.tracebacks import shortened
 from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError, ResourceError
 from xlashard.lazily import dataclass
-from xlashard.pjit.resources import (
+from xlashard.pjit.shardings.resources import (
     UNSPECIFIED,
     ResourceTree,
     read_resources,

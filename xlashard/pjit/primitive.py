@@ -21,7 +21,8 @@ from xlashard._jax.trace.primitives import call_primitive
 from xlashard.array.core.donation import Taker
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
-from xlashard.pjit.closed import is_hoisted
+from xlashard.pjit.closed_over import is_hoisted
+from xlashard.pjit.compile import PROGRAMS, CompiledProgram
 from xlashard.pjit.constraint import (
     boundary_p,
     constraint_p,
@@ -29,14 +30,13 @@ from xlashard.pjit.constraint import (
     constraints_in,
     only_places,
 )
-from xlashard.pjit.lower import Order
-from xlashard.pjit.prepare import PROGRAMS, Prepared
+from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
+from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.resolve import Wanted, resolve
-from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.shardings.resolve import ShardingRequest, resolve
+from xlashard.pjit.shardings.unassigned import names_devices
 from xlashard.pjit.shared_buffers import may_share
-from xlashard.pjit.unplaced import names_devices
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 
@@ -87,11 +87,11 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     given = None
     if any(piece.donated):
         paths = jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))
-        given = Giving(piece.donated, tuple(paths), Taker(piece.name))
+        given = DonationInfo(piece.donated, tuple(paths), Taker(piece.name))
 
     def miss(*args: Any) -> tuple[Any, Any, bool]:
-        prepared = _prepared(args, body(), piece)
-        return *run_repeatably(prepared, args, results, given, body()), False
+        compiled = _compiled(args, body(), piece)
+        return *run_repeatably(compiled, args, results, given, body()), False
 
     def evaluate(*args: Any) -> list[Any]:
         return as_function(body())(*args)
@@ -99,7 +99,7 @@ def _dispatched(jaxpr: Any, piece: _Piece) -> tuple[Callable[..., Any], Callable
     return dispatch.new_dispatcher(piece.name, evaluate, miss, ((), ()), piece.name), miss
 
 
-def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
+def _compiled(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> CompiledProgram:
     """Return the program of a piece for its arguments."""
     label = piece.name
     paths = [f"argument {i} of {label}" for i in range(len(args))]
@@ -111,7 +111,7 @@ def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
     )
     used = used_parts_of(jaxpr)
     placed = used.inner or any(a.committed for a in compress(arguments, used.args))
-    wanted = Wanted(
+    wanted = ShardingRequest(
         arguments=arguments,
         in_shardings=in_shardings,
         out_shardings=tuple(map(_closed, outs, jaxpr.out_avals)),
@@ -123,14 +123,14 @@ def _prepared(args: Sequence[Any], jaxpr: Any, piece: _Piece) -> Prepared:
     )
     free = (None,) * len(args), (None,) * len(outs)
     layouts = follow_layouts(arguments, free[0]), free[1]
-    order = Order(label, resolve(wanted), layouts, piece.donated, options=piece.options)
+    order = LoweringRequest(label, resolve(wanted), layouts, piece.donated, options=piece.options)
     miss = CacheMiss()
-    prepared = PROGRAMS.prepared(jaxpr, order, miss)
+    compiled = PROGRAMS.compiled(jaxpr, order, miss)
     DERIVED_PROGRAMS.record(tracing.source_of(jaxpr), miss, (jaxpr.in_avals, jaxpr.out_avals))
-    if any(piece.donated) and prepared.lowered is not None:
-        prepared.lowered.report_donation(piece.donation, label)
-        prepared.lowered.report_donation(piece.donation, label, prepared.program)
-    return prepared
+    if any(piece.donated) and compiled.lowered is not None:
+        compiled.lowered.report_donation(piece.donation, label)
+        compiled.lowered.report_donation(piece.donation, label, compiled.program)
+    return compiled
 
 
 def _closed(sharding: Any, aval: Any) -> Any:

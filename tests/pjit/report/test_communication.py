@@ -156,7 +156,7 @@ def test_lines_are_those_of_the_function_itself_where_one_that_says_the_same_was
         return x.sum(0)  # OTHER
 
     programs = [made_of(reduce).lower(f32(8, 4)).compile() for reduce in (one, other)]
-    kept = [program._prepared.program for program in programs]
+    kept = [program._compiled.program for program in programs]
     assert kept[0].executable is kept[1].executable
     for reduce, mark in ((one, "ONE"), (other, "OTHER"), (one, "ONE")):
         (found,) = explain(made_of(reduce), f32(8, 4)).collectives
@@ -172,7 +172,7 @@ def test_whoever_traces_it_from_another_line_needs_no_other_text(mesh, monkeypat
     report = explain(f, f32(8, 4))
     with mesh:
         again = explain(f, f32(8, 4))
-        program = f.lower(f32(8, 4)).compile()._prepared.program
+        program = f.lower(f32(8, 4)).compile()._compiled.program
     assert program.source == "a program that says the same"
     assert program.loaded.module is not program.parts.body.module
     assert again.collectives == report.collectives

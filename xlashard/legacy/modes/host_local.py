@@ -23,7 +23,7 @@ from xlashard.legacy.modes.mode_function import ModeFunction
 from xlashard.legacy.modes.result_classes import host_local_class, is_global
 from xlashard.multihost.host_local.host_mesh import HostMesh, host_mesh
 from xlashard.multihost.host_local.views import as_global, as_host_local
-from xlashard.pjit.resources import Auto, FromGda, Resource, to_sharding
+from xlashard.pjit.shardings.resources import Auto, FromGda, Resource, to_sharding
 from xlashard.sharding import (
     GSPMDSharding,
     Mesh,

@@ -18,14 +18,14 @@ from xlashard.errors import ArgumentError, MeshError, ResourceError
 from xlashard.legacy.arrays.gda import check_gda_mesh
 from xlashard.legacy.modes.array_mode import CallFlags
 from xlashard.legacy.modes.result_classes import is_gda, is_global, kind_of
-from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.call import Call
+from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.function import Function
-from xlashard.pjit.lower import Order
+from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.options import PjitOptions, Selected
-from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.resources import Auto, FromGda
+from xlashard.pjit.shardings.error_hints import described
+from xlashard.pjit.shardings.resources import Auto, FromGda
+from xlashard.pjit.trace import Call
 from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding
 
 LOGGER = logging.getLogger("xlashard.legacy.distributed_debug")
@@ -114,9 +114,9 @@ class ModeFunction(Function):
             _MESH_AROUND.reset(before)
 
     @shortened
-    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, and return its entry for that cache."""
-        out, path, again = super().miss(*args, **kwargs)
+        out, path, again = super().cache_miss(*args, **kwargs)
         return out, None if self.call_flags.bypasses_fast_path else path, again
 
     def arguments(self, call: Call) -> tuple[Argument, ...]:
@@ -150,19 +150,19 @@ class ModeFunction(Function):
             out.append(argument)
         return tuple(out)
 
-    def order(self, call: Call, arguments: tuple[Argument, ...]) -> Order:
+    def lowering_request(self, call: Call, arguments: tuple[Argument, ...]) -> LoweringRequest:
         """Return the lowering request of a call."""
         spans = jax.process_count() > 1 and tracing.is_top_level()
         if spans and self.mode.jax_array:
             _check_same_everywhere(call)
-        return super().order(call, arguments)
+        return super().lowering_request(call, arguments)
 
-    def prepare(self, call: Call) -> Prepared:
+    def compile_call(self, call: Call) -> CompiledProgram:
         """Return the compiled program of a call that is about to run."""
-        prepared = super().prepare(call)
+        compiled = super().compile_call(call)
         if self.call_flags.logs_runs:
-            _log(call, prepared)
-        return prepared
+            _log(call, compiled)
+        return compiled
 
 
 def check_specified(options: PjitOptions) -> None:
@@ -247,9 +247,9 @@ def _check_same_everywhere(call: Call) -> None:
         )
 
 
-def _log(call: Call, prepared: Prepared) -> None:
-    program = prepared.program
-    first = len(prepared.consts)
+def _log(call: Call, compiled: CompiledProgram) -> None:
+    program = compiled.program
+    first = len(compiled.consts)
     LOGGER.warning(
         "running %s\n  in_shardings: %s\n  out_shardings: %s\n  arguments: %s\n  fingerprint: %s",
         call.traced.name,

@@ -15,10 +15,11 @@ from xlashard._jax.trace.tracing import abstractify
 from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction
 from xlashard.legacy.modes.result_classes import is_global
-from xlashard.pjit import compiled, stages
-from xlashard.pjit.call import Call
-from xlashard.pjit.face import Face
-from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.stages import compiled
+from xlashard.pjit.stages import traced as stages
+from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.trace import Call
 
 
 class ModeTraced(stages.Traced):
@@ -66,7 +67,7 @@ class ModeLowered(stages.Lowered):
     """
 
     def __init__(self, lowered: stages.Lowered, host_local: HostLocal | None) -> None:
-        parts = lowered._order, lowered._interface, lowered._program, lowered._platform
+        parts = lowered._request, lowered._signature, lowered._program, lowered._platform
         super().__init__(lowered._traced, *parts)
         self._host_local = host_local
 
@@ -105,27 +106,27 @@ class ModeLowered(stages.Lowered):
         )
         function: Any = self._traced._function
         kind = ModeCompiled if function.mode.jax_array else HostLocalCompiled
-        return kind(made._face, made._prepared, made._body, self._host_local)
+        return kind(made._info, made._compiled, made._body, self._host_local)
 
 
 class ModeCompiled(compiled.Compiled):
     """Compiled program.
 
     Args:
-        face: Its outside.
-        prepared: The program.
+        info: Its outside.
+        compiled: The program.
         body: Its jaxpr.
         host_local: Converts host-local arguments and results; None if they are global.
     """
 
     def __init__(
         self,
-        face: Face,
-        prepared: Prepared,
+        info: StageInfo,
+        compiled: CompiledProgram,
         body: Any = None,
         host_local: HostLocal | None = None,
     ) -> None:
-        super().__init__(face, prepared, body)
+        super().__init__(info, compiled, body)
         self._host_local = host_local
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

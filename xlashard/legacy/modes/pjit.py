@@ -25,8 +25,7 @@ from xlashard.legacy.modes.host_local import HostLocal
 from xlashard.legacy.modes.mode_function import ModeFunction, check_specified
 from xlashard.legacy.modes.mode_stages import ModeTraced
 from xlashard.legacy.shardings.parsed_specs import prepare_axis_resources
-from xlashard.pjit import stages
-from xlashard.pjit.dispatched import dispatched
+from xlashard.pjit.dispatcher import dispatched
 from xlashard.pjit.options import (
     DonationMode,
     PjitOptions,
@@ -35,7 +34,8 @@ from xlashard.pjit.options import (
     made_or_decorator,
     read_options,
 )
-from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.shardings.resources import UNSPECIFIED
+from xlashard.pjit.stages import traced as stages
 from xlashard.sharding import Mesh
 from xlashard.sharding.parse import ParsedPartitionSpec
 
@@ -175,14 +175,14 @@ class LegacyFunction:
             return self._by_flags[call_flags]
 
     @shortened
-    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Run a call that missed the dispatcher's cache, in its array mode."""
         function = self.in_force()
         mesh = function.admit(kwargs)
         host_local_call = self.host_local_call(function, mesh)
         if host_local_call is not None and host_local_call.host_local.changes(args):
             return host_local_call(args), None, False
-        return function.miss(*args, **kwargs)
+        return function.cache_miss(*args, **kwargs)
 
     def host_local_call(self, function: ModeFunction, mesh: Mesh | None) -> "_HostLocalCall | None":
         """Return the host-local form of a call; None if all its shapes are global."""
@@ -222,7 +222,7 @@ class _HostLocalCall:
         tracer = function.tracer
         static = tracer.static_argnums, tracer.static_argnames
         self._call = dispatch.new_dispatcher(
-            function.name, function.fun, function.miss, static, function.name
+            function.name, function.fun, function.cache_miss, static, function.name
         )
 
     def __call__(self, args: tuple[Any, ...]) -> Any:

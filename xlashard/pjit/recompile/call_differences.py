@@ -8,9 +8,9 @@ from xlashard._jax.lower.lowering import dtype_name, memory_kind_of
 from xlashard._jax.runtime.global_state import changed_settings
 from xlashard._jax.runtime.shardings import Device
 from xlashard.lazily import dataclass
-from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.recompile.history import CallKey, StaticValue, shortened
+from xlashard.pjit.shardings.error_hints import described
 from xlashard.sharding import Mesh, Sharding, XLACompatibleSharding
 
 type Part = Literal[

@@ -11,11 +11,8 @@ from xlashard._jax.trace.tracing import Tracer
 from xlashard._version import __version__
 from xlashard.errors import ArgumentError
 from xlashard.geometry import MeshGrid
-from xlashard.pjit.call import Call
-from xlashard.pjit.executable import Executable
-from xlashard.pjit.face import Face
 from xlashard.pjit.function import Function
-from xlashard.pjit.lower import Order
+from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.report.communication import describe_collectives
 from xlashard.pjit.report.facts import compiled_facts
 from xlashard.pjit.report.model import CostReport, MemoryReport, PlaceReport
@@ -29,7 +26,10 @@ from xlashard.pjit.report.values import (
     describe_outputs,
 )
 from xlashard.pjit.signature import function_name
-from xlashard.pjit.stages import Lowered, Traced
+from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.stages.traced import Lowered, Traced
+from xlashard.pjit.trace import Call
 from xlashard.program import read_collectives
 from xlashard.sharding.named import grid_of
 
@@ -78,7 +78,7 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
         )
     match fun:
         case Executable():
-            return Program(fun._face, compiled_facts(fun._prepared))
+            return Program(fun._info, compiled_facts(fun._compiled))
         case Traced():
             return _of_stage(fun.lower())
         case Lowered():
@@ -94,21 +94,21 @@ def _program(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program
                 "jax.ShapeDtypeStructs"
             )
     call = function.trace(args, kwargs)
-    return _of_order(function, call, function.order(call, function.arguments(call)))
+    return _of_order(function, call, function.lowering_request(call, function.arguments(call)))
 
 
 def _of_stage(lowered: Lowered) -> Program:
-    own = compiler.platform_of(lowered._order.placement.devices[0])
+    own = compiler.platform_of(lowered._request.placement.devices[0])
     if lowered._platform != own:
         raise ArgumentError(
             f"{lowered.fun_name} was lowered for {lowered._platform}, but its devices are of "
             f"{own}: leave lowering_platforms out to look at its program"
         )
-    return _of_order(lowered._traced._function, lowered._traced._call, lowered._order)
+    return _of_order(lowered._traced._function, lowered._traced._call, lowered._request)
 
 
-def _of_order(function: Function, call: Call, order: Order) -> Program:
-    return Program(Face.of(call), compiled_facts(function.compile(call, order)), call)
+def _of_order(function: Function, call: Call, order: LoweringRequest) -> Program:
+    return Program(StageInfo.of(call), compiled_facts(function.compile(call, order)), call)
 
 
 def _not_ours(fun: Any) -> str:
@@ -132,7 +132,7 @@ def _report(program: Program) -> ProgramReport:
     grid: MeshGrid | None = None if mesh is None else grid_of(mesh)
     inputs = describe_inputs(program)
     return ProgramReport(
-        name=program.face.name,
+        name=program.info.name,
         place=_place(program),
         cost=_cost(program),
         memory=_memory(program),

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from xlashard._jax.runtime import executables
-from xlashard.pjit.lower import Interface
-from xlashard.pjit.prepare import Prepared, said_as
-from xlashard.pjit.resolve import Placement
+from xlashard.pjit.compile import CompiledProgram, with_user_shardings
+from xlashard.pjit.lower import LoweredSignature
+from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.program import LoweredProgram, ProgramParts
 from xlashard.program.choice_in_text import ChosenInText, result_type
 from xlashard.program.hlo import Frame, read_hlo
@@ -52,13 +52,13 @@ class CompiledFacts:
         return len(self.parts.in_avals) - sum(self.kept)
 
 
-def compiled_facts(prepared: Prepared) -> CompiledFacts:
+def compiled_facts(compiled: CompiledProgram) -> CompiledFacts:
     """The facts of a compiled program."""
-    program, lowered = prepared.program, prepared.lowered
+    program, lowered = compiled.program, compiled.lowered
     return CompiledFacts(
         parts=program.parts,
-        kept=prepared.kept,
-        written=prepared.written,
+        kept=compiled.kept,
+        written=compiled.written,
         aliases=executables.aliases(program.executable),
         refusals={} if lowered is None else lowered.refusals(program),
         remembers=lowered is not None,
@@ -82,7 +82,10 @@ class HloTexts:
 
 
 def facts_from_hlo(
-    lowered: LoweredProgram, interface: Interface, placement: Placement, text: HloTexts
+    lowered: LoweredProgram,
+    interface: LoweredSignature,
+    placement: ProgramPlacement,
+    text: HloTexts,
 ) -> CompiledFacts:
     """The facts of a program that the compiler did not finish.
 
@@ -111,7 +114,7 @@ def facts_from_hlo(
     )
     aliases = executables.aliases_in(header)
     return CompiledFacts(
-        parts=said_as(parts, placement, interface.kept_arguments),
+        parts=with_user_shardings(parts, placement, interface.kept_arguments),
         kept=interface.kept_arguments,
         written=interface.references,
         aliases=aliases,

@@ -14,11 +14,11 @@ from xlashard._jax.trace.jaxprs import is_reference
 from xlashard._jax.trace.tracing import is_extended, physical_aval, shaped
 from xlashard.geometry import reshard_plan
 from xlashard.pjit.arguments import Argument, describe_arguments
-from xlashard.pjit.call import Call
-from xlashard.pjit.face import Face
 from xlashard.pjit.report.communication import SourceLocator
 from xlashard.pjit.report.facts import CompiledFacts
 from xlashard.pjit.report.model import Decided, DonationReport, MoveReport, ValueReport
+from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.trace import Call
 from xlashard.program import ProgramPlan
 from xlashard.sharding import (
     GSPMDSharding,
@@ -93,15 +93,15 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A program, and what is known of the call that it was prepared for.
+    """A program, and what is known of the call that it was compiled for.
 
     Attributes:
-        face: Names, paths and types.
+        info: Names, paths and types.
         facts: The program.
         call: The call; None for a compiled stage, which has forgotten it.
     """
 
-    face: Face
+    info: StageInfo
     facts: CompiledFacts
     call: Call | None = None
 
@@ -138,10 +138,10 @@ class Program:
     @cached_property
     def arguments(self) -> tuple[Value, ...]:
         """The arguments of the call, in order."""
-        face, facts, first = self.face, self.facts, self.facts.closed_over
+        info, facts, first = self.info, self.facts, self.facts.closed_over
         taken = iter(facts.parts.in_shardings[first:])
         placed = iter(self.plan.args[first:])
-        arguments = zip(face.paths, face.in_avals, self._given, facts.kept, strict=True)
+        arguments = zip(info.paths, info.in_avals, self._given, facts.kept, strict=True)
         return tuple(
             Value(
                 path=path,
@@ -157,7 +157,7 @@ class Program:
     def _given(self) -> "Sequence[Given | None]":
         call = self.call
         if call is None:
-            return [None] * len(self.face.paths)
+            return [None] * len(self.info.paths)
         there = describe_arguments(call.values, call.traced.arg_names, call.traced.in_avals)
         return tuple(map(Given, call.values, there, call.in_shardings))
 
@@ -175,7 +175,7 @@ class Program:
         count = len(parts.out_avals) - len(written)
         paths = [plan.name or f"result {i}" for i, plan in enumerate(self.plan.results[:count])]
         for reference in written:
-            at = self.face.paths[reference] if isinstance(reference, int) else "closed over"
+            at = self.info.paths[reference] if isinstance(reference, int) else "closed over"
             paths.append(f"{at} as written")
         placed = [plan.sharding for plan in self.plan.results]
         return tuple(map(Value, paths, map(shaped, parts.out_avals), parts.out_shardings, placed))
@@ -291,7 +291,7 @@ def describe_donations(program: Program) -> tuple[DonationReport, ...]:
     free = [r for i, r in enumerate(own) if i not in taken]
     positions = count(facts.tokens + facts.closed_over)
     reports = []
-    for value, donated in zip(program.arguments, program.face.donated, strict=True):
+    for value, donated in zip(program.arguments, program.info.donated, strict=True):
         result = results.get(next(positions)) if value.sharding is not None else None
         if donated:
             path = "" if result is None else program.results[result].path

@@ -134,7 +134,7 @@ def _of_stage(stage: Traced | Lowered, topology: Topology, mesh: Any) -> tuple[M
         own = stage._program.plan.mesh
         return (own if isinstance(own, Mesh) else resolve_mesh(topology, mesh, {})), stage
     call = stage._call
-    arguments = dict(zip(stage._face.paths, call.values, strict=True))
+    arguments = dict(zip(stage._info.paths, call.values, strict=True))
     check_named_shardings(arguments)
     on = resolve_mesh(topology, call.mesh if mesh is None else mesh, arguments)
     here = replace(call.on([*map(argument_placer(on), call.values)]), mesh=call.mesh or on)

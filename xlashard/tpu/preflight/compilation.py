@@ -13,9 +13,9 @@ from typing import Any
 
 from xlashard.errors import ProgramTooLargeError
 from xlashard.pjit import Compiled, Lowered
-from xlashard.pjit.face import Face
 from xlashard.pjit.report.facts import HloTexts, compiled_facts, facts_from_hlo
 from xlashard.pjit.report.values import Program
+from xlashard.pjit.stages.info import StageInfo
 from xlashard.program.collectives import Collective
 from xlashard.program.hlo import HloText, read_hlo
 from xlashard.sharding import Mesh
@@ -85,11 +85,11 @@ class Compilation:
         """Facts for reports, with or without an executable."""
         lowered, call = self.lowered, self.lowered._traced._call
         if self.compiled is not None:
-            return Program(Face.of(call), compiled_facts(self.compiled._prepared), call)
+            return Program(StageInfo.of(call), compiled_facts(self.compiled._compiled), call)
         text = HloTexts(self.dump.hlo, self.dump.before_partitioning)
-        placement = lowered._order.placement
-        facts = facts_from_hlo(lowered._program, lowered._interface, placement, text)
-        return Program(Face.of(call), facts, call)
+        placement = lowered._request.placement
+        facts = facts_from_hlo(lowered._program, lowered._signature, placement, text)
+        return Program(StageInfo.of(call), facts, call)
 
 
 def compile_for_report(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compilation:

@@ -281,9 +281,9 @@ def describe_traffic(
     paths = call.traced.arg_names
     jaxpr = call.traced.jaxpr
     sources = SourceLocator.of(jaxpr.debug_info.func_src_info)
-    placed = lowered._order.placement.in_shardings
+    placed = lowered._request.placement.in_shardings
     shardings = ValueShardings(jaxpr, tuple(zip(paths, placed, strict=True)), mesh)
-    specified = tuple(sharding is not None for sharding in lowered._order.placement.out_shardings)
+    specified = tuple(sharding is not None for sharding in lowered._request.placement.out_shardings)
     collectives = compilation.collectives(mesh)
     attributor = Attributor(HloDataflow(module), shardings, grid, sources, specified, collectives)
     network = NetworkModel(topology, mesh)

@@ -43,7 +43,7 @@ class IoBuffers:
     @cached_property
     def arguments(self) -> tuple[BufferReport, ...]:
         """Buffers of the arguments, largest first."""
-        donated = self.program.face.donated
+        donated = self.program.info.donated
         paths = [report.path for report in describe_outputs(self.program)]
         takers = {argument: paths[result] for result, argument in self._aliases.items()}
         held = [

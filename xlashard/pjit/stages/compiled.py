@@ -8,10 +8,10 @@ import jax
 from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard.pjit.arguments import check_values
-from xlashard.pjit.executable import Executable
-from xlashard.pjit.face import Face, Stage
-from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.step import BoundStep, bind_step
+from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.stages.bound_step import BoundStep, bind_step
+from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.info import Stage, StageInfo
 from xlashard.program.environment import Target
 from xlashard.sharding import Mesh
 
@@ -22,9 +22,9 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
     It is a `jax.stages.Compiled`.
     """
 
-    def __init__(self, face: Face, prepared: Prepared, body: Any = None) -> None:
-        self._face = face
-        self._prepared = prepared
+    def __init__(self, info: StageInfo, compiled: CompiledProgram, body: Any = None) -> None:
+        self._info = info
+        self._compiled = compiled
         self._body = body
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,20 +68,20 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
             >>> Compiled.deserialize(data)(x)
             {'twice': Array([0., 2., 4.], dtype=float32)}
         """
-        from xlashard.pjit.saving import load  # takes long to import, and few need it
+        from xlashard.pjit.stages.serialization import load  # takes long to import, and few need it
 
         with short_tracebacks:
             target = Target(devices, allow_other_flags)
             return cls(*load(cls.__name__, data, target, (in_tree, out_tree)))
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
-        face = self._face
+        info = self._info
         values, tree = jax.tree_util.tree_flatten((args, kwargs))
-        face.check_tree(tree, "compiled")
-        check_values(values, face.paths, static=False)
-        face.check_concrete(values, f"call the pjit-ed function {face.name} itself there")
+        info.check_tree(tree, "compiled")
+        check_values(values, info.paths, static=False)
+        info.check_concrete(values, f"call the pjit-ed function {info.name} itself there")
         text = "was compiled for {}, but was called with {}"
-        face.check_types(values, text, face.otherwise("compiled"))
+        info.check_types(values, text, info.otherwise("compiled"))
         self._check_places(values)
         return values, True
 
@@ -99,4 +99,4 @@ class Compiled(Executable, Stage, jax.stages.Compiled):
         Raises:
             ArgumentError: If the program's result does not begin with a new state.
         """
-        return bind_step(self._prepared, self._face, state, argnum, self._body)
+        return bind_step(self._compiled, self._info, state, argnum, self._body)

@@ -23,11 +23,11 @@ from xlashard.errors import (
     ShardingError,
 )
 from xlashard.lazily import dataclass
-from xlashard.pjit.advice import as_code, described, divisible_hint
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.reductions import reshard_problem
-from xlashard.pjit.resources import as_tiles
-from xlashard.pjit.unplaced import REPLICATED, names_devices, on_devices, typed_sharding
+from xlashard.pjit.shardings.error_hints import as_code, described, divisible_hint
+from xlashard.pjit.shardings.resources import as_tiles
+from xlashard.pjit.shardings.unassigned import REPLICATED, names_devices, on_devices, typed_sharding
+from xlashard.pjit.shardings.unreduced import reshard_problem
 from xlashard.sharding import (
     AbstractMesh,
     GSPMDSharding,
@@ -42,7 +42,7 @@ from xlashard.sharding import (
 
 
 @dataclass(frozen=True)
-class Placement:
+class ProgramPlacement:
     """Where a program runs.
 
     Attributes:
@@ -64,7 +64,7 @@ class Placement:
         """Return True if the devices are stand-ins for those that a later step gives."""
         return isinstance(self.devices[0], UnassignedDevice)
 
-    def normal(self) -> "Placement":
+    def canonicalize(self) -> "ProgramPlacement":
         """What of it decides the program: two placements with one normal form share theirs.
 
         Each spec stands in its shortest writing. On a single device nothing is dealt out, so that
@@ -72,7 +72,7 @@ class Placement:
         """
         alone = len(self.devices) == 1
         normal = _normal_on_one if alone else _normal
-        return Placement(
+        return ProgramPlacement(
             self.devices,
             None if alone else self.mesh,
             tuple(map(normal, self.in_shardings)),
@@ -98,7 +98,7 @@ def _normal_on_one(sharding: XLACompatibleSharding | None) -> XLACompatibleShard
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ShardingRequest:
     """What a person said of a call's arguments and results.
 
     Attributes:
@@ -137,7 +137,7 @@ class Wanted:
         return compress(pairs, self.used or repeat(True))
 
 
-def resolve(wanted: Wanted) -> Placement:
+def resolve(wanted: ShardingRequest) -> ProgramPlacement:
     """Settles devices and shardings of a call.
 
     Raises:
@@ -166,11 +166,11 @@ def resolve(wanted: Wanted) -> Placement:
             _check_reductions(sharding, value)
         outs.append(typed_sharding(aval, devices) if sharding is None else sharding)
     committed = multi or named or bool(abstract)
-    return Placement(devices, mesh, tuple(ins), tuple(outs), committed)
+    return ProgramPlacement(devices, mesh, tuple(ins), tuple(outs), committed)
 
 
 def _argument_shardings(
-    wanted: Wanted, devices: tuple[Device, ...], mesh: Mesh | None
+    wanted: ShardingRequest, devices: tuple[Device, ...], mesh: Mesh | None
 ) -> list[XLACompatibleSharding | None]:
     """Return the sharding of each argument; None for those that the program does not take."""
     ins = []
@@ -195,7 +195,7 @@ type _Abstract = tuple[str, AbstractMesh]
 """A name for a sharding, and the abstract mesh on which it stands."""
 
 
-def _abstract_meshes(wanted: Wanted) -> list[_Abstract]:
+def _abstract_meshes(wanted: ShardingRequest) -> list[_Abstract]:
     """Return the shardings of arguments and results that stand on abstract meshes."""
     said_in, said_out = wanted.names
     if all(map(names_devices, filter(None, (*_of_arguments(wanted), *wanted.out_shardings)))):
@@ -216,7 +216,7 @@ def _abstract_meshes(wanted: Wanted) -> list[_Abstract]:
     ]
 
 
-def _assigned(wanted: Wanted, abstract: _Abstract) -> tuple[Device, ...]:
+def _assigned(wanted: ShardingRequest, abstract: _Abstract) -> tuple[Device, ...]:
     """Return the devices of a program whose shardings all stand on abstract meshes.
 
     Raises:
@@ -233,7 +233,7 @@ def _assigned(wanted: Wanted, abstract: _Abstract) -> tuple[Device, ...]:
     return wanted.assign(mesh.size)
 
 
-def _on_devices(wanted: Wanted, devices: tuple[Device, ...]) -> Wanted:
+def _on_devices(wanted: ShardingRequest, devices: tuple[Device, ...]) -> ShardingRequest:
     """Return the request with the devices of the program in place of abstract meshes."""
 
     def placed(sharding: Any) -> Any:
@@ -268,7 +268,7 @@ class _Voice:
         return self.who if isinstance(self.who, str) else self.who()
 
 
-def _voices(wanted: Wanted) -> list[_Voice]:
+def _voices(wanted: ShardingRequest) -> list[_Voice]:
     """Everything that names devices, the most explicit first."""
     voices: list[_Voice] = []
     if wanted.device is not None:
@@ -297,7 +297,7 @@ def _described(what: str, argument: Argument) -> str:
     return f"{what} {argument.describe()}"
 
 
-def _of_arguments(wanted: Wanted) -> list[Sharding | None]:
+def _of_arguments(wanted: ShardingRequest) -> list[Sharding | None]:
     """Return what was requested of used arguments, then shardings of committed ones."""
     pairs = list(wanted.placing)
     return [*(requested for _, requested in pairs), *(_deciding(*pair) for pair in pairs)]
@@ -310,7 +310,7 @@ def _deciding(argument: Argument, requested: Sharding | None) -> Sharding | None
     return argument.sharding
 
 
-def _device_lists(wanted: Wanted) -> list[tuple[Device, ...]]:
+def _device_lists(wanted: ShardingRequest) -> list[tuple[Device, ...]]:
     """Return the devices that each member of `_voices` names; the texts for errors cost more."""
     lists = [] if wanted.device is None else [(wanted.device,)]
     if wanted.mesh is not None:
@@ -323,7 +323,7 @@ def _device_lists(wanted: Wanted) -> list[tuple[Device, ...]]:
     return lists
 
 
-def _agreed(wanted: Wanted) -> tuple[Device, ...] | None:
+def _agreed(wanted: ShardingRequest) -> tuple[Device, ...] | None:
     """Return the devices of a call; None if no part of the request names devices.
 
     Raises:
@@ -361,7 +361,7 @@ def _ids(devices: Sequence[Device]) -> str:
     return f"{plural} {shown} ({devices[0].platform})" if devices else "no device"
 
 
-def _mesh_of(wanted: Wanted, devices: tuple[Device, ...]) -> Mesh | None:
+def _mesh_of(wanted: ShardingRequest, devices: tuple[Device, ...]) -> Mesh | None:
     if wanted.mesh is not None:
         return wanted.mesh
     said = [*(said for _, said in wanted.placing), *wanted.out_shardings]

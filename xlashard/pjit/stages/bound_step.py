@@ -18,17 +18,17 @@ from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
 from xlashard.pjit.arguments import bare, check_alive, check_concrete, check_values
-from xlashard.pjit.binding import Input, StepPlan, place_state, plan_step
-from xlashard.pjit.checks import check_type
-from xlashard.pjit.face import Face
-from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shared_buffers import check_unshared, may_share
+from xlashard.pjit.stages.bound_step_plan import Input, StepPlan, place_state, plan_step
+from xlashard.pjit.stages.checks import check_type
+from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.transfers import arguments_may_move
 
 if TYPE_CHECKING:
-    from xlashard.pjit import nonfinite
+    from xlashard.pjit import nan_debug
 else:
-    nonfinite = deferred("xlashard.pjit.nonfinite")
+    nan_debug = deferred("xlashard.pjit.nan_debug")
 
 
 class BoundStep:
@@ -50,12 +50,14 @@ class BoundStep:
         9.0 1.0
     """
 
-    def __init__(self, prepared: Prepared, plan: StepPlan, state: Any, body: Any = None) -> None:
-        leaves, handles = place_state(prepared, plan, state)
-        self._program = prepared.program
-        of_several = prepared.program.terms is not None
-        self._run: Runner = self._first_run if of_several else prepared.program.run
-        self._consts = prepared.consts
+    def __init__(
+        self, compiled: CompiledProgram, plan: StepPlan, state: Any, body: Any = None
+    ) -> None:
+        leaves, handles = place_state(compiled, plan, state)
+        self._program = compiled.program
+        of_several = compiled.program.terms is not None
+        self._run: Runner = self._first_run if of_several else compiled.program.run
+        self._consts = compiled.consts
         self._body = body
         self._plan = plan
         self._given: list[Any] = leaves if plan.donates else []
@@ -63,11 +65,11 @@ class BoundStep:
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
-        effects = prepared.program.parts.body.ordered_effects
+        effects = compiled.program.parts.body.ordered_effects
         self._is_bare = not (effects or plan.keys)
         self._is_in_order = not plan.keys and plan.order is None
         # XLA refuses a shared buffer before anything starts where there is one device.
-        self._is_spread = prepared.program.is_spread
+        self._is_spread = compiled.program.is_spread
         self._lock = threading.Lock()
 
     @property
@@ -242,7 +244,7 @@ class BoundStep:
         at, others = plan.before, [i.path for i in plan.inputs]
         values = (*leaves[:at], *state, *leaves[at:])
         paths = (*others[:at], *plan.state_paths, *others[at:])
-        return nonfinite.explained(error, plan.name, nonfinite.Run(self._body, values, paths))
+        return nan_debug.explained(error, plan.name, nan_debug.Run(self._body, values, paths))
 
     def _note_donated(self) -> None:
         for array in self._given:
@@ -252,7 +254,7 @@ class BoundStep:
 
 
 def bind_step(
-    prepared: Prepared, face: Face, state: Any, argnum: int, body: Any = None
+    compiled: CompiledProgram, info: StageInfo, state: Any, argnum: int, body: Any = None
 ) -> BoundStep:
     """Checks that a program maps a state to a state, and binds the first one.
 
@@ -261,4 +263,4 @@ def bind_step(
             given is not what the program was compiled for.
         ResourceError: If the state given is committed to another place.
     """
-    return BoundStep(prepared, plan_step(prepared, face, argnum), state, body)
+    return BoundStep(compiled, plan_step(compiled, info, argnum), state, body)

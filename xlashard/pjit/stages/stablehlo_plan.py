@@ -12,8 +12,8 @@ from xlashard._jax.trace.tracing import mesh_in_force
 from xlashard.errors import ArgumentError, DeviceMismatchError, ModuleError, counted
 from xlashard.pjit.arguments import Argument
 from xlashard.pjit.options import index_tuple
-from xlashard.pjit.resolve import Placement, Wanted, resolve
-from xlashard.pjit.resources import Resource, expand, read_resources, to_sharding
+from xlashard.pjit.shardings.resolve import ProgramPlacement, ShardingRequest, resolve
+from xlashard.pjit.shardings.resources import Resource, expand, read_resources, to_sharding
 from xlashard.pjit.signature import positions_text
 from xlashard.program import (
     ForeignModule,
@@ -26,7 +26,7 @@ from xlashard.sharding import GSPMDSharding, Mesh, Sharding, XLACompatibleShardi
 
 
 @dataclass(frozen=True)
-class Said:
+class UserOverrides:
     """What a person said past what the module says.
 
     Attributes:
@@ -51,7 +51,7 @@ class Said:
         donate_argnums: int | Sequence[int],
         devices: Sequence[Device] | None,
         mesh: Mesh | None,
-    ) -> "Said":
+    ) -> "UserOverrides":
         """Checks what was given to `compile_stablehlo`.
 
         Raises:
@@ -103,7 +103,7 @@ def _checked_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return found
 
 
-def place_module(foreign: ForeignModule, said: Said) -> Placement:
+def place_module(foreign: ForeignModule, said: UserOverrides) -> ProgramPlacement:
     """Settles devices and shardings, as for a call of a pjit-ed function."""
     devices = _devices(foreign, said)
     mesh = said.mesh if said.mesh is not None else _own_mesh(foreign, devices)
@@ -115,7 +115,7 @@ def place_module(foreign: ForeignModule, said: Said) -> Placement:
         )
     )
     return resolve(
-        Wanted(
+        ShardingRequest(
             arguments=tuple(Argument(v.path, v.aval, None, False) for v in foreign.args),
             in_shardings=ins,
             out_shardings=outs,
@@ -127,7 +127,7 @@ def place_module(foreign: ForeignModule, said: Said) -> Placement:
     )
 
 
-def _devices(foreign: ForeignModule, said: Said) -> tuple[Device, ...] | None:
+def _devices(foreign: ForeignModule, said: UserOverrides) -> tuple[Device, ...] | None:
     """The devices to run on, None for the default one."""
     voices: list[tuple[str, tuple[Device, ...]]] = []
     if said.devices is not None:
@@ -184,7 +184,9 @@ def _own_mesh(foreign: ForeignModule, devices: tuple[Device, ...] | None) -> Mes
     return Mesh(np.array(devices).reshape([size for _, size in found.axes]), names)
 
 
-def plan_module(foreign: ForeignModule, said: Said, placement: Placement, name: str) -> ProgramPlan:
+def plan_module(
+    foreign: ForeignModule, said: UserOverrides, placement: ProgramPlacement, name: str
+) -> ProgramPlan:
     """The plan of a module's program."""
     donated = tuple(d and not v.donated for d, v in zip(said.donated, foreign.args, strict=True))
     return ProgramPlan(

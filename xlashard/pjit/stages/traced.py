@@ -14,14 +14,14 @@ from xlashard._jax.runtime.transfer import default_device
 from xlashard._jax.trace import tracing
 from xlashard.errors import ArgumentError, CompileError, DeviceMismatchError
 from xlashard.pjit.arguments import check_values
-from xlashard.pjit.call import Call
-from xlashard.pjit.compiled import Compiled
-from xlashard.pjit.export import lower_by_jax
-from xlashard.pjit.face import Face, Stage
 from xlashard.pjit.function import Function
-from xlashard.pjit.lower import Interface, Order, lower_for_platform
+from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_for_platform
 from xlashard.pjit.options import compiler_option_items
-from xlashard.pjit.unplaced import names_devices
+from xlashard.pjit.shardings.unassigned import names_devices
+from xlashard.pjit.stages.compiled import Compiled
+from xlashard.pjit.stages.export import lower_by_jax
+from xlashard.pjit.stages.info import Stage, StageInfo
+from xlashard.pjit.trace import Call
 from xlashard.program import LoweredProgram
 from xlashard.sharding import Sharding, XLACompatibleSharding
 
@@ -47,10 +47,10 @@ class Traced(Stage, jax.stages.Traced):
         self._call = call
         options = function.options
         moves = options.device is not None or options.backend is not None
-        self._face = Face.of(call, moves_arguments=moves)
+        self._info = StageInfo.of(call, moves_arguments=moves)
         self._known_out_shardings = tuple(
             requested if _is_concrete(requested) else tracing.explicit_sharding(aval)
-            for aval, requested in zip(self._face.out_avals, call.out_shardings, strict=True)
+            for aval, requested in zip(self._info.out_avals, call.out_shardings, strict=True)
         )
 
     @shortened
@@ -61,10 +61,10 @@ class Traced(Stage, jax.stages.Traced):
             ArgumentError: If the arguments have another structure, shape or dtype.
         """
         values, tree = jax.tree_util.tree_flatten((args, kwargs))
-        self._face.check_tree(tree, "traced")
-        check_values(values, self._face.paths, static=False)
+        self._info.check_tree(tree, "traced")
+        check_values(values, self._info.paths, static=False)
         text = "was traced for {}, but was called with {}"
-        self._face.check_types(values, text, self._face.otherwise("traced"))
+        self._info.check_types(values, text, self._info.otherwise("traced"))
         return self._function.run(self._call.on(values))
 
     @property
@@ -98,10 +98,10 @@ class Traced(Stage, jax.stages.Traced):
         """
         assign = None if lowering_platforms is None else unassigned_devices
         call = replace(self._call, assign=assign)
-        order = self._function.order(call, self._function.arguments(call))
+        order = self._function.lowering_request(call, self._function.arguments(call))
         if _private_parameters is not None:
             options = (lowering_platforms, _private_parameters)
-            by_jax: Any = lower_by_jax(self, self._face, order, *options)
+            by_jax: Any = lower_by_jax(self, self._info, order, *options)
             return by_jax
         own = None
         if not order.placement.is_unassigned:
@@ -136,17 +136,17 @@ class Lowered(Stage, jax.stages.Lowered):
     def __init__(
         self,
         traced: Traced,
-        order: Order,
-        interface: Interface,
+        order: LoweringRequest,
+        interface: LoweredSignature,
         program: LoweredProgram,
         platform: str,
     ) -> None:
         self._traced = traced
-        self._order = order
-        self._interface = interface
+        self._request = order
+        self._signature = interface
         self._program = program
         self._platform = platform
-        self._face = traced._face
+        self._info = traced._info
         self._known_out_shardings = order.placement.out_shardings
         if order.placement.is_unassigned:
             self._known_out_shardings = traced._call.out_shardings
@@ -176,8 +176,8 @@ class Lowered(Stage, jax.stages.Lowered):
 
     def cost_analysis(self) -> dict[str, float]:
         """XLA's estimates before optimisation: FLOP, bytes accessed."""
-        unassigned = self._order.placement.is_unassigned
-        device = default_device() if unassigned else self._order.placement.devices[0]
+        unassigned = self._request.placement.is_unassigned
+        device = default_device() if unassigned else self._request.placement.devices[0]
         client = compiler.client_of(device)
         return executables.lowered_cost(client, self._program.body.module)
 
@@ -204,7 +204,7 @@ class Lowered(Stage, jax.stages.Lowered):
             DonationError: If a donated argument can't be reused, under `donation="strict"`.
         """
         function, call = self._traced._function, self._traced._call
-        order, module = self._order, (self._interface, self._program)
+        order, module = self._request, (self._signature, self._program)
         if device_assignment is not None or order.placement.is_unassigned:
             devices = None if device_assignment is None else tuple(device_assignment)
             order = self._assigned(devices)
@@ -220,22 +220,22 @@ class Lowered(Stage, jax.stages.Lowered):
             order = replace(order, share_binary=share_binary)
         options = compiler_option_items(compiler_options)
         if options:
-            prepared = function.compile_anew(call, order, module, options)
+            compiled = function.compile_anew(call, order, module, options)
         else:
-            prepared = function.compile(call, order)
-        function.report_donation(self._program, prepared)
-        return Compiled(self._face, prepared, call.traced.jaxpr)
+            compiled = function.compile(call, order)
+        function.report_donation(self._program, compiled)
+        return Compiled(self._info, compiled, call.traced.jaxpr)
 
-    def _assigned(self, devices: tuple[Device, ...] | None) -> Order:
+    def _assigned(self, devices: tuple[Device, ...] | None) -> LoweringRequest:
         """Return the request over the devices that a call of `compile` gives."""
-        lowered = self._order.placement.devices
-        if not self._order.placement.is_unassigned:
+        lowered = self._request.placement.devices
+        if not self._request.placement.is_unassigned:
             if devices != lowered:
                 raise DeviceMismatchError(
                     f"device_assignment of {self.fun_name} is {_ids(devices)}, but its shardings "
                     f"name {_ids(lowered)}: leave device_assignment out"
                 )
-            return self._order
+            return self._request
         if devices is None or len(devices) != len(lowered):
             given = "missing" if devices is None else f"of {len(devices)} devices"
             raise CompileError(
@@ -245,7 +245,7 @@ class Lowered(Stage, jax.stages.Lowered):
             )
         function = self._traced._function
         call = replace(self._traced._call, assign=lambda _: devices)
-        return function.order(call, function.arguments(call))
+        return function.lowering_request(call, function.arguments(call))
 
 
 def _ids(devices: Sequence[Device] | None) -> list[int]:

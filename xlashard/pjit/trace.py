@@ -10,7 +10,7 @@ from xlashard._jax.trace import tracing
 from xlashard.array.core.handles import KindOf
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import Argument
-from xlashard.pjit.lower import Order
+from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.recompile.history import CacheMiss, CallKey, StaticValue
 from xlashard.sharding import Mesh, Sharding
 
@@ -30,7 +30,7 @@ class Call:
         statics: The static arguments: names, values, and whether they were passed by name.
         kind_of: Which class of arrays a result is; None for `Array`.
         miss: The stages that the call had to run.
-        assign: See `Wanted`.
+        assign: See `ShardingRequest`.
     """
 
     traced: tracing.TracedFunction
@@ -49,7 +49,9 @@ class Call:
         """The same call with other arguments of the same types."""
         return replace(self, values=tuple(values), miss=CacheMiss())
 
-    def key(self, order: Order | None, options: tuple[tuple[str, Any], ...] = ()) -> CallKey:
+    def key(
+        self, order: LoweringRequest | None, options: tuple[tuple[str, Any], ...] = ()
+    ) -> CallKey:
         """Return the key by which recompilations compare calls.
 
         Args:

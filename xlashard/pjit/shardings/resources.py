@@ -19,7 +19,7 @@ from xlashard.errors import (
 )
 from xlashard.geometry import validate_spec
 from xlashard.lazily import dataclass
-from xlashard.pjit.unplaced import REPLICATED
+from xlashard.pjit.shardings.unassigned import REPLICATED
 from xlashard.sharding import (
     AbstractMesh,
     GSPMDSharding,

@@ -12,13 +12,13 @@ from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import short_tracebacks, shortened
 from xlashard.errors import ArgumentError, ModuleError, counted
 from xlashard.pjit.arguments import check_values
-from xlashard.pjit.executable import Executable
-from xlashard.pjit.face import Face, struct
+from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.options import compiler_option_items
-from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.resources import UNSPECIFIED
-from xlashard.pjit.saving import load
-from xlashard.pjit.stablehlo_plan import Said, place_module, plan_module
+from xlashard.pjit.shardings.resources import UNSPECIFIED
+from xlashard.pjit.stages.executable import Executable
+from xlashard.pjit.stages.info import StageInfo, struct
+from xlashard.pjit.stages.serialization import load
+from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
 from xlashard.program.environment import Target
 from xlashard.sharding import Mesh, XLACompatibleSharding
@@ -79,7 +79,9 @@ def compile_stablehlo(
             )
         foreign = read_foreign(source)
         _check_widths(foreign)
-        said = Said.of(foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh)
+        said = UserOverrides.of(
+            foreign, (in_shardings, out_shardings), donate_argnums, devices, mesh
+        )
         placement = place_module(foreign, said)
         plan = plan_module(foreign, said, placement, name or foreign.name or "stablehlo")
         lowered = lower_foreign(foreign, plan)
@@ -89,7 +91,9 @@ def compile_stablehlo(
         lowered.report_donation("warn", plan.name)
         lowered.report_donation("warn", plan.name, program)
         donated = tuple(d or v.donated for d, v in zip(said.donated, foreign.args, strict=True))
-        return StableHLOProgram(Prepared(program, lowered, (), (True,) * len(donated)), donated)
+        return StableHLOProgram(
+            CompiledProgram(program, lowered, (), (True,) * len(donated)), donated
+        )
 
 
 class StableHLOProgram(Executable):
@@ -100,11 +104,11 @@ class StableHLOProgram(Executable):
     devices must be dealt out as `input_shardings` says; others are placed so.
     """
 
-    def __init__(self, prepared: Prepared, donated: tuple[bool, ...]) -> None:
-        self._prepared = prepared
-        parts = prepared.program.parts
-        self._face = Face(
-            name=prepared.program.name,
+    def __init__(self, compiled: CompiledProgram, donated: tuple[bool, ...]) -> None:
+        self._compiled = compiled
+        parts = compiled.program.parts
+        self._info = StageInfo(
+            name=compiled.program.name,
             in_tree=jax.tree_util.tree_structure(((0,) * len(donated), {})),
             out_tree=jax.tree_util.tree_structure((0,) * len(parts.out_avals)),
             in_avals=parts.in_avals,
@@ -138,25 +142,25 @@ class StableHLOProgram(Executable):
             SavedProgramError: If the bytes are damaged or no saved program, or were made by another
                 version, with other flags or for other devices.
         """
-        face, prepared = load(cls.__name__, data, Target(devices, allow_other_flags), (None, None))
-        return cls(prepared, face.donated)
+        info, compiled = load(cls.__name__, data, Target(devices, allow_other_flags), (None, None))
+        return cls(compiled, info.donated)
 
     def __repr__(self) -> str:
         takes, gives = (
             ", ".join(map(dtype_name, avals))
-            for avals in (self._face.in_avals, self._face.out_avals)
+            for avals in (self._info.in_avals, self._info.out_avals)
         )
         return f"StableHLOProgram({self.name}: ({takes}) -> ({gives}))"
 
     @property
     def name(self) -> str:
         """The program's name."""
-        return self._face.name
+        return self._info.name
 
     @property
     def in_info(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape, dtype and sharding of each argument."""
-        return tuple(map(struct, self._face.in_avals, self._prepared.program.in_twins))
+        return tuple(map(struct, self._info.in_avals, self._compiled.program.in_twins))
 
     @property
     def input_shardings(self) -> tuple[XLACompatibleSharding, ...]:
@@ -171,26 +175,26 @@ class StableHLOProgram(Executable):
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """Positions of the arguments whose buffers the results may take over."""
-        return tuple(i for i, donated in enumerate(self._face.donated) if donated)
+        return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
-        face = self._face
+        info = self._info
         if kwargs:
             raise ArgumentError(
                 f"{self.name} got the unexpected keyword {next(iter(kwargs))}: the arguments of a "
                 "module go by their place, as in program(x, y)"
             )
-        if len(args) != len(face.in_avals):
+        if len(args) != len(info.in_avals):
             raise ArgumentError(
-                f"{self.name} takes {counted(len(face.in_avals), 'argument')}, {len(args)} were "
+                f"{self.name} takes {counted(len(info.in_avals), 'argument')}, {len(args)} were "
                 f"given: it is {self!r}"
             )
-        check_values(args, face.paths, static=False)
-        face.check_concrete(args, f"call {face.name} outside of jit, grad and vmap")
-        _check_wide(face.in_avals, self.name)
-        values = [_cast(v, a) for v, a in zip(args, face.in_avals, strict=True)]
+        check_values(args, info.paths, static=False)
+        info.check_concrete(args, f"call {info.name} outside of jit, grad and vmap")
+        _check_wide(info.in_avals, self.name)
+        values = [_cast(v, a) for v, a in zip(args, info.in_avals, strict=True)]
         text = "takes {}, but {} was given"
-        face.check_types(values, text, "compile a module for such arguments")
+        info.check_types(values, text, "compile a module for such arguments")
         self._check_places(values)
         # An argument that has to be cast must come this way again.
         return values, all(v is a for v, a in zip(values, args, strict=True))

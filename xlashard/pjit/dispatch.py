@@ -16,20 +16,20 @@ from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import NonFiniteError
 from xlashard.lazily import dataclass, deferred
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.shared_buffers import check_unshared
 from xlashard.pjit.transfers import arguments_may_move
 from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
-    from xlashard.pjit import nonfinite
+    from xlashard.pjit import nan_debug
     from xlashard.program.agreement import Naming
 else:
-    nonfinite = deferred("xlashard.pjit.nonfinite")
+    nan_debug = deferred("xlashard.pjit.nan_debug")
 
 
 @dataclass(frozen=True, eq=False)
-class Giving:
+class DonationInfo:
     """What a call gives away.
 
     Attributes:
@@ -82,16 +82,16 @@ class Results:
 
 
 def run_repeatably(
-    prepared: Prepared,
+    compiled: CompiledProgram,
     values: Sequence[Any],
     results: Results,
-    given: Giving | None,
+    given: DonationInfo | None,
     body: Any = None,
 ) -> tuple[Any, Any]:
     """Runs a program for a call that the dispatcher has not seen.
 
     Args:
-        prepared: The program.
+        compiled: The program.
         values: All arguments of the call, flat.
         results: How its results reach the caller.
         given: What the call gives away; None for nothing.
@@ -100,53 +100,55 @@ def run_repeatably(
     Returns:
         The result, and how the dispatcher may repeat the call: None if it can't.
     """
-    repeatable = _are_laid_out(prepared, values) and _are_in_place(prepared, values)
+    repeatable = _are_laid_out(compiled, values) and _are_in_place(compiled, values)
     paths = ("an argument",) * len(values) if given is None else given.paths
-    label = prepared.program.name.removeprefix("pjit_")
+    label = compiled.program.name.removeprefix("pjit_")
     name = label if given is None else given.taker.name
-    prepared.program.admit(None if given is None else given.naming)
+    compiled.program.admit(None if given is None else given.naming)
     try:
-        handles = _run_guarded(prepared, values, paths, name)
+        handles = _run_guarded(compiled, values, paths, name)
     except NonFiniteError as error:
-        raise nonfinite.explained(error, name, nonfinite.Run(body, tuple(values), paths)) from None
+        raise nan_debug.explained(error, name, nan_debug.Run(body, tuple(values), paths)) from None
     if given is not None:
         _mark_donated(values, given)
     kinds = results.kinds(handles)
     path = None
     if repeatable and all(map(is_handle, handles)):
-        path = _fast_path(prepared, results.dispatched(handles, kinds), handles)
+        path = _fast_path(compiled, results.dispatched(handles, kinds), handles)
     return results.wrapped(handles, kinds), path
 
 
 def _run_guarded(
-    prepared: Prepared, values: Sequence[Any], paths: Sequence[str], name: str
+    compiled: CompiledProgram, values: Sequence[Any], paths: Sequence[str], name: str
 ) -> list[Any]:
     """Runs, if the transfer guards let the arguments go where the program takes them."""
     guards = guards_in_force()
     if guards is None:
-        return _run(prepared, values, paths, name)
-    kept = list(compress(values, prepared.kept)), list(compress(paths, prepared.kept))
-    twins = prepared.program.in_twins[len(prepared.consts) :]
+        return _run(compiled, values, paths, name)
+    kept = list(compress(values, compiled.kept)), list(compress(paths, compiled.kept))
+    twins = compiled.program.in_twins[len(compiled.consts) :]
     with arguments_may_move(guards, *kept, twins):
-        return _run(prepared, values, paths, name)
+        return _run(compiled, values, paths, name)
 
 
-def _run(prepared: Prepared, values: Sequence[Any], paths: Sequence[str], name: str) -> list[Any]:
+def _run(
+    compiled: CompiledProgram, values: Sequence[Any], paths: Sequence[str], name: str
+) -> list[Any]:
     """Places the arguments that the program takes, and runs it: the handles of the results."""
-    program, first = prepared.program, len(prepared.consts)
+    program, first = compiled.program, len(compiled.consts)
     parts = program.parts
     taken = map(
-        _placed, compress(values, prepared.kept), parts.in_avals[first:], parts.in_shardings[first:]
+        _placed, compress(values, compiled.kept), parts.in_avals[first:], parts.in_shardings[first:]
     )
-    placed = program.place([*map(bare, prepared.consts), *taken])
-    check_unshared(program, placed, prepared.argument_paths(paths, name), name)
+    placed = program.place([*map(bare, compiled.consts), *taken])
+    check_unshared(program, placed, compiled.argument_paths(paths, name), name)
     out: list[list[Any]] = []
     program.run(placed, out)
     handles = program.results(out[0])
-    if not prepared.written:
+    if not compiled.written:
         return handles
-    results = len(handles) - len(prepared.written)
-    for ref, handle in zip(prepared.written, handles[results:], strict=True):
+    results = len(handles) - len(compiled.written)
+    for ref, handle in zip(compiled.written, handles[results:], strict=True):
         jaxprs.write(values[ref] if isinstance(ref, int) else ref, handle)
     return handles[:results]
 
@@ -169,7 +171,7 @@ def _typed(value: Any, aval: Any) -> Any:
     return handle
 
 
-def _mark_donated(values: Sequence[Any], given: Giving) -> None:
+def _mark_donated(values: Sequence[Any], given: DonationInfo) -> None:
     """Leaves word of who took which donated arrays, for errors about their use.
 
     Those that the program had no use for are whole, and are not marked.
@@ -184,27 +186,27 @@ def _mark_donated(values: Sequence[Any], given: Giving) -> None:
             value._deleted_by = taker
 
 
-def _are_laid_out(prepared: Prepared, values: Sequence[Any]) -> bool:
+def _are_laid_out(compiled: CompiledProgram, values: Sequence[Any]) -> bool:
     """Whether all arguments of a call lie in memory as the program wants them.
 
     Others are made so, which jaxlib's dispatcher wouldn't do.
     """
-    first = len(prepared.consts)
-    layouts, avals = prepared.program.in_layouts[first:], prepared.program.parts.in_avals[first:]
+    first = len(compiled.consts)
+    layouts, avals = compiled.program.in_layouts[first:], compiled.program.parts.in_avals[first:]
     return all(
         (layout is not None or compiler.special_layout(bare(value)) is None)
         and _typed(value, aval) is bare(value)
-        for value, layout, aval in zip(compress(values, prepared.kept), layouts, avals, strict=True)
+        for value, layout, aval in zip(compress(values, compiled.kept), layouts, avals, strict=True)
     )
 
 
-def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
+def _are_in_place(compiled: CompiledProgram, values: Sequence[Any]) -> bool:
     """Whether no argument that is bound to other places than the program's lies on many devices.
 
     Such ones are moved, which jaxlib's dispatcher does of those on a single device alone.
     """
-    twins = prepared.program.in_twins[len(prepared.consts) :]
-    for value, twin in zip(compress(values, prepared.kept), twins, strict=True):
+    twins = compiled.program.in_twins[len(compiled.consts) :]
+    for value, twin in zip(compress(values, compiled.kept), twins, strict=True):
         handle = bare(value)
         if is_handle(value) and handle is not value:
             return False  # a replicated copy of a callback's result
@@ -220,10 +222,10 @@ def _are_in_place(prepared: Prepared, values: Sequence[Any]) -> bool:
     return True
 
 
-def _fast_path(prepared: Prepared, wrapping: Any, handles: Sequence[Any]) -> Any:
+def _fast_path(compiled: CompiledProgram, wrapping: Any, handles: Sequence[Any]) -> Any:
     """What jaxlib's dispatcher needs to repeat a call, or None if it can't."""
-    program = prepared.program
-    if prepared.stateful or program.parts.body.has_effects or execute.checks_results():
+    program = compiled.program
+    if compiled.stateful or program.parts.body.has_effects or execute.checks_results():
         return None
     return dispatch.FastPath(
         xla_executable=program.executable,
@@ -232,7 +234,7 @@ def _fast_path(prepared: Prepared, wrapping: Any, handles: Sequence[Any]) -> Any
         out_shardings=program.out_twins,
         out_avals=[h.aval for h in handles],
         out_committed=[h._committed for h in handles],
-        kept_var_bitvec=prepared.bitvec,
+        kept_var_bitvec=compiled.bitvec,
         in_device_local_layouts=program.in_layouts,
-        const_args=prepared.consts,
+        const_args=compiled.consts,
     )

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 from jax.experimental.layout import Format
 
-from xlashard.pjit.face import Face, struct
-from xlashard.pjit.lower import Order
-from xlashard.pjit.resources import UNSPECIFIED
+from xlashard.pjit.lower import LoweringRequest
+from xlashard.pjit.shardings.resources import UNSPECIFIED
+from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.sharding import to_jax
 
 
 def lower_by_jax(
-    fun: Any, face: Face, order: Order, platforms: Sequence[str] | None, private: Any
+    fun: Any, info: StageInfo, order: LoweringRequest, platforms: Sequence[str] | None, private: Any
 ) -> Any:
     """Lowers a traced function as `jax.jit` would, arguments and results placed as here.
 
@@ -22,7 +22,7 @@ def lower_by_jax(
 
     Args:
         fun: Runs what was traced, in the trace of JAX.
-        face: The outside of the function.
+        info: The outside of the function.
         order: The program that the traced call needs here.
         platforms: Those that the module shall run on.
         private: What `jax.export` hands to JAX's own stage.
@@ -31,7 +31,7 @@ def lower_by_jax(
     def call(*args: Any, **kwargs: Any) -> Any:
         return fun(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = face.name
+    call.__name__ = call.__qualname__ = info.name
     placement = order.placement
     ins, outs = (
         [
@@ -39,13 +39,13 @@ def lower_by_jax(
             for sharding, layout, aval in zip(shardings, layouts, avals, strict=True)
         ]
         for shardings, layouts, avals in (
-            (placement.in_shardings, order.layouts[0], face.in_avals),
-            (placement.out_shardings, order.layouts[1], face.out_avals),
+            (placement.in_shardings, order.layouts[0], info.in_avals),
+            (placement.out_shardings, order.layouts[1], info.out_avals),
         )
     )
-    args, kwargs = face.in_tree.unflatten(map(struct, face.in_avals, ins))
+    args, kwargs = info.in_tree.unflatten(map(struct, info.in_avals, ins))
     places = [UNSPECIFIED if place is None else place for place in outs]
-    outer = jax.jit(call, out_shardings=face.out_tree.unflatten(places))
+    outer = jax.jit(call, out_shardings=info.out_tree.unflatten(places))
     traced: Any = outer.trace(*args, **kwargs)
     return traced.lower(lowering_platforms=platforms, _private_parameters=private)
 

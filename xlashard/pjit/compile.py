@@ -12,11 +12,11 @@ from xlashard._jax.trace.jaxprs import is_ref
 from xlashard._jax.trace.tracing import mesh_of_type, shaped
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import bare
-from xlashard.pjit.closed import ClosedValues
-from xlashard.pjit.lower import Interface, Order, lower_jaxpr
+from xlashard.pjit.closed_over import ClosedValues
+from xlashard.pjit.lower import LoweredSignature, LoweringRequest, lower_jaxpr
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.resolve import Placement
-from xlashard.pjit.unplaced import mesh_of, mesh_over
+from xlashard.pjit.shardings.resolve import ProgramPlacement
+from xlashard.pjit.shardings.unassigned import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
 from xlashard.program.executables import EXECUTABLES
 from xlashard.sharding import (
@@ -29,7 +29,7 @@ from xlashard.sharding import (
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class CompiledProgram:
     """A program together with how arguments reach it.
 
     Attributes:
@@ -65,14 +65,16 @@ class Prepared:
         closed_over = [f"an array that {name} closes over"] * len(self.consts)
         return [*closed_over, *compress(paths, self.kept)]
 
-    def said_as(self, placement: Placement) -> "Prepared":
+    def with_user_shardings(self, placement: ProgramPlacement) -> "CompiledProgram":
         """The same program, whose values bear the shardings in a placement's own writing."""
         before = self.program
-        parts = said_as(before.parts, placement, self.kept)
+        parts = with_user_shardings(before.parts, placement, self.kept)
         return replace(self, program=Program(before.loaded, parts, before.source, before.terms))
 
 
-def said_as(parts: ProgramParts, placement: Placement, kept: Sequence[bool]) -> ProgramParts:
+def with_user_shardings(
+    parts: ProgramParts, placement: ProgramPlacement, kept: Sequence[bool]
+) -> ProgramParts:
     """A program's parts with the shardings in a placement's own writing.
 
     Args:
@@ -206,8 +208,8 @@ class ProgramCache:
             return slot.value
 
     def lowered(
-        self, jaxpr: Any, order: Order, miss: CacheMiss
-    ) -> "tuple[Interface, LoweredProgram]":
+        self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss
+    ) -> "tuple[LoweredSignature, LoweredProgram]":
         """The module for a jaxpr and an order; made by the first of several threads.
 
         Args:
@@ -215,7 +217,7 @@ class ProgramCache:
             order: What else it depends on.
             miss: Records the stage if it had to run.
         """
-        order = replace(order.normal(), share_binary=False)
+        order = replace(order.canonicalize(), share_binary=False)
         slot = self._slot(jaxpr, ("lowered", order))
         with slot.lock:
             if slot.value is None:
@@ -223,7 +225,7 @@ class ProgramCache:
                     slot.value = lower_jaxpr(jaxpr, order)
             return slot.value
 
-    def prepared(self, jaxpr: Any, order: Order, miss: CacheMiss) -> Prepared:
+    def compiled(self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
         """The program for a jaxpr and an order; compiled by the first of several threads.
 
         Args:
@@ -234,17 +236,17 @@ class ProgramCache:
         slot = self._slot(jaxpr, ("said", order))
         with slot.lock:
             if slot.value is None:
-                compiled = self._compiled(jaxpr, order.normal(), miss)
-                slot.value = compiled.said_as(order.placement)
+                compiled = self._compiled(jaxpr, order.canonicalize(), miss)
+                slot.value = compiled.with_user_shardings(order.placement)
             return slot.value
 
-    def _compiled(self, jaxpr: Any, order: Order, miss: CacheMiss) -> Prepared:
+    def _compiled(self, jaxpr: Any, order: LoweringRequest, miss: CacheMiss) -> CompiledProgram:
         slot = self._slot(jaxpr, ("compiled", order))
         with slot.lock:
             if slot.value is None:
                 lowered = self.lowered(jaxpr, order, miss)
                 with miss.timed("compile"):
-                    slot.value = compile_prepared(*lowered, share=order.share_binary)
+                    slot.value = compile_lowered(*lowered, share=order.share_binary)
                 miss.executable_source = slot.value.program.source
             return slot.value
 
@@ -268,13 +270,13 @@ PROGRAMS = cleared_with_jax(ProgramCache())
 """The programs of this process."""
 
 
-def compile_prepared(
-    interface: Interface,
+def compile_lowered(
+    interface: LoweredSignature,
     lowered: LoweredProgram,
     options: Sequence[tuple[str, Any]] = (),
     *,
     share: bool = False,
-) -> Prepared:
+) -> CompiledProgram:
     """Compiles a module and places the values that its function closes over."""
     count = len(interface.consts)
     used = list(compress(interface.consts, interface.kept[:count]))
@@ -287,7 +289,7 @@ def compile_prepared(
         share=share,
     )
     placed = program.keep([bare(value) for value in used])
-    return Prepared(
+    return CompiledProgram(
         program=program,
         lowered=lowered,
         consts=tuple(c if is_ref(c) else p for c, p in zip(used, placed, strict=True)),

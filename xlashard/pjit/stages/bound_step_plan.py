@@ -12,12 +12,12 @@ from xlashard._jax.trace.tracing import is_extended
 from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
-from xlashard.pjit.advice import described
 from xlashard.pjit.arguments import bare, check_concrete, check_values, describe_arguments
-from xlashard.pjit.checks import check_place, check_type
-from xlashard.pjit.face import Face
-from xlashard.pjit.prepare import Prepared
+from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.shardings.error_hints import described
 from xlashard.pjit.shared_buffers import refusal
+from xlashard.pjit.stages.checks import check_place, check_type
+from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.transfers import arguments_may_move
 
 
@@ -73,22 +73,22 @@ class StepPlan:
     before: int
 
 
-def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
+def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPlan:
     """Checks that a program maps a state to a state.
 
     Raises:
         ArgumentError: If its result does not begin with a state like the argument.
     """
-    args_tree, kwargs_tree = face.in_tree.children()
+    args_tree, kwargs_tree = info.in_tree.children()
     parts = args_tree.children()
-    name = face.name
+    name = info.name
     if kwargs_tree.num_leaves or not 0 <= argnum < len(parts):
         raise ArgumentError(
             f"{name} can't be bound at argument {argnum}: it was compiled for {len(parts)} "
             f"positional and {kwargs_tree.num_leaves} keyword arguments; compile it with the state "
             "as a positional argument"
         )
-    if prepared.stateful:
+    if compiled.stateful:
         raise ArgumentError(
             f"{name} can't be bound: it has references (jax.new_ref) or tokens, which keep their "
             "state themselves; call the compiled function, or pass arrays and return the new ones"
@@ -96,25 +96,27 @@ def plan_step(prepared: Prepared, face: Face, argnum: int) -> StepPlan:
     state_tree = parts[argnum]
     start = sum(p.num_leaves for p in parts[:argnum])
     state = range(start, start + state_tree.num_leaves)
-    out_tree = _tree_besides_state(face.out_tree, state_tree, name)
-    _check_same_place(prepared, face, state)
-    inputs_donated = tuple(given for i, given in enumerate(face.donated) if i not in state)
+    out_tree = _tree_besides_state(info.out_tree, state_tree, name)
+    _check_same_place(compiled, info, state)
+    inputs_donated = tuple(given for i, given in enumerate(info.donated) if i not in state)
     return StepPlan(
         name=name,
         state_tree=state_tree,
-        state_paths=tuple(face.paths[i] for i in state),
-        keys=any(map(is_extended, face.out_avals)),
+        state_paths=tuple(info.paths[i] for i in state),
+        keys=any(map(is_extended, info.out_avals)),
         rest_tree=jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum]),
         out_tree=out_tree,
-        inputs=_inputs(prepared, face, state),
-        order=_order(prepared, state),
-        donates=any(face.donated[i] for i in state),
+        inputs=_inputs(compiled, info, state),
+        order=_order(compiled, state),
+        donates=any(info.donated[i] for i in state),
         donated_inputs=inputs_donated if any(inputs_donated) else (),
         before=start,
     )
 
 
-def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[Any], list[Any]]:
+def place_state(
+    compiled: CompiledProgram, plan: StepPlan, state: Any
+) -> tuple[list[Any], list[Any]]:
     """Checks a first state, and places it as every later one will be.
 
     Returns:
@@ -132,7 +134,7 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
             f"{plan.name} was compiled for a state of the structure {plan.state_tree}, but {tree} "
             "was given to bind: give a state of that structure, or lower and compile for this one"
         )
-    parts, count, paths = prepared.program.parts, len(leaves), plan.state_paths
+    parts, count, paths = compiled.program.parts, len(leaves), plan.state_paths
     avals, shardings = parts.out_avals[:count], parts.out_shardings[:count]
     check_values(leaves, paths, static=False)
     check_concrete(leaves, paths)
@@ -142,9 +144,9 @@ def place_state(prepared: Prepared, plan: StepPlan, state: Any) -> tuple[list[An
     for given, sharding in zip(describe_arguments(leaves, paths, avals), shardings, strict=True):
         check_place(given, sharding, f"{plan.name} keeps {{}}")
     guards = guards_in_force()
-    twins = prepared.program.out_twins[:count]
+    twins = compiled.program.out_twins[:count]
     with nullcontext() if guards is None else arguments_may_move(guards, leaves, paths, twins):
-        handles = prepared.program.place_as_results([bare(leaf) for leaf in leaves])
+        handles = compiled.program.place_as_results([bare(leaf) for leaf in leaves])
     if plan.donates:
         pair = shared_pair(list(map(base_handle, handles)), range(count))
         if pair is not None:
@@ -167,10 +169,10 @@ def _tree_besides_state(out_tree: Any, state_tree: Any, name: str) -> Any:
     return rest[0] if len(rest) == 1 else jax.tree_util.treedef_tuple(rest)
 
 
-def _program_positions(prepared: Prepared) -> dict[int, int]:
+def _program_positions(compiled: CompiledProgram) -> dict[int, int]:
     """For each argument that the program takes, its place among the program's arguments."""
-    positions, at = {}, len(prepared.consts)
-    for i, kept in enumerate(prepared.kept):
+    positions, at = {}, len(compiled.consts)
+    for i, kept in enumerate(compiled.kept):
         if kept:
             positions[i] = at
             at += 1
@@ -183,11 +185,11 @@ def _as_it_came(aval: Any, new: Any) -> str:
     return f"in its shape {tuple(aval.shape)}"
 
 
-def _check_same_place(prepared: Prepared, face: Face, state: range) -> None:
-    program, positions = prepared.program, _program_positions(prepared)
-    name = face.name
+def _check_same_place(compiled: CompiledProgram, info: StageInfo, state: range) -> None:
+    program, positions = compiled.program, _program_positions(compiled)
+    name = info.name
     for k, i in enumerate(state):
-        path, aval, new = face.paths[i], face.in_avals[i], face.out_avals[k]
+        path, aval, new = info.paths[i], info.in_avals[i], info.out_avals[k]
         if (aval.shape, aval.dtype) != (new.shape, new.dtype):
             raise ArgumentError(
                 f"{name} can't be bound: {path} goes in as {dtype_name(aval)} and comes out as "
@@ -210,10 +212,10 @@ def _check_same_place(prepared: Prepared, face: Face, state: range) -> None:
             )
 
 
-def _inputs(prepared: Prepared, face: Face, state: range) -> tuple[Input, ...]:
-    program, positions = prepared.program, _program_positions(prepared)
+def _inputs(compiled: CompiledProgram, info: StageInfo, state: range) -> tuple[Input, ...]:
+    program, positions = compiled.program, _program_positions(compiled)
     found = []
-    for i, (path, aval) in enumerate(zip(face.paths, face.in_avals, strict=True)):
+    for i, (path, aval) in enumerate(zip(info.paths, info.in_avals, strict=True)):
         if i in state:
             continue
         at = positions.get(i)
@@ -224,12 +226,12 @@ def _inputs(prepared: Prepared, face: Face, state: range) -> tuple[Input, ...]:
     return tuple(found)
 
 
-def _order(prepared: Prepared, state: Sequence[int]) -> tuple[int, ...] | None:
+def _order(compiled: CompiledProgram, state: Sequence[int]) -> tuple[int, ...] | None:
     """Where each program argument stands in `[*consts, *state, *other arguments in use]`."""
-    consts = len(prepared.consts)
+    consts = len(compiled.consts)
     order = list(range(consts))
     rest_at = consts + len(state)
-    for i, kept in enumerate(prepared.kept):
+    for i, kept in enumerate(compiled.kept):
         if i in state:
             if kept:
                 order.append(consts + i - state[0])

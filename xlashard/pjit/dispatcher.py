@@ -13,7 +13,7 @@ from xlashard._jax.trace.tracing import FunctionTracer
 from xlashard.pjit.parameters import Parameters
 
 
-class Called(Protocol):
+class DispatchTarget(Protocol):
     """What stands behind the callable.
 
     Attributes:
@@ -31,7 +31,7 @@ class Called(Protocol):
         """The function's name."""
         ...
 
-    def miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+    def cache_miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         """Runs a call that was not seen before, and says how to repeat it."""
         ...
 
@@ -49,7 +49,7 @@ class Called(Protocol):
         ...
 
 
-def dispatched[F: Called](
+def dispatched[F: DispatchTarget](
     function: F, methods: Mapping[str, Any], remake: Callable[[F], Any]
 ) -> Any:
     """The C++ callable over a function; its methods are attributes of the instance.
@@ -83,11 +83,11 @@ def dispatched[F: Called](
     return call
 
 
-def _dispatcher(function: Called) -> Any:
+def _dispatcher(function: DispatchTarget) -> Any:
     """Return jaxlib's dispatcher of a function."""
     static = function.tracer.static_argnums, function.tracer.static_argnames
     call = dispatch.new_dispatcher(
-        function.name, function.fun, function.miss, static, function.name
+        function.name, function.fun, function.cache_miss, static, function.name
     )
     call.__dict__["__reduce_ex__"] = lambda protocol: (_dispatcher, (function,))
     return call
@@ -103,7 +103,7 @@ def _named(call: Any) -> str | None:
 
 
 class _Attributes(dict[str, Any]):
-    """The attributes of a pjit-ed function, of which wrappers around it copy only the public face.
+    """The attributes of a pjit-ed function, of which wrappers around it copy only the public info.
 
     `functools.wraps`, and `jax.jit` and `jax.vmap` with their own, copy the attributes of what they
     wrap. Without this `jax.jit(f).lower` would be that of `f`. Looking an attribute up doesn't come
@@ -122,7 +122,7 @@ class _Attributes(dict[str, Any]):
         return iter(self.keys())
 
 
-def _checking(call: Any, function: Called) -> Any:
+def _checking(call: Any, function: DispatchTarget) -> Any:
     """Return the dispatcher for a function with static or donated arguments.
 
     Where a donated argument may share its buffers with another one, the function compares them once
@@ -130,7 +130,7 @@ def _checking(call: Any, function: Called) -> Any:
     otherwise for the error. A static argument that jaxlib refuses gets its name.
     """
     donates, check_call = function.parameters.donates, function.parameters.check_call
-    may_share, miss = function.may_share, function.miss
+    may_share, miss = function.may_share, function.cache_miss
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.

@@ -10,12 +10,12 @@ from xlashard.array.core.handles import KindOf
 from xlashard.errors import ArgumentError
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import check_concrete
-from xlashard.pjit.call import Call
-from xlashard.pjit.checks import check_type
+from xlashard.pjit.stages.checks import check_type
+from xlashard.pjit.trace import Call
 
 
 @dataclass(frozen=True, eq=False)
-class Face:
+class StageInfo:
     """The outside of a traced, lowered or compiled function.
 
     Attributes:
@@ -42,7 +42,7 @@ class Face:
     moves_arguments: bool = False
 
     @classmethod
-    def of(cls, call: Call, *, moves_arguments: bool = False) -> "Face":
+    def of(cls, call: Call, *, moves_arguments: bool = False) -> "StageInfo":
         """Return the outside of a function that was traced for a call."""
         traced = call.traced
         return cls(
@@ -131,12 +131,12 @@ def _parts(in_tree: Any) -> dict[str, Any]:
 class Stage:
     """What every stage of a function answers alike."""
 
-    _face: Face
+    _info: StageInfo
     _known_out_shardings: Sequence[Any] = ()
 
     def __repr__(self) -> str:
-        face = self._face
-        return f"{type(self).__name__}({face.name}: {face.in_tree} -> {face.out_tree})"
+        info = self._info
+        return f"{type(self).__name__}({info.name}: {info.in_tree} -> {info.out_tree})"
 
     def __getattr__(self, name: str) -> Any:
         # The stages are instances of JAX's classes, whose private slots stay empty.
@@ -150,45 +150,45 @@ class Stage:
     @property
     def fun_name(self) -> str:
         """The function's name."""
-        return self._face.name
+        return self._info.name
 
     @property
     def in_tree(self) -> Any:
         """The tree of `(args, kwargs)`, static arguments taken out."""
-        return self._face.in_tree
+        return self._info.in_tree
 
     @property
     def out_tree(self) -> Any:
         """The tree of the result."""
-        return self._face.out_tree
+        return self._info.out_tree
 
     @property
     def in_avals(self) -> Any:
         """The abstract values of `(args, kwargs)`, as their tree."""
-        return self._face.in_tree.unflatten(self._face.in_avals)
+        return self._info.in_tree.unflatten(self._info.in_avals)
 
     @property
     def out_avals(self) -> Any:
         """The abstract values of the result, as its tree."""
-        return self._face.out_tree.unflatten(self._face.out_avals)
+        return self._info.out_tree.unflatten(self._info.out_avals)
 
     @property
     def args_info(self) -> Any:
         """For each argument its abstract value and whether it is donated, as their tree."""
-        face = self._face
-        return face.in_tree.unflatten(list(map(jax.stages.ArgInfo, face.in_avals, face.donated)))
+        info = self._info
+        return info.in_tree.unflatten(list(map(jax.stages.ArgInfo, info.in_avals, info.donated)))
 
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """Which of the arguments' leaves, counted over all arguments, are donated."""
-        return tuple(i for i, donated in enumerate(self._face.donated) if donated)
+        return tuple(i for i, donated in enumerate(self._info.donated) if donated)
 
     @property
     def out_info(self) -> Any:
         """Shapes, dtypes and known shardings of the result, as a tree of `jax.ShapeDtypeStruct`."""
-        face = self._face
-        shardings = self._known_out_shardings or (None,) * len(face.out_avals)
-        return face.out_tree.unflatten(list(map(struct, face.out_avals, shardings)))
+        info = self._info
+        shardings = self._known_out_shardings or (None,) * len(info.out_avals)
+        return info.out_tree.unflatten(list(map(struct, info.out_avals, shardings)))
 
 
 def struct(aval: Any, sharding: Any = None) -> Any:

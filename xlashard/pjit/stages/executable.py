@@ -14,34 +14,34 @@ from xlashard._jax.runtime.tracebacks import shorten, shortened
 from xlashard.array.core.donation import Taker
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
-from xlashard.pjit.checks import check_place
-from xlashard.pjit.face import Face, struct
-from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.run import Giving, Results, run_repeatably
+from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.shared_buffers import may_share
+from xlashard.pjit.stages.checks import check_place
+from xlashard.pjit.stages.info import StageInfo, struct
 
 
 class Executable:
-    """A compiled program behind a face, called by jaxlib's dispatcher."""
+    """A compiled program of one stage, called by jaxlib's dispatcher."""
 
-    _face: Face
-    _prepared: Prepared
+    _info: StageInfo
+    _compiled: CompiledProgram
     _body: Any = None
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices it runs on, in order."""
-        return self._prepared.program.parts.plan.devices
+        return self._compiled.program.parts.plan.devices
 
     @property
     def input_shardings(self) -> Any:
         """The shardings of the arguments, as their tree; None for an unused argument."""
-        return self._spread(self._prepared.program.parts.in_shardings, None)
+        return self._spread(self._compiled.program.parts.in_shardings, None)
 
     @property
     def output_shardings(self) -> Any:
         """The shardings of the result, as its tree."""
-        return self._of_results(self._prepared.program.parts.out_shardings)
+        return self._of_results(self._compiled.program.parts.out_shardings)
 
     @property
     def input_formats(self) -> Any:
@@ -49,35 +49,35 @@ class Executable:
 
         Both are None for an unused argument.
         """
-        program = self._prepared.program
+        program = self._compiled.program
         formats = _formats(program.full_layouts[0], program.parts.in_shardings)
         return self._spread(formats, Format(None, None))
 
     @property
     def output_formats(self) -> Any:
         """Layouts and shardings of the result, as its tree of `Format`."""
-        program = self._prepared.program
+        program = self._compiled.program
         formats = _formats(program.full_layouts[1], program.parts.out_shardings)
         return self._of_results(formats)
 
     @property
     def out_info(self) -> Any:
         """Shapes, dtypes, layouts and shardings of the result, as its tree."""
-        program, face = self._prepared.program, self._face
+        program, info = self._compiled.program, self._info
         places = _formats(program.full_layouts[1], program.out_twins)
-        structs = [struct(*pair) for pair in zip(face.out_avals, places, strict=False)]
+        structs = [struct(*pair) for pair in zip(info.out_avals, places, strict=False)]
         return self._of_results(structs)
 
     def _of_results(self, values: Sequence[Any]) -> Any:
         """What is known of all that the program gives, on the tree of the result."""
-        tree = self._face.out_tree
+        tree = self._info.out_tree
         return tree.unflatten(values[: tree.num_leaves])
 
     def _spread(self, of_taken: Sequence[Any], of_unused: Any) -> Any:
         """What is known of the arguments that the program takes, on the tree of all."""
-        taken = iter(of_taken[len(self._prepared.consts) :])
-        flat = [next(taken) if kept else of_unused for kept in self._prepared.kept]
-        return self._face.in_tree.unflatten(flat)
+        taken = iter(of_taken[len(self._compiled.consts) :])
+        flat = [next(taken) if kept else of_unused for kept in self._compiled.kept]
+        return self._info.in_tree.unflatten(flat)
 
     def as_text(self, dialect: str = "hlo") -> str:
         """The program as text.
@@ -94,10 +94,10 @@ class Executable:
             return executables.compiled_text(self.runtime_executable())
         if dialect != "stablehlo":
             raise ArgumentError(f"dialect must be 'hlo' or 'stablehlo', not {dialect!r}")
-        lowered = self._prepared.lowered
+        lowered = self._compiled.lowered
         if lowered is None:
             raise ArgumentError(
-                f"{self._face.name} was loaded as a compiled program, without its StableHLO "
+                f"{self._info.name} was loaded as a compiled program, without its StableHLO "
                 "module: as_text('hlo') shows what it runs"
             )
         return lowered.as_text()
@@ -112,7 +112,7 @@ class Executable:
 
     def runtime_executable(self) -> Any:
         """PJRT's loaded executable."""
-        return self._prepared.program.executable
+        return self._compiled.program.executable
 
     @shortened
     def serialize(self) -> bytes:
@@ -125,9 +125,9 @@ class Executable:
         Raises:
             SavedProgramError: If the program calls Python functions, which can't travel.
         """
-        from xlashard.pjit.saving import save  # takes long to import, and few need it
+        from xlashard.pjit.stages.serialization import save  # takes long to import, and few need it
 
-        return save(type(self).__name__, self._face, self._prepared)
+        return save(type(self).__name__, self._info, self._compiled)
 
     def __reduce__(self) -> Any:
         kind = type(self).__name__
@@ -155,31 +155,31 @@ class Executable:
 
     @cached_property
     def _donates(self) -> bool:
-        return any(self._face.donated)
+        return any(self._info.donated)
 
     def _may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return True if a donated argument may share its buffers with another one."""
-        donated = self._face.donated
+        donated = self._info.donated
         values = jax.tree_util.tree_leaves((args, kwargs))
         if len(values) != len(donated):
             return False  # of another structure, which the call refuses
-        others = [*compress(values, map(not_, donated)), *self._prepared.consts]
+        others = [*compress(values, map(not_, donated)), *self._compiled.consts]
         return may_share(list(compress(values, donated)), others)
 
     @cached_property
     def _dispatcher(self) -> Any:
-        name = self._face.name
+        name = self._info.name
         return dispatch.new_dispatcher(name, None, self._miss, ((), ()), name)
 
     @cached_property
-    def _given(self) -> Giving:
-        face = self._face
-        return Giving(face.donated, face.paths, Taker(face.name))
+    def _given(self) -> DonationInfo:
+        info = self._info
+        return DonationInfo(info.donated, info.paths, Taker(info.name))
 
     def _miss(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         values, repeatable = self._checked(args, kwargs)
-        results = Results(self._face.out_tree, self._face.kind_of)
-        out, path = run_repeatably(self._prepared, values, results, self._given, self._body)
+        results = Results(self._info.out_tree, self._info.kind_of)
+        out, path = run_repeatably(self._compiled, values, results, self._given, self._body)
         return out, path if repeatable else None, False
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], bool]:
@@ -188,15 +188,15 @@ class Executable:
 
     def _check_places(self, values: Sequence[Any]) -> None:
         """Refuses arguments that are bound to another place than the program takes them from."""
-        face, prepared = self._face, self._prepared
-        if face.moves_arguments:
+        info, compiled = self._info, self._compiled
+        if info.moves_arguments:
             return
-        arguments = describe_arguments(values, face.paths, face.in_avals)
-        wanted = iter(prepared.program.parts.in_shardings[len(prepared.consts) :])
-        for argument, kept in zip(arguments, prepared.kept, strict=True):
+        arguments = describe_arguments(values, info.paths, info.in_avals)
+        wanted = iter(compiled.program.parts.in_shardings[len(compiled.consts) :])
+        for argument, kept in zip(arguments, compiled.kept, strict=True):
             if not kept:
                 continue
-            check_place(argument, next(wanted), f"{face.name} was compiled for {{}}")
+            check_place(argument, next(wanted), f"{info.name} was compiled for {{}}")
 
 
 def _formats(layouts: Sequence[Any], shardings: Sequence[Any]) -> list[Format]:

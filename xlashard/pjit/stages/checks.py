@@ -5,8 +5,8 @@ from typing import Any
 from xlashard._jax.lower.lowering import dtype_name
 from xlashard._jax.trace.tracing import abstractify, is_token
 from xlashard.errors import ArgumentError, ResourceError
-from xlashard.pjit.advice import as_code, described, type_hint
 from xlashard.pjit.arguments import Argument
+from xlashard.pjit.shardings.error_hints import as_code, described, type_hint
 from xlashard.sharding import XLACompatibleSharding
 
 

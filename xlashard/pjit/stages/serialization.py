@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from xlashard.errors import ArgumentError, SavedProgramError
-from xlashard.pjit.face import Face
-from xlashard.pjit.prepare import Prepared
-from xlashard.pjit.trees import fits, tree_from_json, tree_to_json, unknown_nodes
+from xlashard.pjit.compile import CompiledProgram
+from xlashard.pjit.stages.info import StageInfo
+from xlashard.pjit.stages.tree_json import fits, tree_from_json, tree_to_json, unknown_nodes
 from xlashard.program.container import Contents, pack, reading, unpack
 from xlashard.program.environment import Target
 from xlashard.program.saved import load_program, save_program
@@ -25,41 +25,41 @@ type Trees = tuple[Any, Any]
 """The trees of `(args, kwargs)` and of the result that somebody gave; None for none."""
 
 
-def save(kind: str, face: Face, prepared: Prepared) -> bytes:
+def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
     """A compiled function as bytes.
 
     Args:
         kind: The name of its class.
-        face: Its outside.
-        prepared: Its program.
+        info: Its outside.
+        compiled: Its program.
 
     Raises:
         SavedProgramError: If it needs what only this process has.
     """
-    if prepared.stateful:
+    if compiled.stateful:
         raise SavedProgramError(
-            f"{face.name} can't be saved: it has references (jax.new_ref) or tokens, which live "
+            f"{info.name} can't be saved: it has references (jax.new_ref) or tokens, which live "
             "in one process; pass arrays and return the new ones"
         )
-    program, sections = save_program(prepared.program, prepared.consts)
+    program, sections = save_program(compiled.program, compiled.consts)
     header = {
         "kind": kind,
-        "face": {
-            "name": face.name,
-            "paths": list(face.paths),
-            "donated": list(face.donated),
-            "kept": list(prepared.kept),
-            "moves": face.moves_arguments,
-            "in": [type_to_json(aval) for aval in face.in_avals],
-            "in_tree": tree_to_json(face.in_tree),
-            "out_tree": tree_to_json(face.out_tree),
+        "info": {
+            "name": info.name,
+            "paths": list(info.paths),
+            "donated": list(info.donated),
+            "kept": list(compiled.kept),
+            "moves": info.moves_arguments,
+            "in": [type_to_json(aval) for aval in info.in_avals],
+            "in_tree": tree_to_json(info.in_tree),
+            "out_tree": tree_to_json(info.out_tree),
         },
         "program": program,
     }
     return pack(header, sections)
 
 
-def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[Face, Prepared]:
+def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInfo, CompiledProgram]:
     """The compiled function of such bytes.
 
     Args:
@@ -80,13 +80,15 @@ def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[Face, Pr
             raise SavedProgramError(
                 f"this is a saved {saved_kind}, no {kind}: write {saved_kind}.deserialize(data)"
             )
-        said = contents.header["face"]
+        said = contents.header["info"]
         paths = tuple(map(str, said["paths"]))
         trees = _trees(said, paths, trees)
     return _joined(said, contents, target, trees)
 
 
-def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tuple[Face, Prepared]:
+def _joined(
+    said: Any, contents: Contents, target: Target, trees: Trees
+) -> tuple[StageInfo, CompiledProgram]:
     with reading():
         described, name = contents.header["program"], str(said["name"])
         kept = tuple(map(bool, said["kept"]))
@@ -103,7 +105,7 @@ def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tupl
     # Those that the program takes have their mesh in their type, where it is explicit.
     taken_avals = iter(restored.program.parts.in_avals[len(restored.consts) :])
     in_avals = tuple(next(taken_avals) if k else a for a, k in zip(said_avals, kept, strict=True))
-    face = Face(
+    info = StageInfo(
         name=name,
         in_tree=trees[0],
         out_tree=trees[1],
@@ -113,7 +115,7 @@ def _joined(said: Any, contents: Contents, target: Target, trees: Trees) -> tupl
         donated=donated,
         moves_arguments=said.get("moves") is True,
     )
-    return face, Prepared(restored.program, None, restored.consts, kept)
+    return info, CompiledProgram(restored.program, None, restored.consts, kept)
 
 
 def _trees(said: Any, paths: Sequence[str], given: Trees) -> Trees:
