@@ -33,10 +33,10 @@ from xlashard.array.placement.transfer_guard import free_transfers
 from xlashard.errors import GeometryError, MeshError, ResourceError, ShardingError
 from xlashard.pjit.arguments import check_alive, check_values
 from xlashard.pjit.shardings.error_hints import described
+from xlashard.pjit.shardings.prefix import expand
 from xlashard.pjit.shardings.resources import (
     Resource,
     as_tiles,
-    expand,
     read_resources,
     to_sharding,
 )

@@ -42,8 +42,10 @@ from xlashard.pjit.primitive import (
 )
 from xlashard.pjit.recompile.compile_log import CompileLog
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.shardings.resolve import ShardingRequest, resolve
-from xlashard.pjit.shardings.resources import Resource, check_from_gda, expand, to_sharding
+from xlashard.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.pjit.shardings.prefix import expand
+from xlashard.pjit.shardings.resolve import resolve
+from xlashard.pjit.shardings.resources import Resource, check_from_gda, to_sharding
 from xlashard.pjit.shardings.unreduced import check_axes, has_reductions
 from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.trace import Call

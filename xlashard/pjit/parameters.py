@@ -9,7 +9,8 @@ import jax
 from xlashard.errors import ArgumentError, ResourceError, counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.options import Selected
-from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree, expand
+from xlashard.pjit.shardings.prefix import expand
+from xlashard.pjit.shardings.resources import UNSPECIFIED, Resource, ResourceTree
 from xlashard.pjit.signature import Signature, positions_text
 
 # What jax.tree_util.tree_flatten calls: each call of a donating function does it twice.

@@ -34,7 +34,8 @@ from xlashard.pjit.dispatch import DonationInfo, Results, run_repeatably
 from xlashard.pjit.lower import LoweringRequest
 from xlashard.pjit.recompile.derived_programs import DERIVED_PROGRAMS
 from xlashard.pjit.recompile.history import CacheMiss
-from xlashard.pjit.shardings.resolve import ShardingRequest, resolve
+from xlashard.pjit.shardings.device_assignment import ShardingRequest
+from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.shardings.unassigned import names_devices
 from xlashard.pjit.shared_buffers import may_share
 from xlashard.sharding import NamedSharding, Sharding, from_jax

@@ -1,6 +1,6 @@
-"""Resources: where a person says that arguments and results go, as prefixes of their trees."""
+"""Resources: the shardings that users request for arguments and results, as trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,6 @@ from xlashard.errors import (
     ResourceError,
     ResourceTypeError,
     ShardingError,
-    counted,
 )
 from xlashard.geometry import validate_spec
 from xlashard.lazily import dataclass
@@ -34,12 +33,12 @@ from xlashard.sharding import (
 )
 
 UNSPECIFIED = JAX_UNSPECIFIED
-"""Leaves an argument where it is, and a result where the partitioner puts it."""
+"""Leave an argument where it is, and a result where the partitioner puts it."""
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Leaves a sharding wholly to the compiler; `AUTO` is the one to use."""
+    """Leave a sharding wholly to the compiler; write `AUTO`."""
 
     def __repr__(self) -> str:
         return "AUTO"
@@ -49,9 +48,9 @@ AUTO = Auto()
 
 
 class FromGda:
-    """Takes the sharding of the array that is passed; `FROM_GDA` is the one to use.
+    """Take the sharding of the array that is passed; write `FROM_GDA`.
 
-    Every instance means the same, for a pickled one comes back as another.
+    All instances are equal, since a pickled one comes back as another.
     """
 
     def __repr__(self) -> str:
@@ -72,7 +71,8 @@ class Resource:
     """One leaf of a tree of resources.
 
     Attributes:
-        given: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA` or `UNSPECIFIED`.
+        given: The value that the user wrote: None, a PartitionSpec, a Sharding, `AUTO`, `FROM_GDA`
+            or `UNSPECIFIED`.
         layout: The layout that came with it in a `Format`, or None.
     """
 
@@ -81,7 +81,7 @@ class Resource:
 
     @property
     def is_unspecified(self) -> bool:
-        """True if it says nothing."""
+        """True if it requests no sharding."""
         return isinstance(self.given, UnspecifiedValue | Auto | FromGda)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -99,7 +99,7 @@ class ResourceTree:
     """A checked tree of resources.
 
     Attributes:
-        what: The name of the keyword it was given as.
+        what: The keyword: `in_shardings`.
         leaves: Its leaves in order.
         treedef: Its structure, with `Resource`s as leaves.
     """
@@ -110,15 +110,15 @@ class ResourceTree:
 
     @property
     def is_unspecified(self) -> bool:
-        """True if it says nothing of anything."""
-        return all(r.is_unspecified and r.layout is None for r in self.leaves)
+        """True if it requests neither a sharding nor a layout."""
+        return all([r.is_unspecified and r.layout is None for r in self.leaves])
 
     def tree(self) -> Any:
-        """The tree itself."""
+        """Return the tree."""
         return self.treedef.unflatten(self.leaves)
 
     def text(self) -> str:
-        """The tree as it was given."""
+        """Return the tree as code."""
         return repr(self.treedef.unflatten([leaf.given for leaf in self.leaves]))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -143,10 +143,10 @@ def _is_leaf(x: object) -> bool:
 def check_from_gda(
     resources: Sequence[Resource], values: Sequence[Any], paths: Sequence[str], what: str
 ) -> None:
-    """Refuses arguments that bring no sharding where `FROM_GDA` says to take theirs.
+    """Refuse arguments without a sharding of which `FROM_GDA` requests theirs.
 
     Raises:
-        ResourceError: With the first such argument.
+        ResourceError: With the path of the first of them.
     """
     for resource, value, path in zip(resources, values, paths, strict=True):
         if not isinstance(resource.given, FromGda) or isinstance(value, jax.Array):
@@ -161,10 +161,10 @@ def check_from_gda(
 
 
 def refuse_from_gda(resources: ResourceTree) -> None:
-    """Refuses `FROM_GDA` among what is said of results.
+    """Refuse `FROM_GDA` among the resources of results.
 
     Raises:
-        ResourceError: If it is there.
+        ResourceError: If one is `FROM_GDA`.
     """
     if any(isinstance(leaf.given, FromGda) for leaf in resources.leaves):
         raise ResourceError(
@@ -191,10 +191,10 @@ def refuse_unconstrained(resources: ResourceTree) -> None:
 
 
 def read_resources(tree: Any, what: str) -> ResourceTree:
-    """Checks a tree of resources as far as it can be without a mesh.
+    """Read a tree of resources, and check it as far as possible without a mesh.
 
     Raises:
-        ResourceError: With the leaf's path, if it is nothing that says where a value goes.
+        ResourceError: With the path of a leaf that is no resource.
     """
     if _is_leaf(tree):
         return ResourceTree(what, (_read_leaf(tree, what),), _LEAF)
@@ -223,34 +223,34 @@ def _read_leaf(leaf: Any, path: str) -> Resource:
 
 
 def _wrong_leaf(leaf: Any, path: str) -> str:
-    said = f"{path} is {leaf!r} ({type(leaf).__name__}), which says nothing of where a value goes: "
-    if isinstance(leaf, str):
-        return said + f"write P({leaf!r})"
-    if isinstance(leaf, jax.Device):
-        return said + "write SingleDeviceSharding(device)"
-    if isinstance(leaf, Mesh):
-        return said + "write NamedSharding(mesh, P(...))"
-    return said + (
+    advice = (
         "give None (replicated), a PartitionSpec such as P('x'), a Sharding, AUTO or UNSPECIFIED"
     )
+    if isinstance(leaf, str):
+        advice = f"write P({leaf!r})"
+    elif isinstance(leaf, jax.Device):
+        advice = "write SingleDeviceSharding(device)"
+    elif isinstance(leaf, Mesh):
+        advice = "write NamedSharding(mesh, P(...))"
+    return f"{path} is {leaf!r} ({type(leaf).__name__}), which is no sharding: {advice}"
 
 
 @lru_cache(maxsize=4096)
 def named(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """The sharding of a spec on the mesh in force."""
+    """Return the sharding of a spec on the mesh in force."""
     return NamedSharding(mesh, spec)
 
 
 def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | None:
-    """The sharding that a resource means under a mesh; None if that is left open.
+    """Return the sharding that a resource stands for under a mesh; None if it is unspecified.
 
     `None` as a resource (replicated) needs devices: without a mesh it is resolved later, when the
     program's devices are known (`REPLICATED`).
 
     Raises:
         MeshError: For a spec without a mesh.
-        ResourceError: For a spec that does not fit the mesh, or over axes that `shard_map` around
-            the call deals out by hand.
+        ResourceError: For a spec that does not fit the mesh, or names manual axes of a `shard_map`
+            around the call.
     """
     if resource.is_unspecified:
         return None
@@ -260,8 +260,8 @@ def to_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding | 
         for axis in sharding.normal_spec.axes:
             if axis in manual:
                 raise ResourceError(
-                    f"{path} is {sharding.spec}, but shard_map around it has dealt {axis!r} out "
-                    "already: each value there is one shard; leave that axis out",
+                    f"{path} is {sharding.spec}, but {axis!r} is a manual axis of the shard_map "
+                    "around it, where each value is one shard: leave that axis out",
                     path=path,
                 )
     return sharding
@@ -277,7 +277,7 @@ def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding |
         return named(mesh, PartitionSpec()) if mesh is not None else REPLICATED
     if mesh is None:
         raise MeshError(
-            f"{path} is {given}, but no mesh is in force to say what its axes are: call inside "
+            f"{path} is {given}, but no mesh is in force that has its axes: call inside "
             f"`with jax.set_mesh(mesh):`, or give NamedSharding(mesh, {given})"
         )
     try:
@@ -288,7 +288,7 @@ def _as_sharding(resource: Resource, mesh: Mesh | None, path: str) -> Sharding |
 
 
 def _on_devices(sharding: NamedSharding, mesh: Mesh, path: str) -> NamedSharding:
-    """A sharding on an abstract mesh, on the devices of the mesh in force."""
+    """Return a sharding on an abstract mesh over the devices of the mesh in force."""
     if _axes(mesh) != _axes(sharding.mesh):
         raise MeshError(
             f"{path} stands on {sharding.mesh}, which has no devices, and the mesh in force is "
@@ -299,21 +299,21 @@ def _on_devices(sharding: NamedSharding, mesh: Mesh, path: str) -> NamedSharding
 
 
 def _axes(mesh: Mesh | AbstractMesh) -> tuple[Any, ...]:
-    """What an abstract mesh says of a mesh besides the kind of its devices."""
+    """Return the parts of a mesh that an abstract mesh has too, without the kind of devices."""
     return mesh.axis_names, mesh.axis_sizes, mesh.axis_types
 
 
-def as_tiles(said: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
-    """A sharding that XLA can be told of, for arrays of a shape.
+def as_tiles(sharding: Sharding, shape: Sequence[int]) -> XLACompatibleSharding:
+    """Return a sharding that XLA takes, for arrays of a shape.
 
     Raises:
-        GeometryError: If it can't be said as tiles of equal size.
-        ShardingError: If it has no place for one of its devices.
+        GeometryError: If its tiles are not all of one size.
+        ShardingError: If it has no slice for one of its devices.
     """
-    if isinstance(said, XLACompatibleSharding):
-        return said
-    tiles = said.tiling(tuple(shape)).to_tile_assignment()
-    return GSPMDSharding(said.devices, tiles, memory_kind=said.memory_kind)
+    if isinstance(sharding, XLACompatibleSharding):
+        return sharding
+    tiles = sharding.tiling(tuple(shape)).to_tile_assignment()
+    return GSPMDSharding(sharding.devices, tiles, memory_kind=sharding.memory_kind)
 
 
 def none_as_unspecified(tree: Any) -> Any:
@@ -321,108 +321,3 @@ def none_as_unspecified(tree: Any) -> Any:
     return jax.tree_util.tree_map(
         lambda leaf: UNSPECIFIED if leaf is None else leaf, tree, is_leaf=_is_leaf
     )
-
-
-def expand(
-    resources: ResourceTree, treedef: Any, path_of: Callable[[Sequence[Any]], str]
-) -> list[Resource]:
-    """One resource for each leaf of a tree, from a prefix of the tree.
-
-    Args:
-        resources: The prefix.
-        treedef: The structure of the full tree.
-        path_of: How a person would write the place of a subtree.
-
-    Raises:
-        ResourceError: With the first place where the prefix does not fit, and why.
-    """
-    if treedef == resources.treedef:
-        return list(resources.leaves)
-    full = treedef.unflatten([_FullLeaf()] * treedef.num_leaves)
-    prefix = resources.tree()
-    if type(full) in (tuple, list) and type(prefix) in (tuple, list):
-        # At the top people write one for the other.
-        prefix = type(full)(prefix)
-    out: list[Resource] = []
-    _expand(prefix, full, (), out, _Naming(resources.what, path_of))
-    return out
-
-
-class _FullLeaf:
-    """Stands for an array in a full tree."""
-
-
-@dataclass(frozen=True)
-class _Naming:
-    what: str
-    path_of: Callable[[Sequence[Any]], str]
-
-
-def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """`(key, child)` of a node that is no leaf."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(
-        node, is_leaf=lambda x: x is not node or isinstance(x, _FullLeaf | Resource)
-    )
-    if len(flat) == 1 and not flat[0][0]:
-        return None
-    return [(path[0] if path else None, child) for path, child in flat]
-
-
-def _expand(
-    prefix: Any, full: Any, path: tuple[Any, ...], out: list[Resource], naming: _Naming
-) -> None:
-    if isinstance(prefix, Resource):
-        out.extend([prefix] * len(jax.tree_util.tree_leaves(full)))
-        return
-    if isinstance(full, _FullLeaf):
-        raise ResourceError(
-            f"{naming.what} has a {_kind(prefix)} for {naming.path_of(path)}, which is an array: "
-            "give one sharding there",
-            path=naming.path_of(path),
-        )
-    if type(prefix) is not type(full):
-        raise ResourceError(
-            f"{naming.what} has a {_kind(prefix)} where {naming.path_of(path)} is a {_kind(full)}: "
-            f"give a {_kind(full)} of the same structure, or one sharding for all of it",
-            path=naming.path_of(path),
-        )
-    theirs, ours = _children(prefix), _children(full)
-    ours, theirs = ours or [], theirs or []
-    keys_given = [str(k) for k, _ in theirs]
-    keys_there = [str(k) for k, _ in ours]
-    if keys_given != keys_there:
-        raise ResourceError(
-            _key_mismatch(naming, path, (keys_given, keys_there), _kind(full)),
-            path=naming.path_of(path),
-        )
-    for (key, sub), (_, target) in zip(theirs, ours, strict=True):
-        _expand(sub, target, (*path, key), out, naming)
-
-
-def _key_mismatch(
-    naming: _Naming, path: tuple[Any, ...], keys: tuple[list[str], list[str]], kind: str
-) -> str:
-    given, there = keys
-    place = naming.path_of(path)
-    if kind in ("tuple", "list"):
-        return (
-            f"{naming.what} has {counted(len(given), 'entry', 'entries')} for {place}, which has "
-            f"{len(there)}: give one for each, or one sharding for all"
-        )
-    missing = [k for k in there if k not in given]
-    surplus = [k for k in given if k not in there]
-    parts, advice = [], []
-    if missing:
-        parts.append(f"lacks {', '.join(missing)}")
-        advice.append(f"give a sharding for {', '.join(missing)}, or one for all of {place}")
-    if surplus:
-        parts.append(f"has {', '.join(surplus)} too many")
-        advice.append(f"leave {', '.join(surplus)} out")
-    return (
-        f"{naming.what} does not fit {place}: it {' and '.join(parts) or 'differs in order'}: "
-        f"{'; '.join(advice) or 'give them in the order ' + ', '.join(there)}"
-    )
-
-
-def _kind(node: Any) -> str:
-    return type(node).__name__
