@@ -12,6 +12,7 @@ from xlashard.array.constructors import canonical_dtype, finished
 from xlashard.array.core.array import Array
 from xlashard.array.core.base import check_alive
 from xlashard.array.core.buffer_shape import in_shape
+from xlashard.array.core.donation import record_shard
 from xlashard.array.keys import is_key_dtype, key_handle, keys_over
 from xlashard.array.placement.target import Places, as_shape, as_sharding, places
 from xlashard.errors import ArgumentError, DeletedError, PlacementError
@@ -158,7 +159,11 @@ def joined(singles: Sequence[Single], target: Places, dtype: Any, caller: Caller
         )
     ordered = [by_device[device] for device in target.devices]
     keys = ordered[0].array if ordered and ordered[0].is_key else None
-    return finished([single.handle for single in ordered], dtype, target, None, keys)
+    out = finished([single.handle for single in ordered], dtype, target, None, keys)
+    if len(ordered) > 1 and isinstance(out, Array):
+        for single in ordered:
+            record_shard(single.handle, out)
+    return out
 
 
 def _as_single(caller: Caller, number: int, array: Any) -> Single:

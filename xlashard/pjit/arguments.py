@@ -8,7 +8,7 @@ import numpy as np
 
 from xlashard._jax.lower.lowering import dtype_name
 from xlashard._jax.runtime.compiler import special_layout, special_struct_layout
-from xlashard._jax.runtime.transfer import callback_result
+from xlashard._jax.runtime.transfer import base_handle, callback_result, lacks_buffer
 from xlashard._jax.trace.jaxprs import buffer_of, is_ref
 from xlashard._jax.trace.tracing import Tracer, abstractify, escaped_tracer_error, shaped
 from xlashard.array import Array
@@ -81,14 +81,20 @@ def _describe(value: Any, path: str, aval: Any) -> Argument:
 
 
 def check_alive(value: Any, path: str, aval: Any) -> None:
-    """Refuses an array whose buffers are gone; anything else passes.
+    """Refuse an array that lacks buffers; anything else passes.
 
     Raises:
         DeletedError: With the path.
     """
-    handle = bare(value)
-    if isinstance(handle, jax.Array) and not isinstance(handle, Tracer) and handle.is_deleted():
+    handle = base_handle(bare(value))
+    if handle is None or not lacks_buffer(handle):
+        return
+    if handle.is_deleted():
         raise DeletedError(_deleted_text(value, path, aval))
+    raise DeletedError(
+        f"{path} ({dtype_name(aval)}) lacks the buffer of one of its devices: that shard was "
+        "deleted or donated by itself; make it anew"
+    )
 
 
 def _deleted_text(value: Any, path: str, aval: Any) -> str:

@@ -10,7 +10,9 @@ import jax
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.tracebacks import shorten
 from xlashard._jax.trace.tracing import FunctionTracer
+from xlashard.array.core.donation import SHARDS, release_shards
 from xlashard.pjit.parameters import Parameters
+from xlashard.pjit.shared_buffers import may_share
 
 
 class DispatchTarget(Protocol):
@@ -40,8 +42,10 @@ class DispatchTarget(Protocol):
         """True once a program of the function runs on several devices."""
         ...
 
-    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a donated argument of a call may share its buffers with another one."""
+    def donated_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of donated arguments, and all other arrays that a call passes."""
         ...
 
     def clear_cache(self) -> None:
@@ -69,7 +73,7 @@ def dispatched[F: DispatchTarget](
     functools.update_wrapper(call, function.fun)
 
     def clear_cache() -> None:
-        dispatcher._clear_cache()
+        dispatch.clear_cache(dispatcher)
         function.clear_cache()
 
     own = {
@@ -130,21 +134,27 @@ def _checking(call: Any, function: DispatchTarget) -> Any:
     otherwise for the error. A static argument that jaxlib refuses gets its name.
     """
     donates, check_call = function.parameters.donates, function.parameters.check_call
-    may_share, miss = function.may_share, function.cache_miss
+    donated_leaves, miss = function.donated_leaves, function.cache_miss
+
+    def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return may_share(*donated_leaves(args, kwargs))
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         # Not by short_tracebacks, which costs something where nothing goes wrong.
         try:
             try:
                 compares = donates and function.is_spread
-                if compares and may_share(args, kwargs) and not jax.config.jax_disable_jit:
+                if compares and shares(args, kwargs) and not jax.config.jax_disable_jit:
                     return miss(*args, **kwargs)[0]
                 return call(*args, **kwargs)
             except ValueError as error:
                 check_call(args, kwargs)
-                if donates and type(error) is ValueError and may_share(args, kwargs):
+                if donates and type(error) is ValueError and shares(args, kwargs):
                     return miss(*args, **kwargs)[0]
                 raise
+            finally:
+                if donates and SHARDS:
+                    release_shards(donated_leaves(args, kwargs)[0], function.name)
         except Exception as error:
             shorten(error)
             raise

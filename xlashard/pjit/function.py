@@ -47,7 +47,6 @@ from xlashard.pjit.shardings.prefix import expand
 from xlashard.pjit.shardings.resolve import resolve
 from xlashard.pjit.shardings.resources import Resource, check_from_gda, to_sharding
 from xlashard.pjit.shardings.unreduced import check_axes, has_reductions
-from xlashard.pjit.shared_buffers import may_share
 from xlashard.pjit.trace import Call
 from xlashard.program import LoweredProgram
 from xlashard.sharding import (
@@ -311,13 +310,15 @@ class Function:
         results = Results(traced.out_tree, call.kind_of)
         return run_repeatably(self.compile_call(call), call.values, results, given, traced.jaxpr)
 
-    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a donated argument of a call may share its buffers with another one."""
+    def donated_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of donated arguments, and all other arrays that a call passes."""
         donated, others = self.parameters.donated_leaves(args, kwargs)
         if self._closes_over:
             for compiled in list(self._closes_over):
                 others.extend(compiled.consts)
-        return may_share(donated, others)
+        return donated, others
 
     def bind(self, call: Call) -> Any:
         """A call under a transformation or a trace: one equation of our primitive."""

@@ -18,7 +18,7 @@ from xlashard._jax.runtime.global_state import kept_by_jaxpr
 from xlashard._jax.trace import tracing
 from xlashard._jax.trace.jaxprs import as_function, boundary, hoist, surround, used_parts
 from xlashard._jax.trace.primitives import call_primitive
-from xlashard.array.core.donation import Taker
+from xlashard.array.core.donation import Taker, release_shards
 from xlashard.lazily import dataclass
 from xlashard.pjit.arguments import describe_arguments, follow_layouts
 from xlashard.pjit.closed_over import is_hoisted
@@ -52,11 +52,14 @@ def _impl(
     """Run a piece of a transformed call as a program."""
     piece = _Piece(name, options, donated_invars, donation)
     call, miss = PROGRAMS.kept(jaxpr, ("piece", piece), lambda: _dispatched(jaxpr, piece))
-    if any(donated_invars):
-        others = list(compress(args, map(not_, donated_invars)))
-        if may_share(list(compress(args, donated_invars)), others):
-            return miss(*args)[0]
-    return call(*args)
+    if not any(donated_invars):
+        return call(*args)
+    donated = list(compress(args, donated_invars))
+    others = list(compress(args, map(not_, donated_invars)))
+    try:
+        return miss(*args)[0] if may_share(donated, others) else call(*args)
+    finally:
+        release_shards(donated, name)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ per result would cost more than the wrapping itself.
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from jax._src import tree_util
@@ -16,6 +17,7 @@ from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 
 from xlashard._jax.runtime.global_state import cleared_with_jax
+from xlashard._jax.runtime.transfer import Tracer, base_handle, lacks_buffer
 
 type Handle = Any
 type TreeDef = Any
@@ -123,22 +125,36 @@ class _Dispatchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._alive: weakref.WeakKeyDictionary[Any, weakref.ref[_Checked]]
+        self._alive = weakref.WeakKeyDictionary()
 
-    def add(self, dispatcher: Any) -> None:
-        """Empties this one too from now on."""
+    def add(self, dispatcher: Any, checked: "_Checked") -> None:
+        """Include a dispatcher from now on."""
         with self._lock:
-            self._alive.add(dispatcher)
+            self._alive[dispatcher] = weakref.ref(checked)
+
+    def clear(self, dispatcher: Any) -> None:
+        """Drop the calls that a dispatcher has seen."""
+        with self._lock:
+            checked = self._alive[dispatcher]()
+        dispatcher._clear_cache()
+        if checked is not None:
+            checked.clear()
 
     def cache_clear(self) -> None:
-        """Lets every dispatcher forget the calls that it has seen."""
+        """Drop the calls that any dispatcher has seen."""
         with self._lock:
             alive = list(self._alive)
         for dispatcher in alive:
-            dispatcher._clear_cache()
+            self.clear(dispatcher)
 
 
 _DISPATCHERS = cleared_with_jax(_Dispatchers())
+
+
+def clear_cache(dispatcher: Any) -> None:
+    """Drop the calls that a dispatcher has seen."""
+    _DISPATCHERS.clear(dispatcher)
 
 
 def new_dispatcher(
@@ -159,18 +175,54 @@ def new_dispatcher(
         key: Identifies the dispatcher to jaxlib.
     """
     argnums, argnames = static
-    dispatcher = _jax.pjit(
-        name,
-        fun,
-        cache_miss,
-        list(argnums),
-        list(argnames),
-        key,
-        tree_util.dispatch_registry,
-        pxla.cc_shard_arg,
-    )
-    _DISPATCHERS.add(dispatcher)
-    return dispatcher
+
+    def dispatcher(miss: Callable[..., Any]) -> Any:
+        registry, shard = tree_util.dispatch_registry, pxla.cc_shard_arg
+        return _jax.pjit(name, fun, miss, list(argnums), list(argnames), key, registry, shard)
+
+    checked = _Checked(cache_miss, dispatcher)
+    outer = dispatcher(checked)
+    _DISPATCHERS.add(outer, checked)
+    return outer
+
+
+class _Checked:
+    """Handles the calls that a dispatcher has not seen, and those with arrays of JAX.
+
+    If a shard of an array was deleted or donated alone, the runtime starts a program on the other
+    devices, which wait for the missing one. An `Array` is deleted as a whole then. Arrays of JAX
+    over several devices are checked before each call: their dispatcher has no fast path, and a
+    second one is called once they are checked.
+
+    Args:
+        miss: Handles a call that was not seen before.
+        dispatcher: Makes a dispatcher from a function like `miss`.
+    """
+
+    def __init__(self, miss: Callable[..., Any], dispatcher: Callable[[Any], Any]) -> None:
+        self._miss = miss
+        self._dispatcher = dispatcher
+
+    @cached_property
+    def _inner(self) -> Any:
+        return self._dispatcher(self._miss)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        handles = list(filter(_is_spread, tree_util.tree_leaves((args, kwargs))))
+        # The errors of a miss name the argument.
+        if not handles or any(map(lacks_buffer, map(base_handle, handles))):
+            return self._miss(*args, **kwargs)
+        return self._inner(*args, **kwargs), None, False
+
+    def clear(self) -> None:
+        """Drop the fast paths of calls with arrays of JAX."""
+        self.__dict__.pop("_inner", None)
+
+
+def _is_spread(value: Any) -> bool:
+    """Return True for an array or a key array of JAX over several devices."""
+    handle = None if isinstance(value, Tracer) else base_handle(value)
+    return handle is not None and handle.sharding.num_devices > 1
 
 
 def place(values: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> Any:

@@ -96,6 +96,12 @@ def base_handle(value: Any) -> Handle | None:
     return base if type(base) is HandleType else None
 
 
+def lacks_buffer(handle: Handle) -> bool:
+    """Return True if a handle is deleted, or if one of its shards was deleted or donated alone."""
+    # The runtime looks at the first of the buffers only.
+    return handle.is_deleted() or any([part.is_deleted() for part in split(handle)])
+
+
 def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[int, int] | None:
     """Return the positions of two handles that share a buffer, of which one is donated.
 
@@ -116,7 +122,7 @@ def shared_pair(handles: Sequence[Handle], donated: Collection[int]) -> tuple[in
     for i, handle in enumerate(handles):
         if _piece_kind(handle) not in kinds:
             continue
-        if handle.is_deleted() or any(part.is_deleted() for part in split(handle)):
+        if lacks_buffer(handle):
             return i, i
         for part in split(handle):
             key, buffer = _buffer_key(part)

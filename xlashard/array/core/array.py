@@ -1,6 +1,5 @@
 """`Array`: one buffer handle that spans all addressable devices."""
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +18,7 @@ from xlashard._jax.runtime.transfer import (
     split,
 )
 from xlashard.array.core.base import Handle, check_alive, type_text
-from xlashard.array.core.donation import DELETE, DELETED_SHARD
+from xlashard.array.core.donation import DELETE, SHARD, SHARDS, record_shard, release_shards
 from xlashard.array.core.indexing import Indexing
 from xlashard.array.core.members import NumpyMethods, Operators
 from xlashard.array.core.protocols import HostProtocols
@@ -223,19 +222,21 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
 
     def _shard(self, buffer: Handle) -> "Array":
         """Return an Array over one of the buffers, to delete which is to delete a part of this."""
-        shard = wrap(buffer)
         if self._buffers.sharding.num_devices > 1:
-            shard._whole = weakref.ref(self)
-        return shard
+            record_shard(buffer, self)
+        return wrap(buffer)
 
-    def _lose_shard(self) -> None:
-        """Become a deleted array, whose other shards stay alive in the hands of who has them.
+    def _lose_shard(self, taker: str) -> None:
+        """Become a deleted array; Arrays over its other shards stay alive.
 
-        The runtime would start a program with what is left, and wait for the missing device.
+        The runtime would start a program with the other shards, and wait for the missing device.
+
+        Args:
+            taker: The callable that the lost shard was donated to, or `DELETE`.
         """
         if self._deleted_by is None:
             self._buffers = deleted_like(self._buffers)
-            self._deleted_by = DELETED_SHARD
+            self._deleted_by = SHARD + taker
         self._value_cache = None
 
     @property
@@ -309,9 +310,8 @@ class Array(Typed, Operators, NumpyMethods, Indexing, HostProtocols):
             self._deleted_by = DELETE
         self._value_cache = None
         self._buffers.delete()
-        whole = self._whole and self._whole()
-        if whole is not None:
-            whole._lose_shard()
+        if SHARDS:
+            release_shards([self], DELETE)
         collect_garbage()
 
     def block_until_ready(self) -> Self:

@@ -13,7 +13,7 @@ type Handle = Any
 """JAX's own array object: the PJRT buffers of one value, on all of this process's devices."""
 
 # Slots that stay unset until somebody fills them; unset reads as None.
-_OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache", "_whole"})
+_OPTIONAL = frozenset({"_deleted_by", "_exclusive", "_own_sharding", "_value_cache"})
 
 
 class Holder(jax.Array):
@@ -27,7 +27,6 @@ class Holder(jax.Array):
         _own_sharding: A sharding that a user wrote, where the array was placed by one.
         _value_cache: The value, once read.
         _deleted_by: What took the buffers, where it was donated.
-        _whole: Weak reference to the array that it was taken from as a shard.
     """
 
     # Unset slots cost nothing where outputs are wrapped; each is filled when somebody asks.
@@ -38,7 +37,6 @@ class Holder(jax.Array):
         "_exclusive",
         "_own_sharding",
         "_value_cache",
-        "_whole",
     )
 
     _buffers: Handle
@@ -47,7 +45,6 @@ class Holder(jax.Array):
     _deleted_by: Any
     _own_sharding: Any
     _value_cache: Any
-    _whole: Any
 
     @property
     def _handle(self) -> Handle:

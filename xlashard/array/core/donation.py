@@ -7,6 +7,7 @@ first call took, of one shape, dtype and sharding, and these are remembered here
 
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 # A function called with ever new shapes must not remember them all.
@@ -79,10 +80,14 @@ def how_deleted(handle: Any, taker: str | None) -> str:
         handle: The handle.
         taker: Who took it, if that is known.
     """
-    if taker in (DELETE, DELETED_SHARD):
-        return f"{DELETE} was called on {'it' if taker == DELETE else 'one of its shards'}"
     if taker is not None:
-        return f"it was donated to {taker}"
+        target = "one of its shards" if taker.startswith(SHARD) else "it"
+        taker = taker.removeprefix(SHARD)
+        return (
+            f"{DELETE} was called on {target}"
+            if taker == DELETE
+            else f"{target} was donated to {taker}"
+        )
     likely = likely_takers(handle)
     if not likely:
         return f"{DELETE} was called on it, or it was donated to a program"
@@ -95,5 +100,34 @@ def how_deleted(handle: Any, taker: str | None) -> str:
 DELETE = "delete()"
 """Stands for the taker of an array whose memory somebody gave back."""
 
-DELETED_SHARD = "delete() of a shard"
-"""Stands for the taker of an array one of whose shards was deleted."""
+SHARD = "a shard: "
+"""Prefix of the taker of an array that lost one of its shards."""
+
+SHARDS: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
+"""Handles that are one shard of larger Arrays, by id: each with those Arrays."""
+
+
+def record_shard(handle: Any, whole: Any) -> None:
+    """Record that deleting or donating a handle deletes a shard of an Array."""
+    key = id(handle)
+    _, wholes = SHARDS.setdefault(key, (weakref.ref(handle, lambda _: SHARDS.pop(key, None)), []))
+    if all(known() is not whole for known in wholes):
+        wholes[:] = [*(known for known in wholes if known() is not None), weakref.ref(whole)]
+
+
+def release_shards(values: Iterable[Any], taker: str) -> None:
+    """Delete the Arrays that lost a shard because values were deleted or donated.
+
+    Args:
+        values: Leaves of donated arguments, whether a program has taken them over or not.
+        taker: The callable that they were donated to, or `DELETE`.
+    """
+    for value in values:
+        handle = getattr(value, "_buffers", value)
+        entry = SHARDS.get(id(handle))
+        if entry is None or not handle.is_deleted():
+            continue
+        for whole in entry[1]:
+            array = whole()
+            if array is not None:
+                array._lose_shard(taker)

@@ -201,9 +201,11 @@ class LegacyFunction:
         """True once a program of the function runs on several devices."""
         return any(function.is_spread for function in tuple(self._by_flags.values()))
 
-    def may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a donated argument of a call may share its buffers with another one."""
-        return self.in_force().may_share(args, kwargs)
+    def donated_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of donated arguments, and all other arrays that a call passes."""
+        return self.in_force().donated_leaves(args, kwargs)
 
     def clear_cache(self) -> None:
         """Drop the traced and compiled programs of all array modes."""

@@ -11,8 +11,10 @@ import jax
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.execute import Runner
 from xlashard._jax.runtime.tracebacks import shorten
+from xlashard._jax.runtime.transfer import lacks_buffer
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
+from xlashard.array.core.donation import SHARDS, release_shards
 from xlashard.array.core.handles import is_handle, wrap_result
 from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
@@ -62,6 +64,8 @@ class BoundStep:
         self._plan = plan
         self._given: list[Any] = leaves if plan.donates else []
         self._state: list[Any] | None = handles
+        # True as long as other arrays may share the buffers of the state.
+        self._is_shared = True
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
@@ -82,6 +86,7 @@ class BoundStep:
         with self._lock:
             self._take_results()
             arrays = [wrap_result(handle) for handle in self._alive()]
+            self._is_shared = True
             if self._plan.donates:
                 self._given.extend(arrays)
         return self._plan.state_tree.unflatten(arrays)
@@ -119,7 +124,7 @@ class BoundStep:
                 handles = [*self._consts, *state, *inputs]
                 if not self._is_in_order:
                     handles = self._ordered(handles)
-                if self._is_spread and (self._given or plan.donated_inputs):
+                if self._is_spread and (self._is_shared or plan.donated_inputs):
                     self._check_unshared(handles, rest)
                 try:
                     self._run(handles, results)
@@ -135,8 +140,9 @@ class BoundStep:
                 out = results[0] if self._is_bare else self._program.results(results[0])
                 self._state = out if plan.out_tree is None else out[: len(state)]
                 results.clear()
-                if self._given:
-                    self._note_donated()
+                self._is_shared = False
+                if self._given or SHARDS:
+                    self._note_donated(rest)
             if plan.out_tree is None:
                 return None
             if plan.keys:
@@ -192,7 +198,8 @@ class BoundStep:
             is_handle(handle)
             and handle.shape == aval.shape
             and handle.dtype == aval.dtype
-            and not handle.is_deleted()
+            # An Array that lacks a shard is deleted.
+            and not (handle.is_deleted() if handle is not value else lacks_buffer(handle))
             and handle.sharding == wanted.twin
             and handle._pjrt_layout == wanted.layout
         ):
@@ -216,15 +223,18 @@ class BoundStep:
             return self._program.place_one(position, handle)
 
     def _check_unshared(self, handles: Sequence[Any], rest: tuple[Any, ...]) -> None:
-        """Refuse a call in which a donated array is given twice.
+        """Refuse a call in which a donated array is given twice, or the state lacks a shard.
 
-        The state of an earlier call is in no other hands, unless it was read since.
+        No other array shares the state of an earlier call, unless it was read since.
 
         Raises:
             DonationError: With the paths of both.
             DeletedError: If a shard of the state or of an input was deleted.
         """
         plan = self._plan
+        if self._is_shared:
+            for handle, path in zip(self._alive(), plan.state_paths, strict=True):
+                check_alive(handle, path, handle.aval)
         if not self._given:
             leaves, donated = jax.tree_util.tree_leaves(rest), plan.donated_inputs
             others = [*compress(leaves, map(not_, donated)), *self._consts]
@@ -246,10 +256,13 @@ class BoundStep:
         paths = (*others[:at], *plan.state_paths, *others[at:])
         return nan_debug.explained(error, plan.name, nan_debug.Run(self._body, values, paths))
 
-    def _note_donated(self) -> None:
+    def _note_donated(self, rest: tuple[Any, ...]) -> None:
+        taker = f"the bound step {self._plan.name}"
+        leaves = jax.tree_util.tree_leaves(rest)
+        release_shards([*self._given, *compress(leaves, self._plan.donated_inputs)], taker)
         for array in self._given:
             if isinstance(array, Array):
-                array._deleted_by = f"the bound step {self._plan.name}"
+                array._deleted_by = taker
         self._given.clear()
 
 

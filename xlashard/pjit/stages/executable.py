@@ -11,7 +11,7 @@ import jax
 from xlashard._jax.runtime import dispatch, executables
 from xlashard._jax.runtime.shardings import Device, Format
 from xlashard._jax.runtime.tracebacks import shorten, shortened
-from xlashard.array.core.donation import Taker
+from xlashard.array.core.donation import SHARDS, Taker, release_shards
 from xlashard.errors import ArgumentError
 from xlashard.pjit.arguments import describe_arguments
 from xlashard.pjit.compile import CompiledProgram
@@ -146,25 +146,30 @@ class Executable:
             ResourceError: If a committed argument is elsewhere.
         """
         try:
-            if self._donates and self._may_share(args, kwargs):
+            if self._donates and may_share(*self._donated_leaves(args, kwargs)):
                 return self._miss(*args, **kwargs)[0]
             return self._dispatcher(*args, **kwargs)
         except Exception as error:
             shorten(error)
             raise
+        finally:
+            if SHARDS and self._donates:
+                release_shards(self._donated_leaves(args, kwargs)[0], self._info.name)
 
     @cached_property
     def _donates(self) -> bool:
         return any(self._info.donated)
 
-    def _may_share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return True if a donated argument may share its buffers with another one."""
+    def _donated_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of donated arguments, and all other arrays that a call passes."""
         donated = self._info.donated
         values = jax.tree_util.tree_leaves((args, kwargs))
         if len(values) != len(donated):
-            return False  # of another structure, which the call refuses
+            return [], []  # of another structure, which the call refuses
         others = [*compress(values, map(not_, donated)), *self._compiled.consts]
-        return may_share(list(compress(values, donated)), others)
+        return list(compress(values, donated)), others
 
     @cached_property
     def _dispatcher(self) -> Any:
