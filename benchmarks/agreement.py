@@ -39,7 +39,7 @@ from xlashard import Mesh, NamedSharding, P, make_array_from_callback, multihost
 from xlashard._jax.lower.lowering import uses_shardy
 from xlashard._jax.runtime import compiler
 from xlashard.processes import RENDEZVOUS, Barrier, store
-from xlashard.program.agreement import AGREEMENTS, Terms
+from xlashard.program.consistency import AGREEMENTS, Terms
 from xlashard.testing import pod
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -148,9 +148,9 @@ array.buffer_makers array.makers array.movement array.pieces array.process_local
 array.rounds array.singles array.to_host array.unstacked geometry.groups geometry.reshard
 geometry.rounds legacy multihost numpy pictures pjit.recompile.explanation
 pjit.recompile.recompile_report pjit.report pjit.stages.bound_step pjit.stages.traced processes
-program.agreement.group program.agreement.terms
-program.collectives program.donation_report program.hlo program.saved program.shared_binary
-program.too_large tpu train
+program.consistency.fingerprint program.consistency.group program.hlo.collectives
+program.hlo.module program.ir.donation_report program.runtime.oom program.runtime.shared_binary
+program.saved.program tpu train
 """
 
 

@@ -45,8 +45,8 @@ from xlashard.pjit import (
     pjit,
     with_sharding_constraint,
 )
-from xlashard.program.agreement import AGREEMENTS as _AGREEMENTS
-from xlashard.program.agreement import Policy as _Policy
+from xlashard.program.consistency import AGREEMENTS as _AGREEMENTS
+from xlashard.program.consistency import Policy as _Policy
 from xlashard.sharding import (
     AbstractMesh,
     Chunked,

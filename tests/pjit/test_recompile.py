@@ -12,7 +12,7 @@ from xlashard import NamedSharding, P, device_put, explain_recompile, pjit
 from xlashard.pjit.recompile import compile_log
 from xlashard.pjit.recompile.call_differences import CallDifference
 from xlashard.pjit.recompile.sites import Sites
-from xlashard.program.executables import EXECUTABLES
+from xlashard.program.runtime.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from xlashard import NamedSharding, P, device_put, explain_recompile, jit, pjit
 from xlashard.errors import ArgumentError
 from xlashard.pjit.recompile import compile_log
 from xlashard.pjit.recompile.sites import Sites
-from xlashard.program.executables import EXECUTABLES
+from xlashard.program.runtime.executables import EXECUTABLES
 
 
 @pytest.fixture(autouse=True)

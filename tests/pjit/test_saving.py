@@ -32,8 +32,8 @@ from xlashard import (
     pjit,
 )
 from xlashard.errors import ArgumentError, DeletedError, SavedProgramError
-from xlashard.program import container
-from xlashard.program.environment import Environment, differences
+from xlashard.program.runtime.environment import Environment, differences
+from xlashard.program.saved import container
 
 ROOT = Path(__file__).resolve().parents[2]
 

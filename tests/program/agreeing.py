@@ -38,7 +38,7 @@ from xlashard.program import (  # noqa: E402
     lower_foreign,
     read_foreign,
 )
-from xlashard.program.agreement import AGREEMENTS, Terms  # noqa: E402
+from xlashard.program.consistency import AGREEMENTS, Terms  # noqa: E402
 
 
 class Pod:

@@ -15,10 +15,10 @@ import pytest
 from tests.program import traced_before
 from xlashard import Mesh, NamedSharding, P, pjit
 from xlashard.pjit.closed_over import ClosedValues
-from xlashard.program.agreement import Terms
-from xlashard.program.agreement.difference import find_difference, surroundings_difference
-from xlashard.program.agreement.listing import Listing, first_difference, small_diff, source_lines
-from xlashard.program.agreement.terms import Story
+from xlashard.program.consistency import Terms
+from xlashard.program.consistency.difference import find_difference, surroundings_difference
+from xlashard.program.consistency.fingerprint import Story
+from xlashard.program.consistency.listing import Listing, first_difference, small_diff, source_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 

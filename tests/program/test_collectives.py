@@ -11,7 +11,7 @@ from tests.program.helpers import mesh
 from xlashard import NamedSharding, P, pjit
 from xlashard.geometry import MeshGrid
 from xlashard.program import read_collectives, summarize
-from xlashard.program.collectives import along_text
+from xlashard.program.hlo.collectives import along_text
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 

@@ -10,7 +10,7 @@ import pytest
 from tests.program.helpers import identity, lower, mesh, named, plan, traced, value
 from xlashard.errors import CompileError
 from xlashard.program import compile_program, lower_program
-from xlashard.program.executables import EXECUTABLES, Loaded
+from xlashard.program.runtime.executables import EXECUTABLES, Loaded
 
 SOURCE = identity("tensor<8xf32>")
 

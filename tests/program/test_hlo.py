@@ -7,7 +7,7 @@ import pytest
 from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
 from xlashard.program import CollectiveTotal, read_collectives, summarize
-from xlashard.program.collectives import along_text
+from xlashard.program.hlo.collectives import along_text
 
 GRID = MeshGrid(("x", "y"), (2, 4))
 

@@ -27,7 +27,7 @@ from tests.program.helpers import (
 from xlashard import SingleDeviceSharding
 from xlashard.errors import CompileError, DonationError, DonationWarning
 from xlashard.program import Partitioner, compile_program, lower_program
-from xlashard.program.donation_report import refusal
+from xlashard.program.ir.donation_report import refusal
 
 ADD = """module {
   func.func public @main(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) -> tensor<8x8xf32> {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlashard import Mesh, P, pjit, with_sharding_constraint
-from xlashard.program.agreement import Terms
+from xlashard.program.consistency import Terms
 
 MESH = Mesh(np.array(jax.devices()), ("data",))
 SHAPE = (8, 16)

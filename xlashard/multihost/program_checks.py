@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.errors import ArgumentError
-from xlashard.program.agreement import AGREEMENTS, Policy
+from xlashard.program.consistency import AGREEMENTS, Policy
 
 
 def check_programs(enabled: bool, *, timeout: float | None = None) -> None:

@@ -18,7 +18,7 @@ from xlashard.sharding import Sharding, XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard import processes
-    from xlashard.program.agreement import Naming
+    from xlashard.program.consistency import Naming
 else:
     processes = deferred("xlashard.processes")
 

@@ -18,7 +18,7 @@ from xlashard.pjit.recompile.history import CacheMiss
 from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.pjit.shardings.unassigned import mesh_of, mesh_over
 from xlashard.program import LoweredProgram, Program, ProgramParts, compile_program, is_open
-from xlashard.program.executables import EXECUTABLES
+from xlashard.program.runtime.executables import EXECUTABLES
 from xlashard.sharding import (
     Mesh,
     NamedSharding,

@@ -23,7 +23,7 @@ from xlashard.sharding import XLACompatibleSharding, from_jax
 
 if TYPE_CHECKING:
     from xlashard.pjit import nan_debug
-    from xlashard.program.agreement import Naming
+    from xlashard.program.consistency import Naming
 else:
     nan_debug = deferred("xlashard.pjit.nan_debug")
 

@@ -3,27 +3,27 @@
 import typing as _typing
 
 from xlashard.lazily import on_demand as _on_demand
-from xlashard.program.annotate import is_open, sharding_text
-from xlashard.program.compile import LoweredProgram, compile_program, lower_program
-from xlashard.program.donation import Donation, plan_donation
-from xlashard.program.emit import write_main
-from xlashard.program.execute import Program, ProgramParts
-from xlashard.program.plan import (
+from xlashard.program.ir.annotate import is_open, sharding_text
+from xlashard.program.ir.donation import Donation, plan_donation
+from xlashard.program.ir.emit import write_main
+from xlashard.program.ir.plan import (
     Partitioner,
     ProgramPlan,
     ValuePlan,
     open_dims,
     option_items,
 )
+from xlashard.program.runtime.compile import LoweredProgram, compile_program, lower_program
+from xlashard.program.runtime.execute import Program, ProgramParts
 
 if _typing.TYPE_CHECKING:
-    from xlashard.program.collectives import (
+    from xlashard.program.hlo.collectives import (
         Collective,
         CollectiveTotal,
         read_collectives,
         summarize,
     )
-    from xlashard.program.foreign import (
+    from xlashard.program.ir.foreign import (
         ForeignModule,
         ForeignValue,
         lower_foreign,
@@ -35,13 +35,13 @@ else:
         __name__,
         globals(),
         {
-            "xlashard.program.collectives": (
+            "xlashard.program.hlo.collectives": (
                 "Collective",
                 "CollectiveTotal",
                 "read_collectives",
                 "summarize",
             ),
-            "xlashard.program.foreign": (
+            "xlashard.program.ir.foreign": (
                 "ForeignModule",
                 "ForeignValue",
                 "lower_foreign",

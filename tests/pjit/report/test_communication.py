@@ -10,7 +10,7 @@ from tests.pjit.helpers import f32
 from xlashard import GSPMDSharding, NamedSharding, P, explain, pjit
 from xlashard._jax.runtime import compiler
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo import Frame
+from xlashard.program.hlo.module import Frame
 
 pytestmark = pytest.mark.usefixtures("partitioner")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from xlashard._jax.trace.dataflow import Line, Origin, Scope, origins, source_line
 from xlashard.errors import ShardingError
-from xlashard.program.hlo import Frame
+from xlashard.program.hlo.module import Frame
 from xlashard.sharding import NamedSharding, Sharding, from_jax
 
 CONSTRAINT = "sharding_constraint"

@@ -9,8 +9,8 @@ from pathlib import Path
 from xlashard.geometry import DeviceGroups, DevicePairs, MeshGrid
 from xlashard.pjit.report.model import CollectiveReport, SourceLine
 from xlashard.program import Collective
-from xlashard.program.collectives import along_text
-from xlashard.program.hlo import Frame
+from xlashard.program.hlo.collectives import along_text
+from xlashard.program.hlo.module import Frame
 
 _PACKAGE = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))

@@ -10,9 +10,12 @@ from xlashard.pjit.compile import CompiledProgram, with_user_shardings
 from xlashard.pjit.lower import LoweredSignature
 from xlashard.pjit.shardings.resolve import ProgramPlacement
 from xlashard.program import LoweredProgram, ProgramParts
-from xlashard.program.choice_in_text import ChosenInText, result_type
-from xlashard.program.hlo import Frame, read_hlo
-from xlashard.program.readback import settled_shardings
+from xlashard.program.hlo.module import Frame, read_hlo
+from xlashard.program.runtime.propagated_shardings import (
+    ChosenInText,
+    result_type,
+    settled_shardings,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from xlashard.pjit.report.sections import (
 from xlashard.pjit.report.serde import ReportFormat, SerializableReport
 from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.program import CollectiveTotal
-from xlashard.program.collectives import CollectiveKind
+from xlashard.program.hlo.collectives import CollectiveKind
 from xlashard.wording import in_bytes, in_flop, plain_text
 
 FORMAT = 1

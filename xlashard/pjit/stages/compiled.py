@@ -12,7 +12,7 @@ from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages.bound_step import BoundStep, bind_step
 from xlashard.pjit.stages.executable import Executable
 from xlashard.pjit.stages.info import Stage, StageInfo
-from xlashard.program.environment import Target
+from xlashard.program.runtime.environment import Target
 from xlashard.sharding import Mesh
 
 

@@ -16,10 +16,10 @@ from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.pjit.compile import CompiledProgram
 from xlashard.pjit.stages.info import StageInfo
 from xlashard.pjit.stages.tree_json import fits, tree_from_json, tree_to_json, unknown_nodes
-from xlashard.program.container import Contents, pack, reading, unpack
-from xlashard.program.environment import Target
-from xlashard.program.saved import load_program, save_program
-from xlashard.program.saved_values import type_from_json, type_to_json
+from xlashard.program.runtime.environment import Target
+from xlashard.program.saved.container import Contents, pack, reading, unpack
+from xlashard.program.saved.program import load_program, save_program
+from xlashard.program.saved.values import type_from_json, type_to_json
 
 type Trees = tuple[Any, Any]
 """The trees of `(args, kwargs)` and of the result that somebody gave; None for none."""

@@ -20,7 +20,7 @@ from xlashard.pjit.stages.info import StageInfo, struct
 from xlashard.pjit.stages.serialization import load
 from xlashard.pjit.stages.stablehlo_plan import UserOverrides, place_module, plan_module
 from xlashard.program import ForeignModule, compile_program, lower_foreign, read_foreign
-from xlashard.program.environment import Target
+from xlashard.program.runtime.environment import Target
 from xlashard.sharding import Mesh, XLACompatibleSharding
 
 

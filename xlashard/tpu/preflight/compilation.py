@@ -16,8 +16,8 @@ from xlashard.pjit import Compiled, Lowered
 from xlashard.pjit.report.facts import HloTexts, compiled_facts, facts_from_hlo
 from xlashard.pjit.report.values import Program
 from xlashard.pjit.stages.info import StageInfo
-from xlashard.program.collectives import Collective
-from xlashard.program.hlo import HloText, read_hlo
+from xlashard.program.hlo.collectives import Collective
+from xlashard.program.hlo.module import HloText, read_hlo
 from xlashard.sharding import Mesh
 from xlashard.tpu.preflight.cost.network_model import multislice_collectives
 from xlashard.tpu.preflight.dump_folder import temporary_dump_folder

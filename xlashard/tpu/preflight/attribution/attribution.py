@@ -11,7 +11,7 @@ from xlashard._jax.trace.dataflow import is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator, describe_collective, with_totals
 from xlashard.pjit.report.model import CollectiveReport
-from xlashard.program.collectives import Collective
+from xlashard.program.hlo.collectives import Collective
 from xlashard.sharding import Mesh, NamedSharding
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.preflight.attribution.collective_context import (

@@ -9,8 +9,8 @@ from typing import Any
 from xlashard._jax.trace.dataflow import Line, Scope
 from xlashard.geometry import MeshGrid
 from xlashard.geometry.groups import DevicePairs
-from xlashard.program.collectives import Collective
-from xlashard.program.hlo import Computation, Frame, Instruction
+from xlashard.program.hlo.collectives import Collective
+from xlashard.program.hlo.module import Computation, Frame, Instruction
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
 from xlashard.tpu.preflight.attribution.value_shardings import ValueShardings
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from xlashard.program.calls import Run, runs_of
-from xlashard.program.collectives import KINDS
-from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.program.hlo.call_graph import Run, runs_of
+from xlashard.program.hlo.collectives import KINDS
+from xlashard.program.hlo.module import Computation, HloText, Instruction
 from xlashard.tpu.preflight.cost.network_model import rendezvous_name
 
 _MOVES = frozenset(

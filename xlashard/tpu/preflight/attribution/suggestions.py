@@ -9,7 +9,7 @@ from typing import Any
 from xlashard._jax.trace.dataflow import Scope, is_variable, source_line
 from xlashard.geometry import MeshGrid
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.hlo import Frame
+from xlashard.program.hlo.module import Frame
 from xlashard.sharding import NamedSharding
 from xlashard.tpu.preflight.attribution.collective_context import (
     PRODUCTS,

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.program.hlo.module import Computation, HloText, Instruction
 
 HBM = 0
 """Memory space of HBM, which layouts omit; `S(1)` is VMEM, `S(5)` is host memory."""

@@ -33,14 +33,14 @@ from functools import cached_property
 import numpy as np
 
 from xlashard.geometry.groups import DeviceGroups, DevicePairs
-from xlashard.program.calls import runs_of
-from xlashard.program.collectives import (
+from xlashard.program.hlo.call_graph import runs_of
+from xlashard.program.hlo.collectives import (
     Collective,
     CollectiveKind,
     collectives_of,
     told_user,
 )
-from xlashard.program.hlo import Computation, HloText, Instruction, array_types
+from xlashard.program.hlo.module import Computation, HloText, Instruction, array_types
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import ici_speed
 from xlashard.tpu.mesh_layout import AxisPart, part

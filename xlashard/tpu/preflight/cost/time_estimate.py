@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from xlashard.program.collectives import Collective, along_text
-from xlashard.program.hlo import Computation, HloText, Instruction
-from xlashard.program.loops import trip_count
+from xlashard.program.hlo.collectives import Collective, along_text
+from xlashard.program.hlo.module import Computation, HloText, Instruction
+from xlashard.program.hlo.while_loops import trip_count
 from xlashard.sharding import Mesh
 from xlashard.sharding.named import grid_of
 from xlashard.tpu.generations import Generation

@@ -12,7 +12,7 @@ from itertools import count
 
 from xlashard.pjit.report.model import ValueReport
 from xlashard.pjit.report.values import Program, describe_inputs, describe_outputs
-from xlashard.program.hlo import Computation, HloText
+from xlashard.program.hlo.module import Computation, HloText
 from xlashard.tpu.preflight.compilation import Compilation
 from xlashard.tpu.preflight.memory.buffer_assignment import (
     HBM,

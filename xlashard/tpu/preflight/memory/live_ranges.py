@@ -19,8 +19,8 @@ from operator import attrgetter
 import numpy as np
 
 from xlashard.pjit.report.communication import SourceLocator
-from xlashard.program.calls import BRANCHES, Run, runs_of
-from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.program.hlo.call_graph import BRANCHES, Run, runs_of
+from xlashard.program.hlo.module import Computation, HloText, Instruction
 from xlashard.tpu.preflight.memory.buffer_assignment import HBM, Allocation, BufferValue, ShapeIndex
 from xlashard.tpu.preflight.report.preflight_model import TemporaryReport
 

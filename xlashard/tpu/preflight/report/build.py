@@ -18,7 +18,7 @@ from xlashard.pjit.report.values import (
     describe_inputs,
     describe_outputs,
 )
-from xlashard.program.collectives import collectives_of
+from xlashard.program.hlo.collectives import collectives_of
 from xlashard.sharding import Mesh
 from xlashard.tpu.links import axis_links
 from xlashard.tpu.preflight.attribution.attribution import describe_traffic

@@ -17,7 +17,7 @@ import jax
 
 from xlashard._jax.runtime import executables
 from xlashard._jax.runtime.topologies import libtpu_version
-from xlashard.program.flags import flags_here
+from xlashard.program.runtime.flags import flags_here
 
 _PACKAGE = Path(__file__).parents[3]
 _LENGTH = 24

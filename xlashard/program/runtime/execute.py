@@ -14,16 +14,16 @@ from xlashard._jax.runtime.topologies import never_runs, only_compiles
 from xlashard._jax.runtime.transfer import shared_pair
 from xlashard.errors import UnreducedError
 from xlashard.lazily import dataclass, deferred
-from xlashard.program.agreement import AGREEMENTS
-from xlashard.program.executables import Loaded, Source
-from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.program.consistency import AGREEMENTS
+from xlashard.program.ir.plan import ProgramPlan, ValuePlan
+from xlashard.program.runtime.executables import Loaded, Source
 from xlashard.sharding import XLACompatibleSharding
 
 if TYPE_CHECKING:
-    from xlashard.program import hlo
-    from xlashard.program.agreement import Naming, Terms
+    from xlashard.program.consistency import Naming, Terms
+    from xlashard.program.hlo import module as hlo
 else:
-    hlo = deferred("xlashard.program.hlo")
+    hlo = deferred("xlashard.program.hlo.module")
 
 type Handle = compiler.Handle
 

@@ -2,8 +2,8 @@
 
 import re
 
-from xlashard.program.donation import bytes_of
-from xlashard.program.plan import ProgramPlan
+from xlashard.program.ir.donation import bytes_of
+from xlashard.program.ir.plan import ProgramPlan
 from xlashard.wording import in_bytes
 
 _SIZE = r"([\d.]+)([KMGT]?)B?"

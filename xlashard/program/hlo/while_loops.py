@@ -2,7 +2,7 @@
 
 import re
 
-from xlashard.program.hlo import Computation, HloText, Instruction
+from xlashard.program.hlo.module import Computation, HloText, Instruction
 
 _KNOWN = re.compile(r'"?known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 _PASSED_ON = ("copy", "bitcast", "convert", "reshape")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from xlashard.program.hlo import Computation, HloText, Instruction
-from xlashard.program.loops import trip_count
+from xlashard.program.hlo.module import Computation, HloText, Instruction
+from xlashard.program.hlo.while_loops import trip_count
 
 BRANCHES = ("branch_computations", "true_computation", "false_computation")
 """The attributes by which a `conditional` names what it may call."""

@@ -15,14 +15,14 @@ from xlashard._jax.runtime.shardings import Device
 from xlashard._jax.runtime.topologies import libtpu_in_use
 from xlashard.errors import ArgumentError, SavedProgramError
 from xlashard.lazily import dataclass
-from xlashard.program.arrangement import (
+from xlashard.program.runtime.device_topology import (
     DeviceFacts,
     TorusFacts,
     device_differences,
     processes_of,
     torus_differences,
 )
-from xlashard.program.flags import Flags, flag_differences, flags_here
+from xlashard.program.runtime.flags import Flags, flag_differences, flags_here
 from xlashard.sharding import Mesh
 
 

@@ -8,11 +8,11 @@ from xlashard.lazily import dataclass, deferred
 
 if TYPE_CHECKING:
     from xlashard.processes import store
-    from xlashard.program.agreement import group as meeting
-    from xlashard.program.agreement.terms import Naming, Terms
+    from xlashard.program.consistency import group as meeting
+    from xlashard.program.consistency.fingerprint import Naming, Terms
 else:
     store = deferred("xlashard.processes.store")
-    meeting = deferred("xlashard.program.agreement.group")
+    meeting = deferred("xlashard.program.consistency.group")
 
 
 @dataclass(frozen=True)

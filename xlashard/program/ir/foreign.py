@@ -8,9 +8,9 @@ from xlashard._jax.lower import annotations, modules, stablehlo_parse
 from xlashard._jax.lower.lowering import uses_shardy
 from xlashard.errors import GeometryError, ModuleError
 from xlashard.geometry import TileAssignment, Tiling
-from xlashard.program import gspmd, shardy
-from xlashard.program.compile import LoweredProgram, lower_program
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.ir.annotate import GSPMD_ATTRIBUTE, SHARDY_ATTRIBUTE
+from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.runtime.compile import LoweredProgram, lower_program
 
 _ALIAS, _DONOR = "tf.aliasing_output", "jax.buffer_donor"
 
@@ -176,8 +176,8 @@ def _value(path: str, kind: modules.TensorType | str, row: dict[str, Any]) -> Fo
         shape=shape,
         dtype=dtype.name,
         aval=stablehlo_parse.aval_of(shape, dtype),
-        annotated=shardy.ATTRIBUTE in row or gspmd.ATTRIBUTE in row,
-        tiles=row.get(gspmd.ATTRIBUTE),
+        annotated=SHARDY_ATTRIBUTE in row or GSPMD_ATTRIBUTE in row,
+        tiles=row.get(GSPMD_ATTRIBUTE),
         memory_kind=row.get("mhlo.memory_kind"),
         layout=row.get("mhlo.layout_mode"),
         donated=_ALIAS in row or bool(row.get(_DONOR)),
@@ -217,7 +217,7 @@ def lower_foreign(foreign: ForeignModule, plan: ProgramPlan) -> LoweredProgram:
         # Where these differ in number, that is told when the plan meets the module.
         said_anew = [t.annotated and not v.annotated for t, v in zip(theirs, values, strict=False)]
         said_anew += [False] * (len(theirs) - len(said_anew))
-        annotations.drop_attributes(body.main, side, said_anew, (shardy.ATTRIBUTE, gspmd.ATTRIBUTE))
+        annotations.drop_attributes(body.main, side, said_anew, (SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE))
         for there, value in zip(theirs, values, strict=False):
             if value.annotated and there.tiles is not None:
                 _check_tiles(there, there.tiles, len(plan.devices))

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from xlashard.lazily import dataclass
-from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.program.ir.plan import ProgramPlan, ValuePlan
 
 
 @dataclass(frozen=True)

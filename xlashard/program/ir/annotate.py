@@ -1,13 +1,22 @@
-"""What `@main` says of one value, for either partitioner."""
+"""Annotations of one value of `@main`, for either partitioner.
 
+Shardy takes `sdy.sharding` over a mesh of named axes
+(https://openxla.org/shardy/sharding_representation), GSPMD takes `mhlo.sharding` with the text of
+an HLO sharding (https://openxla.org/xla/sharding).
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 
 from xlashard._jax.lower.annotations import Constraint
 from xlashard._jax.lower.modules import Parsed
 from xlashard.errors import GeometryError, PlanError, UnreducedError
-from xlashard.program import gspmd, shardy
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
-from xlashard.sharding import NamedSharding, XLACompatibleSharding
+from xlashard.geometry import MeshGrid, Spec, Tiling
+from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan, open_dims
+from xlashard.sharding import Mesh, NamedSharding, XLACompatibleSharding, grid_of
+from xlashard.sharding.axes import axes_of, made_up_grid
+
+SHARDY_ATTRIBUTE, GSPMD_ATTRIBUTE = "sdy.sharding", "mhlo.sharding"
 
 type Attributes = dict[str, str | int | bool]
 
@@ -21,12 +30,13 @@ def sharding_text(
         GeometryError: If the sharding has no tiles, or not for this rank.
     """
     if isinstance(sharding, NamedSharding) and partitioner is Partitioner.SHARDY:
-        return shardy.spec_text(sharding, ndim + trailing)
+        return _spec_text(sharding, ndim + trailing)
     tiling = sharding.rank_tiling(ndim)
     # Counts of a tiling include those of the dimensions that a PRNG key's buffer has more.
     tiling = replace(tiling, counts=tiling.counts + (1,) * trailing)
-    write = shardy if partitioner is Partitioner.SHARDY else gspmd
-    return write.tiling_text(tiling)
+    if partitioner is Partitioner.SHARDY:
+        return _tiling_text(tiling)
+    return tiling.to_tile_assignment().to_text()
 
 
 def is_open(sharding: XLACompatibleSharding | None) -> bool:
@@ -42,9 +52,9 @@ def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> At
     """
     attributes: Attributes = {}
     if _is_annotated(value, plan) and plan.partitioner is Partitioner.SHARDY:
-        attributes[shardy.ATTRIBUTE] = Parsed(_shardy_text(value, plan))
+        attributes[SHARDY_ATTRIBUTE] = Parsed(_shardy_text(value, plan))
     elif _is_annotated(value, plan) and not _gspmd_open_dims(value):
-        attributes[gspmd.ATTRIBUTE] = _gspmd_text(value)
+        attributes[GSPMD_ATTRIBUTE] = _gspmd_text(value)
     if value.memory_kind is not None:
         attributes["mhlo.memory_kind"] = value.memory_kind
     if value.layout is not None:
@@ -97,13 +107,13 @@ def _is_annotated(value: ValuePlan, plan: ProgramPlan) -> bool:
 
 def _shardy_text(value: ValuePlan, plan: ProgramPlan) -> str:
     if value.sharding is None:
-        return shardy.open_text(len(value.shape), value.trailing, plan.mesh, len(plan.devices))
+        return _open_text(len(value.shape), value.trailing, plan.mesh, len(plan.devices))
     return _checked_text(value, value.sharding, Partitioner.SHARDY)
 
 
 def _gspmd_text(value: ValuePlan) -> str:
     if value.sharding is None:
-        return gspmd.UNCUT
+        return "{replicated}"
     if value.sharding.is_unreduced:
         raise UnreducedError(  # no-catalogue: needs the GSPMD partitioner
             f"{value.name or 'a value'} is placed by {value.sharding}, but the GSPMD partitioner "
@@ -129,3 +139,71 @@ def _checked_text(
             f"{value.name or 'a value'} of shape {value.shape} can't be dealt out as {sharding}: "
             f"{error}"
         ) from None
+
+
+def _spec_text(sharding: NamedSharding, ndim: int) -> str:
+    """Return the attribute that gives a value of a rank this sharding, its mesh written inside.
+
+    Args:
+        sharding: The sharding; dimensions past its spec are closed and replicated.
+        ndim: The rank of the value's buffers.
+    """
+    return _text(grid_of(sharding.mesh), sharding.normal_spec, ndim)
+
+
+def _tiling_text(tiling: Tiling) -> str:
+    """Return the attribute of a tiling, on a mesh whose axes are made up from its tiles.
+
+    Raises:
+        GeometryError: If no mesh has these tiles.
+    """
+    axes = axes_of(tiling)
+    return _text(axes.grid, axes.spec, tiling.ndim, axes.device_ids)
+
+
+def _open_text(ndim: int, trailing: int, mesh: Mesh | None, num_devices: int) -> str:
+    """The attribute that leaves a value to the partitioner but for its trailing dimensions.
+
+    Args:
+        ndim: How many dimensions are open.
+        trailing: How many are closed and uncut.
+        mesh: The mesh whose axes may cut the open ones; None for one made up.
+        num_devices: How many devices there are.
+    """
+    grid = made_up_grid([num_devices]) if mesh is None else grid_of(mesh)
+    return _text(grid, Spec((None,) * ndim), ndim + trailing)
+
+
+def _text(grid: MeshGrid, spec: Spec, ndim: int, device_ids: Sequence[int] = ()) -> str:
+    dims = ", ".join(map(_dim, spec.for_rank(ndim)))
+    mesh = _mesh(grid, device_ids)
+    return f"#sdy.sharding<mesh<{mesh}>, [{dims}]{_unreduced(grid, spec)}>"
+
+
+def _unreduced(grid: MeshGrid, spec: Spec) -> str:
+    axes = [axis for axis in grid.axis_names if axis in spec.unreduced]
+    if not axes:
+        return ""
+    kind = "" if spec.reduction == "sum" else spec.reduction
+    return f", unreduced={kind}{{{', '.join(map(_quoted, axes))}}}"
+
+
+def _dim(axes: tuple[str, ...] | None) -> str:
+    if axes is None:
+        return "{?}"
+    return "{" + ", ".join(map(_quoted, axes)) + "}"
+
+
+def _mesh(grid: MeshGrid, device_ids: Sequence[int] = ()) -> str:
+    axes = (f"{_quoted(n)}={s}" for n, s in zip(grid.axis_names, grid.axis_sizes, strict=True))
+    order = f", device_ids=[{', '.join(map(str, device_ids))}]" if device_ids else ""
+    return f"[{', '.join(axes)}]{order}"
+
+
+def _quoted(name: str) -> str:
+    """A name as a text of MLIR: what it has no letter for goes by the bytes of UTF-8."""
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}"
+        for byte in name.encode()
+    )
+    return f'"{plain}"'

@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import log, prod
 
 from xlashard.lazily import dataclass
-from xlashard.program.donation import bytes_of, has_room
-from xlashard.program.plan import ProgramPlan, ValuePlan
+from xlashard.program.ir.donation import bytes_of, has_room
+from xlashard.program.ir.plan import ProgramPlan, ValuePlan
 from xlashard.sharding import GSPMDSharding, NamedSharding, XLACompatibleSharding
 from xlashard.wording import typed
 

@@ -12,13 +12,13 @@ from xlashard._jax.runtime.executables import describe, described
 from xlashard._jax.runtime.global_state import is_x64_enabled
 from xlashard._jax.runtime.topologies import only_compiles
 from xlashard.errors import SavedProgramError
-from xlashard.program.agreement import Terms
-from xlashard.program.container import Contents, reading
-from xlashard.program.environment import Environment, Target, find_devices
-from xlashard.program.executables import Loaded
-from xlashard.program.execute import Handle, Program, ProgramParts
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.saved_values import (
+from xlashard.program.consistency import Terms
+from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.runtime.environment import Environment, Target, find_devices
+from xlashard.program.runtime.executables import Loaded
+from xlashard.program.runtime.execute import Handle, Program, ProgramParts
+from xlashard.program.saved.container import Contents, reading
+from xlashard.program.saved.values import (
     ShardingReader,
     ShardingWriter,
     array_from_bytes,

@@ -20,25 +20,27 @@ from xlashard.errors import (
     ProgramTooLargeError,
 )
 from xlashard.lazily import dataclass, deferred
-from xlashard.program.donation import Donation, bytes_of
-from xlashard.program.emit import write_main
-from xlashard.program.executables import EXECUTABLES, Loaded, Source
-from xlashard.program.execute import Program, ProgramParts
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
-from xlashard.program.readback import ChosenByExecutable, settled_shardings
+from xlashard.program.ir.donation import Donation, bytes_of
+from xlashard.program.ir.emit import write_main
+from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.runtime.executables import EXECUTABLES, Loaded, Source
+from xlashard.program.runtime.execute import Program, ProgramParts
+from xlashard.program.runtime.propagated_shardings import ChosenByExecutable, settled_shardings
 from xlashard.sharding import GSPMDSharding, NamedSharding, PartitionSpec, XLACompatibleSharding
 
 if TYPE_CHECKING:
-    from xlashard.program import agreement, donation_report, shared_binary, too_large
-    from xlashard.program.agreement import ClosedOver, Terms
+    from xlashard.program import consistency
+    from xlashard.program.consistency import ClosedOver, Terms
+    from xlashard.program.ir import donation_report
+    from xlashard.program.runtime import oom, shared_binary
 else:
-    agreement = deferred("xlashard.program.agreement")
-    donation_report = deferred("xlashard.program.donation_report")
-    shared_binary = deferred("xlashard.program.shared_binary")
-    too_large = deferred("xlashard.program.too_large")
+    consistency = deferred("xlashard.program.consistency")
+    donation_report = deferred("xlashard.program.ir.donation_report")
+    shared_binary = deferred("xlashard.program.runtime.shared_binary")
+    oom = deferred("xlashard.program.runtime.oom")
 
 # A warning is about the line of whoever called this package.
-_OWN_FILES = str(Path(__file__).parents[1])
+_OWN_FILES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,14 +251,14 @@ def compile_program(
     request = _request(lowered, options)
     terms = None
     if not plan.is_of_one_process:
-        terms = agreement.Terms(plan, body.module, request, body.callbacks, closed)
+        terms = consistency.Terms(plan, body.module, request, body.callbacks, closed)
     try:
         loaded, source = _loaded(lowered, request, terms if share else None)
     except ProcessesError:
         raise
     except RuntimeError as error:
         if compiler.ran_out_of_memory(error):
-            text = too_large.too_large_text(plan, compiler.error_text(error))
+            text = oom.too_large_text(plan, compiler.error_text(error))
             raise ProgramTooLargeError(text) from None
         raise CompileError(_refusal_text(plan.name, error, request.options)) from error
     chosen = ChosenByExecutable(loaded.executable)

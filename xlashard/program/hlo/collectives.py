@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 from xlashard.geometry.groups import AxisParts, DeviceGroups, DevicePairs, read_groups, read_pairs
 from xlashard.geometry.mesh import MeshGrid
-from xlashard.program.calls import Run, runs_of
-from xlashard.program.hlo import (
+from xlashard.program.hlo.call_graph import Run, runs_of
+from xlashard.program.hlo.module import (
     ArrayType,
     Computation,
     Frame,

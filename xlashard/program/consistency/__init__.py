@@ -12,12 +12,12 @@
 import typing as _typing
 
 from xlashard.lazily import on_demand as _on_demand
-from xlashard.program.agreement.agreements import AGREEMENTS, Agreements, Policy, is_shared
+from xlashard.program.consistency.checker import AGREEMENTS, Agreements, Policy, is_shared
 
 if _typing.TYPE_CHECKING:
-    from xlashard.program.agreement.terms import ClosedOver, Naming, Terms
+    from xlashard.program.consistency.fingerprint import ClosedOver, Naming, Terms
 else:
-    _terms = {"xlashard.program.agreement.terms": ("ClosedOver", "Naming", "Terms")}
+    _terms = {"xlashard.program.consistency.fingerprint": ("ClosedOver", "Naming", "Terms")}
     __getattr__, __dir__ = _on_demand(__name__, globals(), _terms)
 
 __all__ = ["AGREEMENTS", "Agreements", "ClosedOver", "Naming", "Policy", "Terms", "is_shared"]

@@ -17,14 +17,13 @@ from xlashard.processes import (
     minority,
     store,
 )
-from xlashard.program.agreement.difference import (
+from xlashard.program.consistency.difference import (
     Difference,
+    error_text,
     find_difference,
     surroundings_difference,
 )
-from xlashard.program.agreement.message import error_text
-from xlashard.program.agreement.subject import Subject
-from xlashard.program.agreement.terms import Naming, Story, Terms, surroundings
+from xlashard.program.consistency.fingerprint import Naming, Story, Subject, Terms, surroundings
 
 UNCHECKED = "programs/unchecked"
 """The folder of the store in which processes say that they don't compare their programs."""

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from xlashard._jax.lower import annotations, modules
 from xlashard._jax.lower.lowering import lift_meshes
 from xlashard.errors import ModuleError, PlanError
-from xlashard.program.annotate import (
+from xlashard.program.ir.annotate import (
     Attributes,
     body_constraint,
     result_constraints,
     value_attributes,
 )
-from xlashard.program.donation import Donation, plan_donation
-from xlashard.program.plan import Partitioner, ProgramPlan, ValuePlan
+from xlashard.program.ir.donation import Donation, plan_donation
+from xlashard.program.ir.plan import Partitioner, ProgramPlan, ValuePlan
 
 
 def main_attributes(plan: ProgramPlan, tokens: int) -> tuple[list[Attributes], list[Attributes]]:

@@ -17,11 +17,11 @@ from xlashard._jax.runtime import compiler, coordination, executables
 from xlashard.errors import ProcessesError, SharedBinaryWarning
 from xlashard.lazily import dataclass
 from xlashard.processes import RENDEZVOUS, Barrier, BarrierTimeoutError, format_processes, store
-from xlashard.program.agreement import AGREEMENTS, Terms, is_shared
-from xlashard.program.environment import Environment
-from xlashard.program.executables import Loaded, Source
+from xlashard.program.consistency import AGREEMENTS, Terms, is_shared
+from xlashard.program.runtime.environment import Environment
+from xlashard.program.runtime.executables import Loaded, Source
 
-_OWN_FILES = str(Path(__file__).parents[1])
+_OWN_FILES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Analysis of the HLO text of compiled modules."""

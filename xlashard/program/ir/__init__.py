@@ -1,0 +1,1 @@
+"""Module plans and their annotations: from what is asked of a program to StableHLO text."""

@@ -1,0 +1,1 @@
+"""Compilation and execution of annotated modules."""

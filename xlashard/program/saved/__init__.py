@@ -1,0 +1,1 @@
+"""Serialization of compiled programs."""
