@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.geometry.oracle import grid_id, small_grids
 from xlashard.errors import GroupTextError
 from xlashard.geometry import MeshGrid
-from xlashard.geometry.groups import DeviceGroups, DevicePairs, read_groups, read_pairs
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs, read_groups, read_pairs
 
 
 def said(groups, grid, order=None):
@@ -72,7 +72,7 @@ def test_groups_along_any_axes_are_known_whatever_the_order_they_are_listed_in(g
     for groups, text in all_axis_groups(grid).items():
         rows = [rng.permutation(sorted(group)).tolist() for group in groups]
         rng.shuffle(rows)
-        assert said(DeviceGroups.of_list(rows), grid) == text
+        assert said(ReplicaGroups.of_list(rows), grid) == text
 
 
 @given(st.sampled_from(small_grids(most=8)), st.data())
@@ -81,7 +81,7 @@ def test_groups_of_no_axes_are_told_apart(grid, data):
     size = data.draw(st.sampled_from([d for d in range(1, grid.size + 1) if grid.size % d == 0]))
     rows = [order[i : i + size] for i in range(0, grid.size, size)]
     known = all_axis_groups(grid)
-    assert said(DeviceGroups.of_list(rows), grid) == known.get(frozenset(map(frozenset, rows)))
+    assert said(ReplicaGroups.of_list(rows), grid) == known.get(frozenset(map(frozenset, rows)))
 
 
 @st.composite
@@ -103,12 +103,12 @@ def rows_of(count, size, dims, perm):
 def test_a_formula_means_the_groups_that_it_lists(groups, data):
     count, size, dims, perm = groups
     rows = rows_of(*groups)
-    found = DeviceGroups.iota(count, size, dims, perm)
+    found = ReplicaGroups.iota(count, size, dims, perm)
     assert [list(group) for group in found.devices()] == rows
     shapes = [s for s in itertools.product(range(1, 7), repeat=3) if math.prod(s) == count * size]
     shapes.append((1, 1, count * size))
     grid = MeshGrid(("x", "y", "z"), data.draw(st.sampled_from(shapes)))
-    assert said(found, grid) == said(DeviceGroups.of_list(rows), grid)
+    assert said(found, grid) == said(ReplicaGroups.of_list(rows), grid)
 
 
 @pytest.mark.slow
@@ -127,8 +127,8 @@ def test_groups_of_a_mesh_in_another_order_are_named_by_that_mesh(order):
     grid = MeshGrid(("x", "y"), (2, 4))
     at = {position: device for device, position in enumerate(order)}
     rows = [[at[4 * x + y] for x in range(2)] for y in range(4)]
-    assert said(DeviceGroups.of_list(rows), grid, order) == "x"
-    assert said(DeviceGroups.everyone(8), grid, order) == "x, y"
+    assert said(ReplicaGroups.of_list(rows), grid, order) == "x"
+    assert said(ReplicaGroups.everyone(8), grid, order) == "x, y"
 
 
 TEXTS = [
@@ -219,7 +219,7 @@ def test_pairs_are_named_by_the_axes_along_which_they_send(pairs, axes):
 def test_pairs_run_along_exactly_the_axes_in_which_a_coordinate_changes(grid, data):
     device = st.integers(0, grid.size - 1)
     pairs = data.draw(st.lists(st.tuples(device, device), min_size=1, max_size=6))
-    names = [part.name for part in DevicePairs(tuple(pairs)).axes(grid)]
+    names = [part.name for part in SourceTargetPairs(tuple(pairs)).axes(grid)]
     where = np.indices(grid.axis_sizes).reshape(len(grid.axis_sizes), -1)
     changed = [(where[:, s] != where[:, t]) for s, t in pairs]
     assert names == [n for n, c in zip(grid.axis_names, np.any(changed, axis=0), strict=True) if c]
@@ -247,4 +247,4 @@ def test_groups_said_by_a_formula_are_never_written_out():
     ],
 )
 def test_pairs_are_rings_where_all_pass_on_in_rings_of_one_size(targets, size):
-    assert DevicePairs(tuple(enumerate(targets))).ring_size == size
+    assert SourceTargetPairs(tuple(enumerate(targets))).ring_size == size

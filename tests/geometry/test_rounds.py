@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xlashard.geometry import Piece, Tiling, deal_out, load, refined, reshard_plan
+from xlashard.geometry import Piece, Tiling, refine, reshard_plan, schedule_rounds, transfer_load
 
 
 @st.composite
@@ -26,17 +26,17 @@ def moves(draw: st.DrawFn) -> list[Piece]:
 
 @given(moves())
 def test_every_piece_goes_once_and_nobody_does_two_things(pieces: list[Piece]) -> None:
-    rounds = deal_out(pieces)
+    rounds = schedule_rounds(pieces)
     gone = [piece for one in rounds for piece in one.by_sender.values()]
     assert sorted(map(repr, gone)) == sorted(map(repr, pieces))
     for one in rounds:
-        assert one.by_sender and len(one.by_sender) == len(one.by_taker)
-        takers = one.takers()
+        assert one.by_sender and len(one.by_sender) == len(one.by_receiver)
+        takers = one.permutation()
         assert sorted(takers) == list(one.devices)
         for device, taker in zip(one.devices, takers, strict=True):
             if device in one.by_sender:
                 assert one.by_sender[device].destination == taker
-                assert one.by_taker[taker] is one.by_sender[device]
+                assert one.by_receiver[taker] is one.by_sender[device]
         for piece in one.by_sender.values():
             assert one.shape == tuple(s.stop - s.start for s in piece.source_index)
 
@@ -44,7 +44,7 @@ def test_every_piece_goes_once_and_nobody_does_two_things(pieces: list[Piece]) -
 def test_rows_to_columns_take_as_many_rounds_as_there_are_pieces_of_a_shard() -> None:
     rows, columns = Tiling((4, 1), 4, ((4, 1),)), Tiling((1, 4), 4, ((4, 1),))
     plan = reshard_plan((8, 8), 4, rows, range(4), columns, range(4, 8))
-    assert len(deal_out(plan.pieces)) == 4
+    assert len(schedule_rounds(plan.pieces)) == 4
 
 
 @given(
@@ -62,7 +62,7 @@ def test_refined_tiles_are_parts_of_the_others(
         tuple(shape),
         Tiling(tuple(counts), count, ((count, 1),) if count > 1 else ()).indices(shape),
     )
-    fine = refined(tiling, shape, devices)
+    fine = refine(tiling, shape, devices)
     if fine is None:
         assert devices % count or _fits_nowhere(devices // count, extents[: len(counts)])
         return
@@ -83,6 +83,8 @@ def _power(number: int, prime: int) -> int:
 
 def test_what_the_busiest_device_has_to_do() -> None:
     rows, columns = Tiling((8, 1), 8, ((8, 1),)), Tiling((1, 4), 4, ((4, 1),))
-    assert load((8, 8), rows, columns).rounds == 8
-    assert load((8, 8), Tiling.replicated(1, 2), Tiling.replicated(8, 2)).elements == 8 * 64
-    assert load((8, 8), rows, rows).rounds == 1
+    assert transfer_load((8, 8), rows, columns).rounds == 8
+    assert (
+        transfer_load((8, 8), Tiling.replicated(1, 2), Tiling.replicated(8, 2)).elements == 8 * 64
+    )
+    assert transfer_load((8, 8), rows, rows).rounds == 1

@@ -6,7 +6,7 @@ import pytest
 
 from xlashard.errors import TilingError
 from xlashard.geometry import Chunked, MeshGrid, NoSharding, Replicated, ShardedAxis, Spec, Tiling
-from xlashard.geometry.spec_of_tiling import spec_of_tiling
+from xlashard.geometry.assignment import sharding_spec_from_tiling
 
 
 def all_tilings(grid, ndim):
@@ -26,7 +26,7 @@ def test_every_spec_of_a_mesh_comes_back_with_the_same_tiles(sizes):
     grid = MeshGrid(("a", "b", "c")[: len(sizes)], sizes)
     for ndim in (1, 2, 3):
         for tiling in all_tilings(grid, ndim):
-            spec = spec_of_tiling(tiling)
+            spec = sharding_spec_from_tiling(tiling)
             assert spec.tiling == tiling
             assert all(
                 size > 1 or isinstance(entry, NoSharding)
@@ -36,15 +36,15 @@ def test_every_spec_of_a_mesh_comes_back_with_the_same_tiles(sizes):
 
 def test_it_is_as_short_as_it_can_be():
     grid = MeshGrid(("a", "b"), (4, 2))
-    spec = spec_of_tiling(Tiling.from_spec(grid, Spec((("a", "b"), ())), 2))
+    spec = sharding_spec_from_tiling(Tiling.from_spec(grid, Spec((("a", "b"), ())), 2))
     assert spec.sharding == (Chunked((8,)), NoSharding())
     assert spec.mesh_mapping == (ShardedAxis(0),)
-    spec = spec_of_tiling(Tiling.from_spec(grid, Spec((("b",),)), 1))
+    spec = sharding_spec_from_tiling(Tiling.from_spec(grid, Spec((("b",),)), 1))
     assert spec.mesh_mapping == (Replicated(4), ShardedAxis(0))
 
 
 def test_tiles_without_a_grid_are_refused():
     with pytest.raises(TilingError, match=r"4 devices.*\(4,\)"):
-        spec_of_tiling(Tiling((4,), 4, listed=(0, 3, 1, 2)))
+        sharding_spec_from_tiling(Tiling((4,), 4, listed=(0, 3, 1, 2)))
     with pytest.raises(TilingError, match=r"3 devices.*\(2, 3\)"):
-        spec_of_tiling(Tiling((2, 3), 6, ((3, 2), (2, 1))))
+        sharding_spec_from_tiling(Tiling((2, 3), 6, ((3, 2), (2, 1))))

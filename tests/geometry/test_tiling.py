@@ -41,7 +41,7 @@ def check_against_oracle(tiling, tiles, counts, shape):
     everything = [tuple(c) for c in itertools.product(*map(range, counts))]
     assert [everything[i] for i in ids] == tiles
     for tile in set(ids):
-        assert tiling.holders(tile) == [p for p in range(n) if ids[p] == tile]
+        assert tiling.replicas(tile) == [p for p in range(n) if ids[p] == tile]
 
     expected = oracle.indices_of_tiles(shape, counts, tiles)
     assert tiling.indices(shape, uneven=True) == expected
@@ -161,7 +161,7 @@ def test_a_pod_is_never_counted_for_a_few_of_its_devices():
     assert tiling.to_tile_assignment().to_text() == (
         "{devices=[1099511627776,1,1024]<=[1073741824,1048576]T(1,0) last_tile_dim_replicate}"
     )
-    assert tiling.holders(3)[:2] == [3 * 2**30, 3 * 2**30 + 2**20]
+    assert tiling.replicas(3)[:2] == [3 * 2**30, 3 * 2**30 + 2**20]
 
 
 def test_unconstrained_dims_count_as_uncut():
@@ -216,7 +216,7 @@ def test_what_does_not_fit():
             with pytest.raises(GridError, match=r"outside 0\.\.7"):
                 ask(wrong)
     with pytest.raises(TilingError, match=r"outside 0\.\.7"):
-        tiling.holders(8)
+        tiling.replicas(8)
     with pytest.raises(RankError):
         Tiling.from_spec(GRID, parse_spec(["x", "y"]), 1)
 
@@ -294,7 +294,7 @@ def test_partial_results_are_no_slices():
         lambda: partial.tile_ids(),
         lambda: partial.replica_ids([1]),
         lambda: partial.coordinates(),
-        lambda: partial.holders(0),
+        lambda: partial.replicas(0),
     ]
     for read in reads:
         with pytest.raises(TilingError, match="2 partial results.* max"):

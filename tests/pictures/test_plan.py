@@ -13,7 +13,7 @@ from tests.array.cases import SHAPE, SHARDINGS, Stripes
 from tests.pictures.pods import CountingList, Pod, PodDevice, pod
 from tests.pictures.specs import specs
 from xlashard import AbstractMesh, GSPMDSharding, Mesh, NamedSharding, P, Sharding
-from xlashard.geometry import Tiling, holder_runs
+from xlashard.geometry import Tiling, replica_runs
 from xlashard.pictures.formatting import index_text
 from xlashard.pictures.palette import BLANK
 from xlashard.pictures.plan import plan_picture
@@ -83,12 +83,12 @@ def test_holders_of_a_tile_in_closed_form(case, most):
     grid, spec, ndim = case
     tiling = Tiling.from_spec(grid, spec, ndim)
     for tile in range(tiling.num_tiles):
-        whole = tiling.holders(tile)
-        runs = holder_runs(tiling, tile, grid.size)
+        whole = tiling.replicas(tile)
+        runs = replica_runs(tiling, tile, grid.size)
         assert (list(runs), runs.count, runs.is_whole) == (whole, len(whole), True)
         ends = [(run.start, run.stop) for run in runs.first]
         assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(ends))
-        some = holder_runs(tiling, tile, most)
+        some = replica_runs(tiling, tile, most)
         assert some.count == len(whole)
         assert next(iter(some)) == whole[0] and list(some)[-1] == whole[-1]
         assert set(some) <= set(whole)

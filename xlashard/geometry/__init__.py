@@ -31,14 +31,14 @@ if _typing.TYPE_CHECKING:
     )
     from xlashard.geometry.groups import (
         AxisPart,
-        DeviceGroups,
-        DevicePairs,
+        ReplicaGroups,
+        SourceTargetPairs,
         read_groups,
         read_pairs,
     )
-    from xlashard.geometry.holders import Runs, holder_runs, kept
+    from xlashard.geometry.replicas import Runs, head_and_tail, replica_runs
     from xlashard.geometry.reshard import Piece, ReshardPlan, reshard_plan
-    from xlashard.geometry.rounds import Load, Round, deal_out, load, refined
+    from xlashard.geometry.rounds import Round, TransferLoad, refine, schedule_rounds, transfer_load
 else:
     __getattr__, __dir__ = _on_demand(
         __name__,
@@ -46,15 +46,15 @@ else:
         {
             "xlashard.geometry.groups": (
                 "AxisPart",
-                "DeviceGroups",
-                "DevicePairs",
+                "ReplicaGroups",
+                "SourceTargetPairs",
                 "read_groups",
                 "read_pairs",
             ),
-            "xlashard.geometry.holders": (
+            "xlashard.geometry.replicas": (
                 "Runs",
-                "holder_runs",
-                "kept",
+                "replica_runs",
+                "head_and_tail",
             ),
             "xlashard.geometry.reshard": (
                 "Piece",
@@ -62,11 +62,11 @@ else:
                 "reshard_plan",
             ),
             "xlashard.geometry.rounds": (
-                "Load",
+                "TransferLoad",
                 "Round",
-                "deal_out",
-                "load",
-                "refined",
+                "schedule_rounds",
+                "transfer_load",
+                "refine",
             ),
             "xlashard.geometry.assignment": (
                 "explode_superdims",
@@ -84,16 +84,14 @@ __all__ = [
     "AxisPart",
     "Box",
     "Chunked",
-    "DeviceGroups",
-    "DevicePairs",
     "DimAxes",
     "DimSharding",
     "Index",
-    "Load",
     "MeshAxis",
     "MeshGrid",
     "NoSharding",
     "Piece",
+    "ReplicaGroups",
     "Replicated",
     "ReshardPlan",
     "Round",
@@ -101,23 +99,25 @@ __all__ = [
     "ShardIndex",
     "ShardedAxis",
     "ShardingSpec",
+    "SourceTargetPairs",
     "Spec",
     "TileAssignment",
     "Tiling",
+    "TransferLoad",
     "Unstacked",
-    "deal_out",
     "explode_superdims",
-    "holder_runs",
-    "kept",
-    "load",
+    "head_and_tail",
     "parse_spec",
     "read_groups",
     "read_pairs",
-    "refined",
+    "refine",
+    "replica_runs",
     "reshard_plan",
+    "schedule_rounds",
     "spec_from_tile_assignment",
     "spec_from_tiling",
     "strides_for_sizes",
+    "transfer_load",
     "unflatten_array",
     "unflatten_superdims",
     "validate_spec",

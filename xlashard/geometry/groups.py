@@ -52,7 +52,7 @@ type AxisParts = tuple[AxisPart, ...]
 
 
 @dataclass(frozen=True)
-class DeviceGroups:
+class ReplicaGroups:
     """Disjoint groups of device positions. Made by `read_groups` or by a class method.
 
     Attributes:
@@ -69,12 +69,12 @@ class DeviceGroups:
     listed: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def everyone(cls, num_devices: int) -> "DeviceGroups":
+    def everyone(cls, num_devices: int) -> "ReplicaGroups":
         """One group of all devices."""
         return cls(1, num_devices, strides.merge([(num_devices, 1)]))
 
     @classmethod
-    def of_list(cls, groups: Sequence[Sequence[int]]) -> "DeviceGroups":
+    def of_list(cls, groups: Sequence[Sequence[int]]) -> "ReplicaGroups":
         """Groups written out.
 
         Raises:
@@ -89,7 +89,7 @@ class DeviceGroups:
     @classmethod
     def iota(
         cls, count: int, size: int, reshape_dims: Sequence[int], perm: Sequence[int] = ()
-    ) -> "DeviceGroups":
+    ) -> "ReplicaGroups":
         """`arange(n).reshape(reshape_dims).transpose(perm).reshape(count, size)`, a group per row.
 
         Raises:
@@ -123,9 +123,9 @@ class DeviceGroups:
 
         Example:
             >>> mesh = MeshGrid(("data", "model"), (2, 4))
-            >>> list(map(str, DeviceGroups.iota(4, 2, (2, 4), (1, 0)).axes(mesh)))
+            >>> list(map(str, ReplicaGroups.iota(4, 2, (2, 4), (1, 0)).axes(mesh)))
             ['data']
-            >>> list(map(str, DeviceGroups.of_list([[0, 2], [1, 3], [4, 6], [5, 7]]).axes(mesh)))
+            >>> list(map(str, ReplicaGroups.of_list([[0, 2], [1, 3], [4, 6], [5, 7]]).axes(mesh)))
             ['model:(1)2']
         """
         if self.count * self.size != grid.size:
@@ -162,7 +162,7 @@ class DeviceGroups:
 
 
 @dataclass(frozen=True)
-class DevicePairs:
+class SourceTargetPairs:
     """Who sends to whom.
 
     Attributes:
@@ -181,9 +181,9 @@ class DevicePairs:
         """Devices of each ring, where all pass on in rings of one size; 0 if they don't.
 
         Example:
-            >>> DevicePairs(((0, 1), (1, 0), (2, 3), (3, 2))).ring_size
+            >>> SourceTargetPairs(((0, 1), (1, 0), (2, 3), (3, 2))).ring_size
             2
-            >>> DevicePairs(((0, 0), (1, 2), (2, 1))).ring_size
+            >>> SourceTargetPairs(((0, 0), (1, 2), (2, 1))).ring_size
             0
         """
         following, sizes = dict(self.pairs), set[int]()
@@ -209,7 +209,7 @@ class DevicePairs:
             The parts; None if a device is not of the mesh.
 
         Example:
-            >>> ring = DevicePairs(((0, 1), (1, 0), (2, 3), (3, 2)))
+            >>> ring = SourceTargetPairs(((0, 1), (1, 0), (2, 3), (3, 2)))
             >>> list(map(str, ring.axes(MeshGrid(("x", "y"), (2, 2)))))
             ['y']
         """
@@ -287,7 +287,7 @@ _MESH_AXIS = re.compile(r"'((?:[^'\\]|\\.)*)'=(\d+)")
 _MESH_PART = re.compile(r"'((?:[^'\\]|\\.)*)'(?::\((\d+)\)(\d+))?")
 
 
-def read_groups(text: str, num_devices: int) -> DeviceGroups:
+def read_groups(text: str, num_devices: int) -> ReplicaGroups:
     """Reads the groups of a collective from the start of HLO text, in any of its three writings.
 
     Args:
@@ -303,17 +303,17 @@ def read_groups(text: str, num_devices: int) -> DeviceGroups:
     """
     if found := _IOTA.match(text):
         count, size, dims, perm = found.groups()
-        return DeviceGroups.iota(int(count), int(size), _numbers(dims), _numbers(perm or ""))
+        return ReplicaGroups.iota(int(count), int(size), _numbers(dims), _numbers(perm or ""))
     if found := _MESH.match(text):
         return _mesh_groups(found)
     if found := _LIST.match(text):
         groups = [_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", found[1])]
         groups = [group for group in groups if group]
-        return DeviceGroups.of_list(groups) if groups else DeviceGroups.everyone(num_devices)
+        return ReplicaGroups.of_list(groups) if groups else ReplicaGroups.everyone(num_devices)
     raise GroupTextError(f"no device groups at the start of {text[:60]!r}")
 
 
-def read_pairs(text: str) -> DevicePairs:
+def read_pairs(text: str) -> SourceTargetPairs:
     """Reads the pairs of a permutation from the start of HLO text, `{{0,1},{1,0}}`.
 
     Raises:
@@ -323,14 +323,14 @@ def read_pairs(text: str) -> DevicePairs:
     pairs = [_numbers(p) for p in re.findall(r"\{([\d,\s]*)\}", found[1])] if found else []
     if found is None or any(len(pair) != 2 for pair in pairs):
         raise GroupTextError(f"no pairs of devices at the start of {text[:60]!r}")
-    return DevicePairs(tuple((source, target) for source, target in pairs))
+    return SourceTargetPairs(tuple((source, target) for source, target in pairs))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
-def _mesh_groups(found: re.Match[str]) -> DeviceGroups:
+def _mesh_groups(found: re.Match[str]) -> ReplicaGroups:
     """Groups along axes, or parts of them, of a mesh that the text itself describes."""
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(found["sizes"])}
     wanted = [(n, int(b or 1), int(s or 0)) for n, b, s in _MESH_PART.findall(found["axes"])]
@@ -351,12 +351,12 @@ def _mesh_groups(found: re.Match[str]) -> DeviceGroups:
     count, size = (math.prod(s for s, _ in steps) for steps in (others, members))
     steps = strides.merge([*others, *members])
     if found["devices"] is None:
-        return DeviceGroups(count, size, steps)
+        return ReplicaGroups(count, size, steps)
     devices = _mesh_devices(found["devices"])
     if len(devices) != count * size:
         raise GroupTextError(f"{found[0]}: {len(devices)} devices for a mesh of {count * size}")
     rows = np.asarray(devices)[strides.place_all(steps)].reshape(count, size)
-    return DeviceGroups.of_list(rows.tolist())
+    return ReplicaGroups.of_list(rows.tolist())
 
 
 def _mesh_devices(text: str) -> Sequence[int]:
@@ -364,5 +364,5 @@ def _mesh_devices(text: str) -> Sequence[int]:
     if turned is None:
         return _numbers(text)
     dims = _numbers(turned[1])
-    groups = DeviceGroups.iota(1, math.prod(dims), dims, _numbers(turned[2] or ""))
+    groups = ReplicaGroups.iota(1, math.prod(dims), dims, _numbers(turned[2] or ""))
     return groups.devices()[0]

@@ -149,8 +149,8 @@ class ReshardPlan:
         return route.order[turn % len(route.order)]
 
     def _route(self, tile: int) -> "_Route":
-        order = tuple(self.src_devices[p] for p in self.src.holders(tile))
-        coordinates = self.src.coordinates(self.src.holders(tile)[:1])
+        order = tuple(self.src_devices[p] for p in self.src.replicas(tile))
+        coordinates = self.src.coordinates(self.src.replicas(tile)[:1])
         starts, stops = (e[0].tolist() for e in _edges(self.src, self.shape, coordinates))
         extents = self.dst.shard_shape(self.shape, uneven=True)
         low = tuple(a // k for a, k in zip(starts, extents, strict=True))

@@ -21,39 +21,39 @@ class Round:
     Attributes:
         shape: Of each piece.
         by_sender: The piece that each device sends.
-        by_taker: The piece that each device takes.
+        by_receiver: The piece that each device takes.
     """
 
     shape: Shape
     by_sender: dict[int, Piece] = field(default_factory=dict)
-    by_taker: dict[int, Piece] = field(default_factory=dict)
+    by_receiver: dict[int, Piece] = field(default_factory=dict)
 
-    def admits(self, piece: Piece) -> bool:
+    def try_add(self, piece: Piece) -> bool:
         """Adds a piece, unless its sender or its taker is busy."""
-        if piece.source in self.by_sender or piece.destination in self.by_taker:
+        if piece.source in self.by_sender or piece.destination in self.by_receiver:
             return False
-        self.by_sender[piece.source] = self.by_taker[piece.destination] = piece
+        self.by_sender[piece.source] = self.by_receiver[piece.destination] = piece
         return True
 
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices that take part, in ascending order."""
-        return tuple(sorted({*self.by_sender, *self.by_taker}))
+        return tuple(sorted({*self.by_sender, *self.by_receiver}))
 
-    def takers(self) -> list[int]:
+    def permutation(self) -> list[int]:
         """For each of `devices` the one that takes from it, so that it is a permutation.
 
         Who sends nothing or takes nothing is left to itself where it does neither, and otherwise
         gets a partner with whom nothing of meaning is exchanged.
         """
-        idle = iter([device for device in self.devices if device not in self.by_taker])
+        idle = iter([device for device in self.devices if device not in self.by_receiver])
         return [
             self.by_sender[device].destination if device in self.by_sender else next(idle)
             for device in self.devices
         ]
 
 
-def deal_out(pieces: Iterable[Piece]) -> tuple[Round, ...]:
+def schedule_rounds(pieces: Iterable[Piece]) -> tuple[Round, ...]:
     """Deals pieces out to as few rounds as come of taking the first that has room.
 
     Args:
@@ -64,14 +64,14 @@ def deal_out(pieces: Iterable[Piece]) -> tuple[Round, ...]:
     for piece in pieces:
         shape = tuple(s.stop - s.start for s in piece.source_index)
         rounds = by_shape.setdefault(shape, [])
-        if not any(one.admits(piece) for one in rounds):
+        if not any(one.try_add(piece) for one in rounds):
             rounds.append(Round(shape))
-            rounds[-1].admits(piece)
+            rounds[-1].try_add(piece)
             order.append(rounds[-1])
     return tuple(order)
 
 
-def refined(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | None:
+def refine(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | None:
     """Each tile cut further, so that every device of some number holds another part.
 
     Args:
@@ -83,7 +83,7 @@ def refined(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | 
         The tiling, or None where there are not enough elements to cut, or the numbers don't fit.
 
     Example:
-        >>> refined(Tiling.replicated(2, 2), (8, 6), 4).counts
+        >>> refine(Tiling.replicated(2, 2), (8, 6), 4).counts
         (2, 2)
     """
     factor, left = divmod(num_devices, tiling.num_tiles)
@@ -101,7 +101,7 @@ def refined(tiling: Tiling, shape: Sequence[int], num_devices: int) -> Tiling | 
 
 
 @dataclass(frozen=True)
-class Load:
+class TransferLoad:
     """What a change of tiles asks of the busiest device, about.
 
     Attributes:
@@ -113,7 +113,7 @@ class Load:
     elements: int
 
 
-def load(shape: Sequence[int], source: Tiling, target: Tiling) -> Load:
+def transfer_load(shape: Sequence[int], source: Tiling, target: Tiling) -> TransferLoad:
     """How much the busiest device sends or takes between devices of two tilings."""
     taken = sent = elements = 1
     for size, before, after in zip(shape, source.counts, target.counts, strict=True):
@@ -122,7 +122,7 @@ def load(shape: Sequence[int], source: Tiling, target: Tiling) -> Load:
         elements *= size // max(before, after)
     sent *= -(-target.num_replicas // source.num_replicas)
     rounds = max(taken, sent)
-    return Load(rounds, rounds * elements)
+    return TransferLoad(rounds, rounds * elements)
 
 
 def _primes(number: int) -> list[int]:

@@ -292,7 +292,7 @@ class Tiling:
             tiles = tiles // self.counts[dim]
         return coordinates
 
-    def holders(self, tile: int) -> list[int]:
+    def replicas(self, tile: int) -> list[int]:
         """The positions that hold a tile, in order of their replica ids.
 
         Raises:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from xlashard.geometry import Runs, Tiling, holder_runs
+from xlashard.geometry import Runs, Tiling, replica_runs
 
 type Places = tuple[int, ...]
 """The coordinates of a tile, one per dimension."""
@@ -95,7 +95,7 @@ class Tiles:
 
     def holders(self, places: Places, most: int) -> Runs:
         """Return the positions of the devices that hold a tile, as a limited number of runs."""
-        return holder_runs(self.tiling.whole, tile_number(places, self.counts), most)
+        return replica_runs(self.tiling.whole, tile_number(places, self.counts), most)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from xlashard.geometry import Runs, kept
+from xlashard.geometry import Runs, head_and_tail
 from xlashard.pictures.palette import BLANK, COLOURS
 from xlashard.pictures.placement import Places, tile_number
 from xlashard.pictures.subject import LISTED, Subject
@@ -183,7 +183,7 @@ def _shown(count: int, most: int, room: int | None = None) -> Shown:
     Where that many could be drawn, but not all, half will do to show how it goes on.
     """
     room = most if room is None else room
-    head, tail = kept(count, room if count <= most else min(room, max(2, most // 2)))
+    head, tail = head_and_tail(count, room if count <= most else min(room, max(2, most // 2)))
     return Shown(range(head), range(count - tail, count), count - head - tail)
 
 
@@ -254,7 +254,7 @@ def _hosts(ids: Runs, by_host: Iterable[tuple[int, Runs]]) -> Runs:
 
 def _sample(runs: Runs, most: int) -> tuple[list[int], list[int]]:
     """Return the first and the last numbers of runs; all of them as the first if they are few."""
-    head, tail = kept(runs.count, most)
+    head, tail = head_and_tail(runs.count, most)
     if not tail and runs.is_whole:
         return list(runs), []
     first = islice((n for run in runs.first for n in run), head)

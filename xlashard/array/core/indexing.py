@@ -118,7 +118,7 @@ def _holder(sharding: Any, shape: tuple[int, ...], bounds: Bounds) -> int | None
     """The first device position whose shard has these bounds."""
     tiling = from_jax(sharding).tiling(shape)
     tile = _tile_at(tiling, shape, bounds)
-    return None if tile is None else tiling.holders(tile)[0]
+    return None if tile is None else tiling.replicas(tile)[0]
 
 
 def _static_part(index: Any, shape: tuple[int, ...]) -> _Part | None:

@@ -23,7 +23,7 @@ from xlashard.array.host.put import put_on
 from xlashard.array.placement.target import Places, places
 from xlashard.array.reshard.compiled import retile, unusual_layout
 from xlashard.array.reshard.p2p import Lying, cut, in_turn, numbered, pasted
-from xlashard.geometry import Piece, Round, TileAssignment, deal_out
+from xlashard.geometry import Piece, Round, TileAssignment, schedule_rounds
 from xlashard.sharding import GSPMDSharding
 
 _SCHEDULES_KEPT = 512
@@ -72,7 +72,7 @@ def schedule(shape: tuple[int, ...], itemsize: int, source: Lying, target: Lying
             within[process].append(piece)
         else:
             crossing.append(piece)
-    return Schedule(devices, givers, takers, within, deal_out(crossing))
+    return Schedule(devices, givers, takers, within, schedule_rounds(crossing))
 
 
 def move_in_rounds(
@@ -159,11 +159,11 @@ class _Move:
             blocks.append(block if block.shape == shape else in_shape(block, shape))
         received = dict(zip(here, split(_permuted(blocks, devices, one, shape)), strict=True))
         for number in here:
-            if number in one.by_taker:
+            if number in one.by_receiver:
                 block = received[number]
                 if not one.shape:
                     block = in_shape(block, ())
-                self._put_in_place(one.by_taker[number], block)
+                self._put_in_place(one.by_receiver[number], block)
             if number in one.by_sender:
                 self._given(one.by_sender[number])
 
@@ -215,7 +215,7 @@ def _permuted(
 ) -> Handle:
     """The blocks of a round where they are to go: a program that changes only who has which."""
     position = {number: n for n, number in enumerate(one.devices)}
-    order = [position[taker] for taker in one.takers()]
+    order = [position[taker] for taker in one.permutation()]
     whole = (len(devices) * shape[0], *shape[1:])
     dims = (len(devices), *(1,) * (len(shape) - 1))
     ends: list[Any] = []

@@ -7,7 +7,7 @@ from functools import lru_cache
 from xlashard._jax.runtime.shardings import Device, default_memory_kind
 from xlashard.array.placement.target import Places, places
 from xlashard.array.reshard.host_memory import in_one_memory
-from xlashard.geometry import Tiling, load, refined
+from xlashard.geometry import Tiling, refine, transfer_load
 from xlashard.lazily import dataclass
 from xlashard.sharding import GSPMDSharding
 
@@ -146,7 +146,7 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
         (start, end) if len(start.sharding.devices) > len(end.sharding.devices) else (end, start)
     )
     count = len(more.sharding.devices)
-    fine = refined(fewer.tiling, source.shape, count)
+    fine = refine(fewer.tiling, source.shape, count)
     if fine is None:
         return direct
     there = places(
@@ -166,7 +166,10 @@ def _between_processes(source: Places, target: Places) -> tuple[Step, ...]:
             Step(Way.ROUNDS, end),
             *_from_default_memory(end, target),
         )
-    straight, around = load(source.shape, start.tiling, end.tiling), load(source.shape, *ends)
+    straight, around = (
+        transfer_load(source.shape, start.tiling, end.tiling),
+        transfer_load(source.shape, *ends),
+    )
     if around.rounds * 2 <= straight.rounds:
         return detour
     less = around.elements * 2 <= straight.elements and around.rounds <= straight.rounds

@@ -20,7 +20,7 @@ from xlashard.array.core.buffer_shape import in_shape
 from xlashard.array.core.handles import as_kind, wrap_result
 from xlashard.array.host.read import distinct_here
 from xlashard.geometry import ShardIndex, ShardingSpec
-from xlashard.geometry.spec_of_tiling import spec_of_tiling
+from xlashard.geometry.assignment import sharding_spec_from_tiling
 from xlashard.legacy.modes.array_mode import as_jax_arrays, current_array_mode
 from xlashard.legacy.modes.config_flags import jax_array, pmap_no_rank_reduction
 from xlashard.legacy.shardings.parsed_specs import get_array_mapping
@@ -113,7 +113,7 @@ def sharding_spec(x: Any) -> ShardingSpec:
         mesh = sharding.mesh
         to_spec = mesh_sharding_specs(mesh.shape, mesh.axis_names, allow_uneven_axes=True)
         return to_spec(x, get_array_mapping(sharding.spec))
-    return spec_of_tiling(sharding.tiling(x.shape))
+    return sharding_spec_from_tiling(sharding.tiling(x.shape))
 
 
 def buffer_indices(x: Any) -> tuple[ShardIndex, ...]:

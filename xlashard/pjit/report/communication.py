@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from xlashard.geometry import DeviceGroups, DevicePairs, MeshGrid
+from xlashard.geometry import MeshGrid, ReplicaGroups, SourceTargetPairs
 from xlashard.pjit.report.model import CollectiveReport, SourceLine
 from xlashard.program import Collective
 from xlashard.program.hlo.collectives import along_text
@@ -126,8 +126,8 @@ def describe_collective(
     )
 
 
-def _positions(groups: DeviceGroups | DevicePairs) -> tuple[tuple[int, ...], ...]:
-    return groups.pairs if isinstance(groups, DevicePairs) else groups.devices()
+def _positions(groups: ReplicaGroups | SourceTargetPairs) -> tuple[tuple[int, ...], ...]:
+    return groups.pairs if isinstance(groups, SourceTargetPairs) else groups.devices()
 
 
 def with_totals(described: CollectiveReport, found: Sequence[Collective]) -> CollectiveReport:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from xlashard.geometry.groups import AxisParts, DeviceGroups, DevicePairs, read_groups, read_pairs
+from xlashard.geometry.groups import (
+    AxisParts,
+    ReplicaGroups,
+    SourceTargetPairs,
+    read_groups,
+    read_pairs,
+)
 from xlashard.geometry.mesh import MeshGrid
 from xlashard.program.hlo.call_graph import Run, runs_of
 from xlashard.program.hlo.module import (
@@ -64,7 +70,7 @@ class Collective:
     computation: str
     operands: tuple[ArrayType, ...]
     results: tuple[ArrayType, ...]
-    groups: DeviceGroups | DevicePairs
+    groups: ReplicaGroups | SourceTargetPairs
     times: int = 1
     times_known: bool = True
     conditional: bool = False
@@ -98,7 +104,7 @@ class Collective:
         the mean is that over the devices that are named in a pair.
         """
         payload = self.payload_bytes
-        if isinstance(self.groups, DevicePairs):
+        if isinstance(self.groups, SourceTargetPairs):
             named = len({device for pair in self.groups.pairs for device in pair})
             return payload * self.groups.moving // max(named, 1)
         size = max(self.groups.size, 1)
@@ -383,7 +389,7 @@ def _result_types(
 
 def _groups(
     module: HloText, instruction: Instruction, kind: CollectiveKind
-) -> DeviceGroups | DevicePairs:
+) -> ReplicaGroups | SourceTargetPairs:
     if kind == "collective-permute":
         return read_pairs(instruction.attribute("source_target_pairs") or "")
     devices = module.num_partitions * module.num_replicas
@@ -391,7 +397,7 @@ def _groups(
     groups = read_groups(text, devices)
     if _counts_replicas(module, instruction, kind) and module.num_replicas == 1:
         # The groups say which replicas talk, each with all of its partitions.
-        return DeviceGroups.everyone(devices)
+        return ReplicaGroups.everyone(devices)
     return groups
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlashard.geometry.groups import DeviceGroups, DevicePairs
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import ArrayType
 from xlashard.sharding import Mesh
@@ -29,7 +29,7 @@ def groups_along(mesh, axes):
     last = [mesh.axis_names.index(axis) for axis in axes]
     first = [i for i in range(places.ndim) if i not in last]
     count = math.prod(mesh.shape[axis] for axis in axes)
-    return DeviceGroups.of_list(places.transpose(*first, *last).reshape(-1, count).tolist())
+    return ReplicaGroups.of_list(places.transpose(*first, *last).reshape(-1, count).tolist())
 
 
 def seconds(pod, mesh, kind, axes, nbytes=8 * MB):
@@ -131,12 +131,12 @@ def test_a_permutation_takes_its_busiest_link():
     pod = topology("v5e:4x4")
     mesh = Mesh(np.array(sorted(pod.devices, key=lambda d: d.coords), dtype=object), ("all",))
     link = pod.generation.ici_bandwidth
-    step = DevicePairs(tuple((4 * x + y, 4 * x + y + 1) for x in range(4) for y in range(3)))
+    step = SourceTargetPairs(tuple((4 * x + y, 4 * x + y + 1) for x in range(4) for y in range(3)))
     assert (
         NetworkModel(pod, mesh).of(collective("collective-permute", step, MB)).seconds == MB / link
     )
     # Round a line, the last goes all the way back, and nothing else goes that way.
-    round_ = DevicePairs(
+    round_ = SourceTargetPairs(
         tuple((4 * x + y, 4 * x + (y + 1) % 4) for x in range(4) for y in range(4))
     )
     assert (
@@ -144,7 +144,7 @@ def test_a_permutation_takes_its_busiest_link():
         == MB / link
     )
     # Everyone sends across: two transfers meet on the link in the middle.
-    across = DevicePairs(
+    across = SourceTargetPairs(
         tuple((4 * x + y, 4 * x + (y + 2) % 4) for x in range(4) for y in range(4))
     )
     cost = NetworkModel(pod, mesh).of(collective("collective-permute", across, MB))
@@ -157,7 +157,7 @@ def test_a_permutation_takes_its_busiest_link():
 def test_no_permutation_takes_less_than_its_hops_allow(order):
     pod = topology("v5e:4x4")
     mesh = Mesh(np.array(pod.devices, dtype=object), ("all",))
-    pairs = DevicePairs(tuple(enumerate(order)))
+    pairs = SourceTargetPairs(tuple(enumerate(order)))
     cost = NetworkModel(pod, mesh).of(collective("collective-permute", pairs, MB))
     places = [device.coords for device in pod.devices]
     hops = sum(

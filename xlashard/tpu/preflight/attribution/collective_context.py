@@ -8,7 +8,7 @@ from typing import Any
 
 from xlashard._jax.trace.dataflow import Line, Scope
 from xlashard.geometry import MeshGrid
-from xlashard.geometry.groups import DevicePairs
+from xlashard.geometry.groups import SourceTargetPairs
 from xlashard.program.hlo.collectives import Collective
 from xlashard.program.hlo.module import Computation, Frame, Instruction
 from xlashard.tpu.preflight.attribution.hlo_dataflow import HloDataflow
@@ -126,7 +126,7 @@ def collective_context(
 
 def _is_of_ring(collective: Collective, grid: MeshGrid) -> bool:
     """Return whether a permute passes operands of a product around a ring."""
-    if not isinstance(collective.groups, DevicePairs):
+    if not isinstance(collective.groups, SourceTargetPairs):
         return False
     size = math.prod(part.size for part in collective.axes(grid) or ())
     return (

@@ -32,7 +32,7 @@ from functools import cached_property
 
 import numpy as np
 
-from xlashard.geometry.groups import DeviceGroups, DevicePairs
+from xlashard.geometry.groups import ReplicaGroups, SourceTargetPairs
 from xlashard.program.hlo.call_graph import runs_of
 from xlashard.program.hlo.collectives import (
     Collective,
@@ -89,14 +89,14 @@ def _slices(mesh: Mesh) -> list[list[int]]:
 
 
 def _in_all(
-    groups: DeviceGroups | DevicePairs, slices: Sequence[list[int]]
-) -> DeviceGroups | DevicePairs:
+    groups: ReplicaGroups | SourceTargetPairs, slices: Sequence[list[int]]
+) -> ReplicaGroups | SourceTargetPairs:
     """Return the groups of one slice, replicated for every slice."""
-    if isinstance(groups, DevicePairs):
+    if isinstance(groups, SourceTargetPairs):
         pairs = groups.pairs
-        return DevicePairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
+        return SourceTargetPairs(tuple((s[a], s[b]) for s in slices for a, b in pairs))
     listed = groups.devices()
-    return DeviceGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
+    return ReplicaGroups.of_list([[s[d] for d in group] for s in slices for group in listed])
 
 
 def _transfers(module: HloText, slices: Sequence[list[int]]) -> list[Collective]:
@@ -131,13 +131,13 @@ def _transfer(
     )
     results = operands if received is None else tuple(array_types(received.type)[:1])
     user = None if received is None else told_user(module, computation, received)
-    groups: DeviceGroups | DevicePairs = DeviceGroups.of_list(
+    groups: ReplicaGroups | SourceTargetPairs = ReplicaGroups.of_list(
         [list(group) for group in zip(*slices, strict=True)]
     )
     if kind == "collective-permute":
         turned = [*slices[1:], slices[0]]
         pairs = zip(slices, turned, strict=True)
-        groups = DevicePairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))
+        groups = SourceTargetPairs(tuple(p for a, b in pairs for p in zip(a, b, strict=True)))
     return Collective(
         kind=kind,
         name=send.name,
@@ -209,13 +209,13 @@ class NetworkModel:
         """
         self._topology = topology
         self._mesh = mesh
-        self._group_links: dict[DeviceGroups, _GroupLinks] = {}
-        self._loads: dict[DevicePairs, _LinkLoad] = {}
+        self._group_links: dict[ReplicaGroups, _GroupLinks] = {}
+        self._loads: dict[SourceTargetPairs, _LinkLoad] = {}
 
     def of(self, collective: Collective) -> NetworkCost:
         """Return the network cost of one run of a collective."""
         groups, payload = collective.groups, float(collective.payload_bytes)
-        if isinstance(groups, DevicePairs):
+        if isinstance(groups, SourceTargetPairs):
             return self._permutation(groups, payload)
         if groups not in self._group_links:
             self._group_links[groups] = self._find_group_links(groups)
@@ -257,7 +257,7 @@ class NetworkModel:
         found = [positions[device.id] for device in self._mesh.devices.flat]
         return self._topology.coordinates[np.array(found)]
 
-    def _find_group_links(self, groups: DeviceGroups) -> _GroupLinks:
+    def _find_group_links(self, groups: ReplicaGroups) -> _GroupLinks:
         """Return the links of the first group, which stands for all groups."""
         members = np.array(groups.devices()[0]) if groups.count else np.zeros(1, np.int64)
         places = self._places[members[members < len(self._places)]]
@@ -283,7 +283,7 @@ class NetworkModel:
         links = sum(p.links for p in parts if p.dimension not in _NOT_LINKS)
         return ici_speed(self._topology.generation, parts, links)
 
-    def _permutation(self, pairs: DevicePairs, payload: float) -> NetworkCost:
+    def _permutation(self, pairs: SourceTargetPairs, payload: float) -> NetworkCost:
         if pairs not in self._loads:
             self._loads[pairs] = _load(pairs, self._topology, self._places)
         load = self._loads[pairs]
@@ -318,7 +318,7 @@ class _LinkLoad:
     between_slices: float
 
 
-def _load(pairs: DevicePairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
+def _load(pairs: SourceTargetPairs, topology: Topology, places: np.ndarray) -> _LinkLoad:
     links: Counter[tuple[int, tuple[int, ...], int]] = Counter()
     within = between = 0
     for source, target in pairs.pairs:

@@ -41,7 +41,7 @@ class Runs:
         return cls(_runs(np.unique(np.asarray(numbers, np.int64))), (), len(set(numbers)))
 
 
-def holder_runs(tiling: Tiling, tile: int, most: int) -> Runs:
+def replica_runs(tiling: Tiling, tile: int, most: int) -> Runs:
     """The positions that hold a tile, as at most so many runs of neighbours.
 
     It costs what it lists, not what the tiling spans, where steps say the tiling.
@@ -52,19 +52,19 @@ def holder_runs(tiling: Tiling, tile: int, most: int) -> Runs:
         most: Runs to list, at least 2; of more, the first and the last.
     """
     if tiling.listed or tiling.is_partial:
-        return _shortened(_runs(np.asarray(tiling.holders(tile))), tiling.num_replicas, most)
+        return _shortened(_runs(np.asarray(tiling.replicas(tile))), tiling.num_replicas, most)
     steps = list(tiling.steps)
     # Positions that differ in the last digit are neighbours, where that digit copies.
     length = steps.pop()[0] if steps and not steps[-1][1] else 1
     numbers = math.prod(size for size, stride in steps if not stride)
-    head, tail = kept(numbers, most)
+    head, tail = head_and_tail(numbers, most)
     shown = [*range(head), *range(numbers - tail, numbers)]
     starts = [_start(steps, tile, number) * length for number in shown]
     runs = [range(start, start + length) for start in starts]
     return Runs(tuple(runs[:head]), tuple(runs[head:]), tiling.num_replicas)
 
 
-def kept(count: int, most: int) -> tuple[int, int]:
+def head_and_tail(count: int, most: int) -> tuple[int, int]:
     """How many of a row to show at its start and at its end; all at its start if they fit.
 
     One alone is never left out, for to say so takes its place.
@@ -96,5 +96,5 @@ def _runs(ascending: npt.NDArray[np.int64]) -> tuple[range, ...]:
 
 
 def _shortened(runs: tuple[range, ...], count: int, most: int) -> Runs:
-    head, tail = kept(len(runs), most)
+    head, tail = head_and_tail(len(runs), most)
     return Runs(runs[:head], runs[len(runs) - tail :], count)
