@@ -278,7 +278,7 @@ def test_nothing_on_the_way_imports_pickle():
     package = Path(xlashard.__file__).parent
     ways = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
     seen, found = [], []
-    for name in ("pjit/saving", "pjit/trees", "program/saved/*"):
+    for name in ("pjit/stages/serialization", "pjit/stages/tree_json", "program/saved/*"):
         seen += package.glob(f"{name}.py")
     for name in ("environment", "device_topology", "flags", "executables"):
         seen.append(package / f"program/runtime/{name}.py")
