@@ -74,7 +74,8 @@ def test_an_abstract_mesh_takes_the_devices_of_compile(kind, partitioner):
     ):
         lowered.compile(device_assignment=backwards[:4])
     with pytest.raises(
-        MeshError, match=naming("argument x ", "abstract mesh ('x': 4, 'y': 2)", "jax.set_mesh(mesh)")
+        MeshError,
+        match=naming("argument x ", "abstract mesh ('x': 4, 'y': 2)", "jax.set_mesh(mesh)"),
     ):
         traced.lower()
 

@@ -226,8 +226,8 @@ def _mismatch_text(
 ) -> str:
     devices, others = first.devices or (), other.devices or ()
     conflict = (
-        f"one program runs on one list of devices, but {first.describe(names)} names {_ids(devices)} "
-        f"and {other.describe(names)} names {_ids(others)}"
+        f"one program runs on one list of devices, but {first.describe(names)} names "
+        f"{_ids(devices)} and {other.describe(names)} names {_ids(others)}"
     )
     if set(devices) == set(others):
         return f"{conflict}: the same devices in another order; build both meshes in one order"

@@ -44,7 +44,7 @@ def save(kind: str, info: StageInfo, compiled: CompiledProgram) -> bytes:
     program, sections = save_program(compiled.program, compiled.consts)
     header = {
         "kind": kind,
-        "info": {
+        "face": {
             "name": info.name,
             "paths": list(info.paths),
             "donated": list(info.donated),
@@ -80,7 +80,7 @@ def load(kind: str, data: bytes, target: Target, trees: Trees) -> tuple[StageInf
             raise SavedProgramError(
                 f"this is a saved {saved_kind}, no {kind}: write {saved_kind}.deserialize(data)"
             )
-        said = contents.header["info"]
+        said = contents.header["face"]
         paths = tuple(map(str, said["paths"]))
         trees = _trees(said, paths, trees)
     return _joined(said, contents, target, trees)
