@@ -26,14 +26,13 @@ from xlashard.errors import ArgumentError, XlashardError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.api import preflight
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText, SummaryText
-from xlashard.tpu.preflight.render.terminal_report import PreflightText
+from xlashard.tpu.preflight.render.terminal_comparison import SummaryText
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport, make_schema
 from xlashard.tpu.preflight.report.pricing import parse_price
 from xlashard.tpu.preflight.target_loading import check_target, user_code_errors
-from xlashard.wording import Escaped, print_error
+from xlashard.wording import print_error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,12 +145,12 @@ def _show(arguments: argparse.Namespace, reports: Sequence[PreflightReport]) -> 
         return
     console = Console()
     if arguments.compare:
-        console.print(Escaped(ComparisonText(compare(*reports), full=arguments.all, more=ALL)))
+        console.print(compare(*reports).renderable(all=arguments.all, print_all=ALL))
         return
     for number, report in enumerate(reports):
         if number:
             console.rule(style="dim")
-        console.print(Escaped(PreflightText(report, full=arguments.all, more=ALL)))
+        console.print(report.renderable(all=arguments.all, print_all=ALL))
     if len(reports) > 1:
         console.rule(style="dim")
         console.print(SummaryText(reports))

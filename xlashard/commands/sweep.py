@@ -13,7 +13,6 @@ from xlashard.commands.targets import find_program, settings_of, topologies_for
 from xlashard.errors import ArgumentError
 from xlashard.tpu import Topology
 from xlashard.tpu.preflight.render.html import page
-from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
 from xlashard.tpu.preflight.report.budget import read_budget
 from xlashard.tpu.preflight.report.comparison import compare
 from xlashard.tpu.preflight.sweep.api import (
@@ -26,7 +25,7 @@ from xlashard.tpu.preflight.sweep.api import (
 from xlashard.tpu.preflight.sweep.cache_key import source_files
 from xlashard.tpu.preflight.sweep.evaluate import SweepRequest, evaluate_mesh
 from xlashard.tpu.preflight.sweep.mesh_shapes import AxisRange, parse_axes, read_axes
-from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport, SweepText
+from xlashard.tpu.preflight.sweep.sweep_report import SweepProgress, SweepReport
 from xlashard.tpu.preflight.sweep.worker_pool import default_limits
 from xlashard.tpu.preflight.target_loading import TargetProgram, load_function
 
@@ -134,13 +133,14 @@ def _show(arguments: argparse.Namespace, report: SweepReport) -> None:
     if arguments.json == "-":
         return
     console = Console()
-    console.print(SweepText(report, full=arguments.all, more=ALL))
+    console.print(report.renderable(all=arguments.all, print_all=ALL))
     if arguments.compare:
         best = _best(report, 2)
         if len(best) < 2:
             raise ArgumentError("--compare shows what differs between the best two meshes that fit")
         console.rule(style="dim")
-        console.print(ComparisonText(compare(best[1], best[0]), full=arguments.all, more=ALL))
+        changes = compare(best[1], best[0])
+        console.print(changes.renderable(all=arguments.all, print_all=ALL))
 
 
 def _write_files(arguments: argparse.Namespace, report: SweepReport) -> None:

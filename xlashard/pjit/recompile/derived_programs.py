@@ -4,17 +4,13 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xlashard._jax.lower.lowering import dtype_name
 from xlashard._jax.runtime.tracebacks import calling_line
-from xlashard.lazily import dataclass, deferred
+from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.history import CacheMiss
-
-if TYPE_CHECKING:
-    from xlashard.pjit.recompile import explanation
-else:
-    explanation = deferred("xlashard.pjit.recompile.explanation")
+from xlashard.wording import in_seconds
 
 _KEPT = 64
 _SOURCES = 256
@@ -50,7 +46,7 @@ class DerivedProgram:
     def __str__(self) -> str:
         types = f"{', '.join(self.arguments)} → {', '.join(self.results)}"
         place = f"{Path(self.file).name}:{self.line}"
-        seconds = explanation.seconds_text(self.seconds)
+        seconds = in_seconds(self.seconds)
         return f"derived program of a transformed call at {place} ({seconds}): {types}"
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.call_differences import CallDifference, differences
 from xlashard.pjit.recompile.history import MissRecord
+from xlashard.wording import in_seconds
 
 type Kind = Literal["compilation", "lowering", "tracing"]
 type Reason = Literal["first", "differs", "recreated", "cleared", "concurrent", "unknown"]
@@ -68,7 +69,7 @@ class Explanation:
     @property
     def costs(self) -> str:
         """Duration, and the origin of an executable that was not compiled."""
-        cost = seconds_text(self.seconds)
+        cost = in_seconds(self.seconds)
         if self.executable is None or self.executable == COMPILED[0]:
             return cost
         return f"{cost}, executable from {self.executable}"
@@ -93,13 +94,6 @@ class Explanation:
         )
 
 
-def seconds_text(seconds: float) -> str:
-    """Format a duration: `0.83 s`, `12 ms`, `95 s`."""
-    if seconds < 0.1:
-        return f"{seconds * 1000:.2g} ms"
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
 def explain_record(
     record: MissRecord, earlier: Sequence[MissRecord], of_others: Collection[int] = ()
 ) -> Explanation:
@@ -118,9 +112,9 @@ def explain_record(
         kind=_kind(record),
         file=record.location[0],
         line=record.location[1],
-        trace_seconds=record.trace,
-        lower_seconds=record.lower,
-        compile_seconds=record.compile,
+        trace_seconds=record.seconds.get("trace"),
+        lower_seconds=record.seconds.get("lower"),
+        compile_seconds=record.seconds.get("compile"),
         executable=record.executable_source,
         reason=reason,
         nearest=nearest.number if nearest else None,
@@ -132,19 +126,19 @@ def _kind(record: MissRecord) -> Kind:
     """Return the last stage of a record."""
     if record.executable_source in COMPILED:
         return "compilation"
-    return "tracing" if record.lower is None else "lowering"
+    return "lowering" if "lower" in record.seconds else "tracing"
 
 
 def _candidates(record: MissRecord, earlier: Sequence[MissRecord]) -> Sequence[MissRecord]:
     """List the earlier records whose result the call could have reused."""
     if record.executable_source is not None:
         found = [r for r in earlier if r.executable_source is not None]
-    elif record.lower is not None:
-        found = [r for r in earlier if r.lower is not None or r.executable_source is not None]
+    elif "lower" in record.seconds:
+        found = [r for r in earlier if "lower" in r.seconds or r.executable_source is not None]
     else:
         return earlier
     # Without an equally advanced record, compare with traced calls.
-    return earlier if not found and record.trace is not None else found
+    return earlier if not found and "trace" in record.seconds else found
 
 
 def _reason(

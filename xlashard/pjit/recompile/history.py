@@ -146,9 +146,7 @@ class MissRecord:
         number: Counted from 1 since the function was made or its cache cleared.
         location: File and line of the call.
         key: The key of the call.
-        trace: Seconds of tracing; None if the call did not trace.
-        lower: Seconds of lowering, likewise.
-        compile: Seconds of getting the executable, likewise.
+        seconds: Duration of each stage that ran.
         executable_source: Origin of the executable; None if the call did not need one.
         began: Start of the call.
         ended: End of its last stage.
@@ -158,9 +156,7 @@ class MissRecord:
     number: int
     location: tuple[str, int]
     key: CallKey
-    trace: float | None
-    lower: float | None
-    compile: float | None
+    seconds: dict[Stage, float]
     executable_source: str | None
     began: float
     ended: float
@@ -208,9 +204,7 @@ class MissHistory:
                 number=miss.number,
                 location=miss.location,
                 key=call_key,
-                trace=miss.seconds.get("trace"),
-                lower=miss.seconds.get("lower"),
-                compile=miss.seconds.get("compile"),
+                seconds=dict(miss.seconds),
                 executable_source=miss.executable_source,
                 began=miss.began,
                 ended=ended,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from xlashard.errors import counted
 from xlashard.lazily import dataclass
 from xlashard.pjit.recompile.derived_programs import DerivedProgram
-from xlashard.pjit.recompile.explanation import Explanation, seconds_text
+from xlashard.pjit.recompile.explanation import Explanation
+from xlashard.wording import in_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -62,7 +63,7 @@ class RecompileReport:
         others = f" and {counted(rest, 'call')} only traced or lowered" if rest else ""
         if self.derived_programs:
             others += f", {counted(len(self.derived_programs), 'derived program')}"
-        cost = seconds_text(self.seconds)
+        cost = in_seconds(self.seconds)
         return f"{self.function}: {counted(done, 'compilation')}{others}, {cost} in all"
 
     def __str__(self) -> str:
@@ -93,6 +94,6 @@ class RecompileReport:
         table = Table("", "stage", "called at", "tracing", "lowering", "compiling", "reason")
         for e in self.explanations:
             parts = (e.trace_seconds, e.lower_seconds, e.compile_seconds)
-            times = ("" if part is None else seconds_text(part) for part in parts)
+            times = ("" if part is None else in_seconds(part) for part in parts)
             table.add_row(str(e.number), e.kind, e.place, *times, Text(e.because))
         return table

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from xlashard.pjit.report.cell_formatting import operation_text
 from xlashard.pjit.report.model import (
@@ -12,36 +13,31 @@ from xlashard.pjit.report.model import (
     ValueReport,
 )
 
+_COLLECTIVE_SUMS = (
+    "count",
+    "times",
+    "operand_bytes",
+    "result_bytes",
+    "payload_bytes",
+    "sent_bytes",
+)
+
 
 def merged_values(values: Sequence[ValueReport]) -> list[ValueReport]:
     """Merge values of one type and sharding with similar paths; sum their bytes."""
-    return [
-        replace(
-            group[0],
-            path=_path([v.path for v in group]),
-            nbytes=sum(v.nbytes for v in group),
-            device_bytes=sum(v.device_bytes for v in group),
-        )
-        for group in _groups(values, lambda v: replace(v, path=_pattern(v.path)))
-    ]
+    groups = _groups(values, lambda v: replace(v, path=_pattern(v.path)))
+    return [_merged(group, "path", ("nbytes", "device_bytes")) for group in groups]
 
 
 def merged_collectives(found: Sequence[CollectiveReport]) -> list[CollectiveReport]:
     """Merge collectives of one line with similar arguments, most sent bytes first."""
-    merged = [
-        replace(
-            group[0],
-            argument=_path([c.argument for c in group]),
-            count=sum(c.count for c in group),
-            times=sum(c.times for c in group),
-            operand_bytes=sum(c.operand_bytes for c in group),
-            result_bytes=sum(c.result_bytes for c in group),
-            payload_bytes=sum(c.payload_bytes for c in group),
-            sent_bytes=sum(c.sent_bytes for c in group),
-        )
-        for group in _groups(found, _reason)
-    ]
+    merged = [_merged(group, "argument", _COLLECTIVE_SUMS) for group in _groups(found, _reason)]
     return sorted(merged, key=lambda c: -c.sent_bytes)
+
+
+def collective_sums(found: Sequence[CollectiveReport]) -> dict[str, int]:
+    """Sum the counts, executions and bytes of collectives."""
+    return _sums(found, _COLLECTIVE_SUMS)
 
 
 def _reason(c: CollectiveReport) -> Hashable:
@@ -53,15 +49,8 @@ def _reason(c: CollectiveReport) -> Hashable:
 
 def merged_moves(moves: Sequence[MoveReport]) -> list[MoveReport]:
     """Merge moves between the same shardings with similar arguments, the largest first."""
-    merged = [
-        replace(
-            group[0],
-            path=_path([m.path for m in group]),
-            device_bytes_moved=sum(m.device_bytes_moved for m in group),
-            host_bytes=sum(m.host_bytes for m in group),
-        )
-        for group in _groups(moves, lambda m: (_pattern(m.path), m.source, m.target))
-    ]
+    groups = _groups(moves, lambda m: (_pattern(m.path), m.source, m.target))
+    merged = [_merged(group, "path", ("device_bytes_moved", "host_bytes")) for group in groups]
     return sorted(merged, key=lambda m: -(m.device_bytes_moved + m.host_bytes))
 
 
@@ -69,10 +58,8 @@ def merged_donations(found: Sequence[DonationReport]) -> list[DonationReport]:
     """Merge donations with similar arguments and results."""
     return [
         replace(
-            group[0],
-            path=_path([d.path for d in group]),
+            _merged(group, "path", ("device_bytes",)),
             result=_path([d.result for d in group], count=False),
-            device_bytes=sum(d.device_bytes for d in group),
         )
         for group in _groups(found, _outcome)
     ]
@@ -87,6 +74,16 @@ def _groups[T](values: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T
     for value in values:
         groups.setdefault(key(value), []).append(value)
     return list(groups.values())
+
+
+def _merged(group: Sequence[Any], path: str, sums: Sequence[str]) -> Any:
+    """Merge similar values: name them by one path, and sum some of their fields."""
+    paths = [getattr(value, path) for value in group]
+    return replace(group[0], **{path: _path(paths)}, **_sums(group, sums))
+
+
+def _sums(group: Sequence[Any], names: Sequence[str]) -> dict[str, int]:
+    return {name: sum(getattr(value, name) for value in group) for name in names}
 
 
 def _pattern(path: str) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
 from xlashard.pjit.report.cell_formatting import groups_text, types_text
-from xlashard.pjit.report.merging import merged_collectives, merged_moves
+from xlashard.pjit.report.merging import collective_sums, merged_collectives, merged_moves
 from xlashard.pjit.report.model import (
     CollectiveReport,
     CostReport,
@@ -74,11 +74,20 @@ class ProgramReport(SerializableReport):
         alike: dict[tuple[CollectiveKind, str], list[CollectiveReport]] = {}
         for report in self.collectives:
             alike.setdefault((report.kind, report.along), []).append(report)
-        totals = [_total(*key, found) for key, found in alike.items()]
+        totals = [CollectiveTotal(*key, **collective_sums(found)) for key, found in alike.items()]
         return tuple(sorted(totals, key=lambda t: -t.sent_bytes))
 
-    def _shown(self, *, full: bool) -> "ReportText":
-        return ReportText(self, full=full)
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        collectives, moves = self.collectives, self.moves
+        if not page.is_full:
+            collectives, moves = merged_collectives(collectives), merged_moves(moves)
+        yield _head(self)
+        yield replications_section(self.replications, page)
+        yield _collectives(collectives, page)
+        yield _moves(moves, page)
+        yield values_section("Arguments", self.inputs, page)
+        yield values_section("Results", self.outputs, page)
+        yield donations_section(self.donations, page)
 
     def __repr__(self) -> str:
         counts = (
@@ -89,51 +98,6 @@ class ProgramReport(SerializableReport):
         )
         devices, *others = (counted(number, noun) for number, noun in counts)
         return f"<ProgramReport of {self.name} on {devices}: {', '.join(others)}; print it>"
-
-
-def _total(kind: CollectiveKind, along: str, found: Sequence[CollectiveReport]) -> CollectiveTotal:
-    return CollectiveTotal(
-        kind=kind,
-        along=along,
-        count=sum(c.count for c in found),
-        times=sum(c.times for c in found),
-        operand_bytes=sum(c.operand_bytes for c in found),
-        result_bytes=sum(c.result_bytes for c in found),
-        payload_bytes=sum(c.payload_bytes for c in found),
-        sent_bytes=sum(c.sent_bytes for c in found),
-    )
-
-
-class ReportText:
-    """Rich renderable of a report.
-
-    Args:
-        report: The report.
-        full: Show every row and whole paths, instead of the first few rows.
-    """
-
-    def __init__(self, report: ProgramReport, *, full: bool) -> None:
-        self._report = report
-        self._full = full
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report = self._report
-        page = Page(options.max_width, self._full)
-        collectives, moves, donations = report.collectives, report.moves, report.donations
-        if not self._full:
-            collectives, moves = merged_collectives(collectives), merged_moves(moves)
-        sections = [
-            _head(report),
-            replications_section(report.replications, page),
-            _collectives(collectives, page),
-            _moves(moves, page),
-            values_section("Arguments", report.inputs, page),
-            values_section("Results", report.outputs, page),
-            donations_section(donations, page),
-        ]
-        for part in sections:
-            if part is not None:
-                yield part
 
 
 _MESSAGE_WIDTH = 110

@@ -7,6 +7,7 @@ import json
 import types
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,15 +16,27 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from xlashard._jax.runtime.tracebacks import short_tracebacks
 from xlashard.documents import parse_json
 from xlashard.errors import ArgumentError
+from xlashard.pjit.report.tables import Page
 from xlashard.wording import Escaped, plain_text
 
 
 class PrintableReport(ABC):
     """Report that `print`, rich's `print` and its own `print` show."""
 
+    _print_all: ClassVar[str] = "report.print(all=True)"
+
     @abstractmethod
-    def _shown(self, *, full: bool) -> RenderableType:
-        """Return the value that rich prints."""
+    def _sections(self, page: Page) -> Iterable[RenderableType | None]:
+        """Yield the sections of the printed report, fitted to a page; None is skipped."""
+
+    def renderable(self, *, all: bool = False, print_all: str = "") -> RenderableType:
+        """Return the report as a value that rich prints.
+
+        Args:
+            all: Show every row, instead of the first few and a sum of the rest.
+            print_all: Code or flag that shows every row; `report.print(all=True)` if empty.
+        """
+        return Escaped(_Sections(self, all, print_all or self._print_all))
 
     def print(self, *, all: bool = False, console: Console | None = None) -> None:
         """Print the report.
@@ -32,13 +45,26 @@ class PrintableReport(ABC):
             all: Show every row, instead of the first few and a sum of the rest.
             console: The console; standard output if None.
         """
-        (console or Console()).print(Escaped(self._shown(full=all)))
+        (console or Console()).print(self.renderable(all=all))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Escaped(self._shown(full=False))
+        yield self.renderable()
 
     def __str__(self) -> str:
-        return plain_text(Escaped(self._shown(full=False)))
+        return plain_text(self.renderable())
+
+
+@dataclass(frozen=True, eq=False)
+class _Sections:
+    """Rich renderable of a report's sections."""
+
+    report: PrintableReport
+    is_full: bool
+    print_all: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = Page(options.max_width, self.is_full, self.print_all)
+        return (part for part in self.report._sections(page) if part is not None)
 
 
 @dataclass(frozen=True)

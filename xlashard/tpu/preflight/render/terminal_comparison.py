@@ -1,6 +1,6 @@
 """Terminal output of a comparison of two reports, and of several reports side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
@@ -20,35 +20,19 @@ _BETTER_IF_MORE = ("memory to spare", "tokens per second", "model FLOP utilisati
 _COLOURS = {"added": "red", "grown": "red", "removed": "green", "shrunk": "green"}
 
 
-class ComparisonText:
-    """Rich renderable of a comparison.
-
-    Args:
-        comparison: The comparison.
-        full: Show every change, and unchanged numbers.
-        more: Code that shows everything, for the hint on omitted rows.
-    """
-
-    def __init__(
-        self, comparison: ComparisonFields, *, full: bool, more: str = "comparison.print(all=True)"
-    ) -> None:
-        self._comparison = comparison
-        self._full = full
-        self._more = more
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found, page = self._comparison, Page(options.max_width, self._full, self._more)
-        yield Text.assemble((found.old, "bold"), "  →  ", (found.new, "bold"))
-        parts = [
-            _facts("Changed", "", found.facts, page),
-            _amounts(found.amounts, page),
-            _uses("Memory by leaf", "of one device", found.memory, page),
-            _uses("Collectives", "what each device sends", found.traffic, page),
-            _facts("Shardings", "", found.shardings, page),
-            _facts("Donations", "", found.donations, page),
-        ]
-        shown = [part for part in parts if part is not None]
-        yield from shown or [Text("\nnothing changed", style="dim")]
+def comparison_sections(found: ComparisonFields, page: Page) -> Iterator[RenderableType]:
+    """Yield the sections of a printed comparison."""
+    yield Text.assemble((found.old, "bold"), "  →  ", (found.new, "bold"))
+    parts = [
+        _facts("Changed", "", found.facts, page),
+        _amounts(found.amounts, page),
+        _uses("Memory by leaf", "of one device", found.memory, page),
+        _uses("Collectives", "what each device sends", found.traffic, page),
+        _facts("Shardings", "", found.shardings, page),
+        _facts("Donations", "", found.donations, page),
+    ]
+    shown = [part for part in parts if part is not None]
+    yield from shown or [Text("\nnothing changed", style="dim")]
 
 
 def _facts(title: str, note: str, found: Sequence[FactChange], page: Page) -> RenderableType | None:

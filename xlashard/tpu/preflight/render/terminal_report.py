@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import RenderableType
 from rich.text import Text
 
 from xlashard.errors import counted
@@ -49,42 +49,20 @@ _VERY_WIDE = 130
 """Minimum width for the types of collectives."""
 
 
-class PreflightText:
-    """Rich renderable of a report.
-
-    Args:
-        report: The report.
-        full: Show every row and whole paths.
-        more: Code that shows everything, for the hint on omitted rows.
-    """
-
-    def __init__(
-        self, report: PreflightFields, *, full: bool, more: str = "report.print(all=True)"
-    ) -> None:
-        self._report = report
-        self._full = full
-        self._more = more
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report = self._report
-        page = Page(options.max_width, self._full, self._more)
-        parts = [
-            _head(report),
-            _memory(report, page),
-            _temporaries(report, page),
-            _time(report, page),
-            _collectives(report.traffic, page),
-            _unasked(report.traffic, page),
-            replications_section(report.replications, page),
-            _replicated(report, page),
-            values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page),
-            _results(report, page),
-            donations_section(report.donations, page),
-            _versions(report),
-        ]
-        for part in parts:
-            if part is not None:
-                yield part
+def preflight_sections(report: PreflightFields, page: Page) -> Iterator[RenderableType | None]:
+    """Yield the sections of a printed report."""
+    yield _head(report)
+    yield _memory(report, page)
+    yield _temporaries(report, page)
+    yield _time(report, page)
+    yield _collectives(report.traffic, page)
+    yield _unasked(report.traffic, page)
+    yield replications_section(report.replications, page)
+    yield _replicated(report, page)
+    yield values_section("Arguments", _as_held(report.inputs, report.memory.arguments), page)
+    yield _results(report, page)
+    yield donations_section(report.donations, page)
+    yield _versions(report)
 
 
 def _head(report: PreflightFields) -> RenderableType:

@@ -1,9 +1,11 @@
 """Comparison of two preflight reports."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from rich.console import RenderableType
 
 from xlashard.pjit.report.cell_formatting import (
     line_text,
@@ -13,8 +15,9 @@ from xlashard.pjit.report.cell_formatting import (
 )
 from xlashard.pjit.report.model import DonationReport, ValueReport
 from xlashard.pjit.report.serde import PrintableReport
+from xlashard.pjit.report.tables import Page
 from xlashard.tpu.preflight.render.formatting import BOUNDS, mesh_text, topology_text
-from xlashard.tpu.preflight.render.terminal_comparison import ComparisonText
+from xlashard.tpu.preflight.render.terminal_comparison import comparison_sections
 from xlashard.tpu.preflight.report.change_model import (
     AmountChange,
     ComparisonFields,
@@ -43,6 +46,8 @@ class Comparison(PrintableReport, ComparisonFields):
         donations: Arguments with changed donation.
     """
 
+    _print_all = "comparison.print(all=True)"
+
     @property
     def is_same(self) -> bool:
         """True if nothing but the compile time changed."""
@@ -51,8 +56,8 @@ class Comparison(PrintableReport, ComparisonFields):
             moved or self.facts or self.memory or self.traffic or self.shardings or self.donations
         )
 
-    def _shown(self, *, full: bool) -> ComparisonText:
-        return ComparisonText(self, full=full)
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        return comparison_sections(self, page)
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.old} with {self.new}; print it>"

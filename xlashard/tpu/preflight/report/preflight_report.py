@@ -4,13 +4,17 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
+from rich.console import RenderableType
+
 from xlashard.pjit.report.serde import SerializableReport
+from xlashard.pjit.report.tables import Page
 from xlashard.tpu.preflight.render.formatting import topology_text
 from xlashard.tpu.preflight.render.html import fragment, page
-from xlashard.tpu.preflight.render.terminal_report import PreflightText
+from xlashard.tpu.preflight.render.terminal_report import preflight_sections
 from xlashard.tpu.preflight.report.preflight_model import FORMAT, REPORT_FORMAT, PreflightFields
 from xlashard.wording import in_bytes, in_seconds
 
@@ -53,8 +57,8 @@ class PreflightReport(SerializableReport, PreflightFields):
         """True if the compiler accepted the program."""
         return self.outcome == "fits"
 
-    def _shown(self, *, full: bool) -> PreflightText:
-        return PreflightText(self, full=full)
+    def _sections(self, page: Page) -> Iterator[RenderableType | None]:
+        return preflight_sections(self, page)
 
     def __repr__(self) -> str:
         used = f"{in_bytes(self.memory.total_bytes)} of {in_bytes(self.memory.available_bytes)}"

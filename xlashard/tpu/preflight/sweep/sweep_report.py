@@ -1,12 +1,12 @@
 """Report of a sweep, its terminal output, and its progress display."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
@@ -18,8 +18,13 @@ from xlashard.pjit.report.tables import Page, head, section, table
 from xlashard.tpu.preflight.render.formatting import BOUNDS, NETWORKS, price_text
 from xlashard.tpu.preflight.report.preflight_model import PriceReport
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.report.pricing import describe_price
-from xlashard.tpu.preflight.sweep.sweep_results import FORMAT, SweepFields, SweepResult
+from xlashard.tpu.preflight.report.pricing import Price, describe_price
+from xlashard.tpu.preflight.sweep.sweep_results import (
+    FORMAT,
+    ChipPrice,
+    SkippedTopology,
+    SweepResult,
+)
 from xlashard.wording import in_amount, in_bytes, in_seconds
 
 _SHOWN = 12
@@ -31,38 +36,7 @@ _TITLES = {
 }
 
 
-class SweepText:
-    """Rich renderable of a sweep.
-
-    Args:
-        report: The sweep.
-        full: Show every mesh and whole reasons.
-        more: Code that shows everything, for the hint on omitted rows.
-    """
-
-    def __init__(
-        self, report: SweepFields, *, full: bool, more: str = "report.print(all=True)"
-    ) -> None:
-        self._report = report
-        self._full = full
-        self._more = more
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, page = self._report, Page(options.max_width, self._full, self._more)
-        yield _head(report)
-        fitting = [r for r in report.results if r.outcome == "fits"]
-        if fitting:
-            yield _ranking(report, fitting, page)
-        for outcome, title in _TITLES.items():
-            found = [r for r in report.results if r.outcome == outcome]
-            if found:
-                yield _left_out(title, found, page)
-        if report.skipped_topologies:
-            rows = [(t.where, Text(t.reason, style="dim")) for t in report.skipped_topologies]
-            yield section("Without a mesh", "", table(["topology", "why"], rows))
-
-
-def _head(report: SweepFields) -> RenderableType:
+def _head(report: "SweepReport") -> RenderableType:
     counts = Counter(r.outcome for r in report.results)
     text = [f"{counts[o]} {o}" for o in ("fits", *_TITLES) if counts[o]]
     topologies = list(dict.fromkeys(r.where for r in report.results))
@@ -79,7 +53,7 @@ def _head(report: SweepFields) -> RenderableType:
     return head(report.title, topologies, facts)
 
 
-def _ranking(report: SweepFields, found: Sequence[SweepResult], page: Page) -> RenderableType:
+def _ranking(report: "SweepReport", found: Sequence[SweepResult], page: Page) -> RenderableType:
     shown = found if page.is_full else found[:_SHOWN]
     trains = any(r.facts is not None and r.facts.tokens_per_second is not None for r in shown)
     prices = [report.step_price(r) for r in shown]
@@ -215,7 +189,7 @@ def _result_text(result: SweepResult) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class SweepReport(SerializableReport, SweepFields):
+class SweepReport(SerializableReport):
     """Results of a sweep, best mesh first. Made by `xlashard.preflight_sweep`.
 
     `print(report)`, rich's `print` and `report.print()` display it; `to_json` serializes it.
@@ -230,6 +204,32 @@ class SweepReport(SerializableReport, SweepFields):
     """
 
     _format = ReportFormat("sweep report", FORMAT, "xlashard.preflight_sweep(...).to_json()")
+
+    title: str
+    folder: str
+    results: tuple[SweepResult, ...]
+    reused_results: int = field(default=0, compare=False)
+    prices: tuple[ChipPrice, ...] = ()
+    skipped_topologies: tuple[SkippedTopology, ...] = ()
+
+    @property
+    def best(self) -> SweepResult | None:
+        """The fastest mesh that fits; None if none fits."""
+        return next((r for r in self.results if r.outcome == "fits"), None)
+
+    def price(self, result: SweepResult) -> Price | None:
+        """Return the price of a chip of a result's topology, or None if unspecified."""
+        generation = result.topology.partition(":")[0]
+        known = {price.generation: price for price in self.prices}
+        found = known.get(generation) or known.get("")
+        return None if found is None else Price(found.chip_hour, found.currency)
+
+    def step_price(self, result: SweepResult) -> PriceReport | None:
+        """Return the cost of one execution, or None without a price or an estimate."""
+        price, facts = self.price(result), result.facts
+        if price is None or facts is None:
+            return None
+        return describe_price(price, facts.seconds, facts.chips, None)
 
     def report(self, result: SweepResult) -> PreflightReport:
         """Return the whole report of a result.
@@ -257,8 +257,18 @@ class SweepReport(SerializableReport, SweepFields):
         cost = describe_price(price, found.time.seconds, found.topology.chips, workload)
         return replace(found, price=cost)
 
-    def _shown(self, *, full: bool) -> SweepText:
-        return SweepText(self, full=full)
+    def _sections(self, page: Page) -> Iterator[RenderableType]:
+        yield _head(self)
+        fitting = [r for r in self.results if r.outcome == "fits"]
+        if fitting:
+            yield _ranking(self, fitting, page)
+        for outcome, title in _TITLES.items():
+            found = [r for r in self.results if r.outcome == outcome]
+            if found:
+                yield _left_out(title, found, page)
+        if self.skipped_topologies:
+            rows = [(t.where, Text(t.reason, style="dim")) for t in self.skipped_topologies]
+            yield section("Without a mesh", "", table(["topology", "why"], rows))
 
     def __repr__(self) -> str:
         fitting = sum(r.outcome == "fits" for r in self.results)

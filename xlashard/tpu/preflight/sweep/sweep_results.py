@@ -5,15 +5,14 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from xlashard.errors import ArgumentError
 from xlashard.pjit.report.serde import ReportFormat
-from xlashard.tpu.preflight.report.preflight_model import Bound, PriceReport
+from xlashard.tpu.preflight.report.preflight_model import Bound
 from xlashard.tpu.preflight.report.preflight_report import PreflightReport
-from xlashard.tpu.preflight.report.pricing import Price, describe_price
 
 FORMAT = 2
 """Version of the JSON format, increased when a field changes its meaning or is removed."""
@@ -154,37 +153,6 @@ class ChipPrice:
     generation: str
     chip_hour: float
     currency: str = ""
-
-
-@dataclass(frozen=True, repr=False)
-class SweepFields:
-    """Fields of a sweep, documented by `SweepReport`."""
-
-    title: str
-    folder: str
-    results: tuple[SweepResult, ...]
-    reused_results: int = field(default=0, compare=False)
-    prices: tuple[ChipPrice, ...] = ()
-    skipped_topologies: tuple[SkippedTopology, ...] = ()
-
-    @property
-    def best(self) -> SweepResult | None:
-        """The fastest mesh that fits; None if none fits."""
-        return next((r for r in self.results if r.outcome == "fits"), None)
-
-    def price(self, result: SweepResult) -> Price | None:
-        """Return the price of a chip of a result's topology, or None if unspecified."""
-        generation = result.topology.partition(":")[0]
-        known = {price.generation: price for price in self.prices}
-        found = known.get(generation) or known.get("")
-        return None if found is None else Price(found.chip_hour, found.currency)
-
-    def step_price(self, result: SweepResult) -> PriceReport | None:
-        """Return the cost of one execution, or None without a price or an estimate."""
-        price, facts = self.price(result), result.facts
-        if price is None or facts is None:
-            return None
-        return describe_price(price, facts.seconds, facts.chips, None)
 
 
 _RESULT_FORMAT = ReportFormat("result of a sweep", FORMAT, "the same sweep")
