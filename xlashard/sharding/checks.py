@@ -47,7 +47,7 @@ def checked_shape(shape: object, asked: str) -> tuple[int, ...]:
         ArgumentError: The shape is no sequence of integers.
         ShardingError: A size is negative.
     """
-    if type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape):
+    if type(shape) is tuple and all([type(n) is int and n >= 0 for n in shape]):
         return shape
     try:
         if isinstance(shape, str | bytes | Mapping | Set) or not isinstance(shape, Iterable):

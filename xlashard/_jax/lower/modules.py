@@ -169,7 +169,9 @@ def _tensor_type(kind: Any) -> TensorType | str:
     if not isinstance(kind, ir.RankedTensorType):
         return str(kind)
     tensor = ir.RankedTensorType(kind)
-    shape = tuple(None if tensor.is_dynamic_dim(i) else size for i, size in enumerate(tensor.shape))
+    shape = tuple(
+        [None if tensor.is_dynamic_dim(i) else size for i, size in enumerate(tensor.shape)]
+    )
     return TensorType(shape, str(tensor.element_type))
 
 
@@ -198,7 +200,7 @@ def _is_of_one_device(value: Value, functions: Mapping[str, Function]) -> bool:
         op = value.owner.operation
         if op.name != "func.call":
             shardings = map(op.attributes.get, ("sdy.sharding", "mhlo.sharding"))
-            return any(s is not None and _ONE_DEVICE.search(str(s)) for s in shardings)
+            return any([s is not None and _ONE_DEVICE.search(str(s)) for s in shardings])
         callee = functions[ir.FlatSymbolRefAttr(op.attributes["callee"]).value]
         value = _returned(callee)[ir.OpResult(value).result_number]
     return False

@@ -103,7 +103,7 @@ def used_parts(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[bool, ...], tuple[bool, ...]]
     """
     smaller, consts, args = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars))
     pairs = zip(args, jaxpr.in_avals, strict=True)
-    return smaller, tuple(consts), tuple(used or is_reference(aval) for used, aval in pairs)
+    return smaller, tuple(consts), tuple([used or is_reference(aval) for used, aval in pairs])
 
 
 def is_host_array(value: Any) -> bool:

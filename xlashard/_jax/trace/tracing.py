@@ -295,12 +295,14 @@ def is_token(aval: Any) -> bool:
 
 def shaped(aval: Any) -> Any:
     """Return the shape and dtype of the arrays behind a token; another aval unchanged."""
-    return core.get_token_aval() if is_token(aval) else aval
+    return core.get_token_aval() if aval is core.abstract_token else aval
 
 
 def is_extended(aval: Any) -> bool:
     """True for values whose buffers have another shape than they (PRNG keys)."""
-    return not is_token(aval) and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    if aval is core.abstract_token:
+        return False
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def inner_shardings(jaxpr: Jaxpr) -> list[JaxSharding]:
@@ -336,7 +338,7 @@ def may_name_shardings(eqn: Any) -> bool:
             continue
         if kind is tuple:
             if not _PLAIN.issuperset(map(type, value)) and any(
-                isinstance(member, _CARRIERS) for member in value
+                [isinstance(member, _CARRIERS) for member in value]
             ):
                 return True
         elif isinstance(value, _CARRIERS):

@@ -7,6 +7,7 @@ an HLO sharding (https://openxla.org/xla/sharding).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from xlashard._jax.lower.annotations import Constraint
 from xlashard._jax.lower.modules import Parsed
@@ -51,10 +52,11 @@ def value_attributes(value: ValuePlan, plan: ProgramPlan, *, result: bool) -> At
         PlanError: If its sharding can't be said for its rank.
     """
     attributes: Attributes = {}
-    if _is_annotated(value, plan) and plan.partitioner is Partitioner.SHARDY:
-        attributes[SHARDY_ATTRIBUTE] = Parsed(_shardy_text(value, plan))
-    elif _is_annotated(value, plan) and not _gspmd_open_dims(value):
-        attributes[GSPMD_ATTRIBUTE] = _gspmd_text(value)
+    if _is_annotated(value, plan):
+        if plan.partitioner is Partitioner.SHARDY:
+            attributes[SHARDY_ATTRIBUTE] = Parsed(_shardy_text(value, plan))
+        elif not _gspmd_open_dims(value):
+            attributes[GSPMD_ATTRIBUTE] = _gspmd_text(value)
     if value.memory_kind is not None:
         attributes["mhlo.memory_kind"] = value.memory_kind
     if value.layout is not None:
@@ -141,6 +143,7 @@ def _checked_text(
         ) from None
 
 
+@lru_cache(maxsize=4096)
 def _spec_text(sharding: NamedSharding, ndim: int) -> str:
     """Return the attribute that gives a value of a rank this sharding, its mesh written inside.
 

@@ -40,6 +40,9 @@ def plan_donation(plan: ProgramPlan) -> Donation:
     an alias. Where the partitioner still has to choose a sharding or a layout, or only the number
     of bytes agrees, the compiler is offered the buffers and decides.
     """
+    if not any(plan.donated):
+        none = (None,) * len(plan.args)
+        return Donation(none, plan.donated, (), none)
     pairs = _Pairs(plan)
     waiting = [i for i, donated in enumerate(plan.donated) if donated]
     for key in (_same_place, _perhaps_same_place, _same_bytes, _perhaps_same_bytes):

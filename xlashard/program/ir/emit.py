@@ -83,11 +83,11 @@ def _module_attributes(plan: ProgramPlan) -> Attributes:
 def _write_body(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:
     """Writes what stands at the ends of the body: open shardings and other memories."""
     none = [None] * tokens
-    args = [*none, *(body_constraint(v, plan) for v in plan.args)]
+    args = [*none, *[body_constraint(v, plan) for v in plan.args]]
     nothing: list[list[annotations.Constraint]] = [[]] * tokens
-    results = [*nothing, *(result_constraints(v, plan) for v in plan.results)]
+    results = [*nothing, *[result_constraints(v, plan) for v in plan.results]]
     annotations.constrain_ends(main, args, results)
-    annotations.place_results(main, [*none, *(v.memory_kind for v in plan.results)])
+    annotations.place_results(main, [*none, *[v.memory_kind for v in plan.results]])
 
 
 def _check_signature(main: modules.Function, plan: ProgramPlan, tokens: int) -> None:

@@ -98,14 +98,14 @@ class ProgramPlan:
     @cached_property
     def has_unreduced(self) -> bool:
         """True if an argument or result is unreduced."""
-        shardings = (value.sharding for value in (*self.args, *self.results))
-        return any(s.is_unreduced for s in shardings if s is not None)
+        shardings = {value.sharding for value in (*self.args, *self.results)} - {None}
+        return any([s.is_unreduced for s in shardings])
 
     @property
     def is_of_one_process(self) -> bool:
         """Whether all its devices belong to one process."""
         first = self.devices[0].process_index
-        return all(device.process_index == first for device in self.devices)
+        return all([device.process_index == first for device in self.devices])
 
     def __post_init__(self) -> None:
         if len(self.donated) != len(self.args):
@@ -139,7 +139,7 @@ def open_dims(sharding: XLACompatibleSharding, ndim: int | None = None) -> tuple
         return ()
     spec = sharding.normal_spec
     dims = spec.dims if ndim is None else spec.for_rank(ndim)
-    return tuple(i for i, axes in enumerate(dims) if axes is None)
+    return tuple([i for i, axes in enumerate(dims) if axes is None])
 
 
 def option_items(options: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:

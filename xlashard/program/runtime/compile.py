@@ -320,8 +320,8 @@ def _request(
     return compiler.CompileRequest(
         devices=plan.devices,
         shardy=plan.partitioner is Partitioner.SHARDY,
-        free_args=(*bound, *(multi and v.is_free for v in plan.args)),
-        free_results=(*bound, *(multi and v.is_free for v in plan.results)),
+        free_args=(*bound, *[multi and v.is_free for v in plan.args]),
+        free_results=(*bound, *[multi and v.is_free for v in plan.results]),
         options=(*plan.options, *options),
         host_callbacks=body.host_callbacks,
     )

@@ -315,7 +315,8 @@ def _stacks(module: modules.Module) -> "Iterator[list[hlo.Frame]]":
 
 
 def _twins(shardings: Sequence[XLACompatibleSharding], avals: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(s.twin(getattr(a, "shape", ())) for s, a in zip(shardings, avals, strict=True))
+    pairs = zip(shardings, avals, strict=True)
+    return tuple([sharding.twin(getattr(aval, "shape", ())) for sharding, aval in pairs])
 
 
 def _settled(values: Sequence[Any], layouts: Sequence[Any], full: Sequence[Any]) -> list[Any]:

@@ -86,8 +86,8 @@ def settled_shardings(
 
 def _known(plan: ProgramPlan, values: Sequence[ValuePlan]) -> Shardings | None:
     """What was asked for, if the compiler had no say in any of it."""
-    known = tuple(v.sharding for v in values if v.is_settled and v.sharding is not None)
-    return known if len(known) == len(values) else None
+    known = [v.sharding for v in values if v.sharding is not None and not v.is_free]
+    return tuple(known) if len(known) == len(values) else None
 
 
 def _reported(chosen: Chosen, of: Side, plan: ProgramPlan, tokens: int) -> Sequence[str]:
