@@ -13,6 +13,8 @@ from tests.facts import naming
 from tests.pjit.helpers import f32, spec_of
 from xlashard import P, device_put, pjit
 from xlashard.errors import ArgumentError, ResourceError
+from xlashard.pjit.options import Selected
+from xlashard.pjit.parameters import Parameters
 
 
 def in_specs(f, *args, **kwargs):
@@ -251,6 +253,25 @@ def test_static_and_donated_at_once():
     ):
         with pytest.raises(ArgumentError, match=naming("a ", "static", "donate_argnums")):
             pjit(axpy, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "kwargs", "expected"),
+    [
+        ({"donate_argnums": 0}, (1, [2, 3]), {}, ([1], [2, 3])),
+        ({"donate_argnums": (0, 1)}, ([1], 2, 3), {}, ([1, 2], [3])),
+        ({"donate_argnums": 1}, (1, 2, 3), {}, ([2], [1, 3])),
+        ({"donate_argnums": (0, 1)}, (1,), {"x": 2, "y": 3}, ([1, 2], [3])),
+        ({"donate_argnums": (0, 1), "static_argnums": 2}, (1, 2, 3), {}, ([1, 2], [])),
+        ({"donate_argnames": "y", "static_argnames": "x"}, (1,), {"x": 2, "y": 3}, ([3], [1])),
+    ],
+)
+def test_leaves_of_donated_arguments(options, args, kwargs, expected):
+    donate, static = (
+        Selected.of(options.get(f"{what}_argnums"), options.get(f"{what}_argnames"), what)
+        for what in ("donate", "static")
+    )
+    assert Parameters.of(axpy, static, donate).donated_leaves(args, kwargs) == expected
 
 
 def test_a_donated_position_that_a_call_lacks():

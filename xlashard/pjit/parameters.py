@@ -1,6 +1,7 @@
 """The parameters of a pjit-ed function: which are static or donated, how leaves are named."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import chain, count, islice
 from typing import Any
 
@@ -64,6 +65,17 @@ class Parameters:
         """True if a call may take over buffers of its arguments."""
         return bool(self.donate_argnums or self.donate_argnames)
 
+    @cached_property
+    def _donated_first(self) -> int:
+        """Number of donated positions where they come first and none is static; otherwise 0."""
+        numbers = self.donate_argnums
+        leads = not self.static_argnums and numbers == tuple(range(len(numbers)))
+        return len(numbers) if leads else 0
+
+    @cached_property
+    def _donated_positions(self) -> frozenset[int]:
+        return frozenset(self.donate_argnums)
+
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Checks what jaxlib does not say well: hashable static arguments, donated positions.
 
@@ -90,7 +102,7 @@ class Parameters:
     ) -> tuple[list[tuple[str, bool, Any]], list[tuple[str, bool, Any]]]:
         """`(name, donated, value)` of positional and of keyword arguments, without static ones."""
         positional = [
-            (self.signature.name(i), i in self.donate_argnums, arg)
+            (self.signature.name(i), i in self._donated_positions, arg)
             for i, arg in enumerate(args)
             if i not in self.static_argnums
         ]
@@ -140,13 +152,16 @@ class Parameters:
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of the donated arguments of a call, and those of the other ones."""
-        numbers = self.donate_argnums
-        if numbers == (0,) and not (kwargs or self.static_argnums or self.donate_argnames):
-            # A training step.
-            return _flatten(args[:1])[0], _flatten(args[1:])[0]
+        first = self._donated_first
+        if first and not kwargs:
+            return _flatten(args[:first])[0], _flatten(args[first:])[0]
         donated, others = [], []
-        for _, gives, value in chain(*self._dynamic(args, kwargs)):
-            (donated if gives else others).append(value)
+        for i, value in enumerate(args):
+            if i not in self.static_argnums:
+                (donated if i in self._donated_positions else others).append(value)
+        for name, value in kwargs.items():
+            if name not in self.static_argnames:
+                (donated if name in self.donate_argnames else others).append(value)
         return _flatten(donated)[0], _flatten(others)[0]
 
     def expand_in(self, tree: ResourceTree, in_tree: Any) -> list[Resource]:
