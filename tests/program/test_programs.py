@@ -249,7 +249,7 @@ def test_donated_buffers_are_taken_over(partitioner):
     first, second = (h + 1 for h in program.place([f32(8, 8), f32(8, 8)]))
     where = [s.data.unsafe_buffer_pointer() for s in first.addressable_shards]
     out = []
-    program.run([first, second], out)
+    program.runner(out)([first, second])
     (total,) = program.results(out[0])
     assert (first.is_deleted(), second.is_deleted()) == (True, False)
     assert [s.data.unsafe_buffer_pointer() for s in total.addressable_shards] == where
@@ -261,8 +261,24 @@ def test_an_offer_that_the_compiler_takes(partitioner):
     )
     program = compiled(ADD, wanted)
     first, second = program.place([f32(8, 8), f32(8, 8)])
-    program.run([first, second], [])
+    program.runner([])([first, second])
     assert (first.is_deleted(), second.is_deleted()) == (True, False)
+
+
+def test_a_runner_runs_again_after_a_run_that_failed(partitioner):
+    there = named("x")
+    wanted = plan([value((8, 8), there)] * 2, [value((8, 8), there)], partitioner, donated=(1, 0))
+    program = compiled(ADD, wanted)
+    first, second = program.place([f32(8, 8), f32(8, 8)])
+    out = []
+    run = program.runner(out)
+    run([first, second])
+    with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+        run([first, second])
+    assert len(out) == 1
+    run([*out[0], second])
+    assert len(out) == 2
+    np.testing.assert_array_equal(program.results(out[1])[0], 3 * f32(8, 8))
 
 
 def unusable(partitioner):

@@ -143,7 +143,7 @@ def _run(
     placed = program.place([*map(bare, compiled.consts), *taken])
     check_unshared(program, placed, compiled.argument_paths(paths, name), name)
     out: list[list[Any]] = []
-    program.run(placed, out)
+    program.runner(out)(placed)
     handles = program.results(out[0])
     if not compiled.written:
         return handles

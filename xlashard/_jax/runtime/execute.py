@@ -1,13 +1,14 @@
 """Runs a compiled program: handles in, handles out.
 
-The results of a run reach a list that the caller holds within one call into C where the program
-takes over buffers of its arguments: Python delivers signals between its own instructions only, so
+Where a program takes over buffers of its arguments, the results of a run reach a list that the
+caller holds within one call into C: Python delivers signals between its own instructions only, so
 an interrupt cannot discard results that alone hold those buffers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from operator import methodcaller
 from typing import Any
 
@@ -22,8 +23,8 @@ from xlashard._jax.runtime.transfer import HandleType, copy_to, split
 from xlashard._jax.trace.tracing import is_extended
 from xlashard.errors import NonFiniteError
 
-type Runner = Callable[[Sequence[Handle], list[list[Handle]]], None]
-"""Runs a program on handles, and appends the list of its raw results to a list."""
+type Runner = Callable[[Sequence[Handle]], None]
+"""Runs a program on handles, and appends the list of its raw results to a list made before."""
 
 
 def result_handler(aval: Any, sharding: Any, committed: bool) -> Any:
@@ -61,10 +62,9 @@ def runner(
     names: Sequence[str],
     donated: Sequence[bool],
     takes_over: bool,
+    out: list[list[Handle]],
 ) -> Runner:
-    """Return the function that runs a program without effects.
-
-    Nothing stands between it and PJRT but the question whether results are to be checked for NaN.
+    """Return the function that runs a program without effects, one call at a time.
 
     Args:
         executable: The compiled program.
@@ -72,22 +72,38 @@ def runner(
         names: A name for each result, for errors.
         donated: For each argument, True if it is donated.
         takes_over: True if the program may take over the buffers of an argument.
+        out: Receives the list of raw results of each run.
     """
     execute, consume = executable.execute_sharded, methodcaller("consume_with_handlers", handlers)
-    debug_nans, debug_infs = config.debug_nans, config.debug_infs
 
-    def run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
-        if debug_nans.value or debug_infs.value:
-            run_checked(bare_run, handles, names, donated, out)
-        elif takes_over:
-            out.extend(map(consume, map(execute, (handles,))))
+    def run_once(handles: Sequence[Handle], results: list[list[Handle]]) -> None:
+        results.append(consume(execute(handles)))
+
+    def run(handles: Sequence[Handle]) -> None:
+        if _RESULT_CHECKS.value:
+            run_checked(run_once, handles, names, donated, out)
         else:
             out.append(consume(execute(handles)))
 
-    def bare_run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
-        out.extend(map(consume, map(execute, (handles,))))
+    if not takes_over:
+        return run
 
-    return run
+    # A chain of iterators, of which one step is a run: it pops the handles and appends the results
+    # without an instruction of Python between.
+    pending: list[Sequence[Handle]] = []
+    popped = map(pending.pop, repeat(-1))
+    steps = map(out.append, map(consume, map(execute, popped)))
+
+    def run_uninterrupted(handles: Sequence[Handle]) -> None:
+        if _RESULT_CHECKS.value:
+            run_checked(run_once, handles, names, donated, out)
+            return
+        if pending:
+            pending.clear()  # left by an interrupt
+        pending.append(handles)
+        next(steps)
+
+    return run_uninterrupted
 
 
 def run_with_tokens(
@@ -127,12 +143,12 @@ def _joined_token(buffers: Sequence[Any]) -> Any:
 
 _unset = _jax.config.unset
 _flags = (config.debug_nans, config.debug_infs)
-_in_dispatch = _jax.config.Config("xlashard_checks_results", False, include_in_jit_key=True)
+_RESULT_CHECKS = _jax.config.Config("xlashard_checks_results", False, include_in_jit_key=True)
 
 
 def checks_results() -> bool:
     """True if results are to be looked through for NaN or infinity."""
-    return config.debug_nans.value or config.debug_infs.value
+    return _RESULT_CHECKS.value
 
 
 class Forbidden:
@@ -245,15 +261,15 @@ def _both(first: Any, then: Callable[[], None]) -> Callable[[Any], None]:
 
 
 def _follow_global() -> None:
-    _in_dispatch.set_global(any(flag.get_global() for flag in _flags))
+    _RESULT_CHECKS.set_global(any(flag.get_global() for flag in _flags))
 
 
 def _follow_thread() -> None:
     """Also mends JAX's hook: at the end of a `with` block it would ignore the global flags."""
     if all(flag.get_local() is _unset for flag in _flags):
-        _in_dispatch.set_local(_unset)
+        _RESULT_CHECKS.set_local(_unset)
         api._post_hook_state.set_local(_unset)
         return
-    checks = checks_results()
-    _in_dispatch.set_local(checks)
+    checks = any(flag.value for flag in _flags)
+    _RESULT_CHECKS.set_local(checks)
     api._post_hook_state.set_local(api._nan_check_posthook if checks else None)

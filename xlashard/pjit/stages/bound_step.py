@@ -11,11 +11,11 @@ import jax
 from xlashard._jax.runtime import dispatch
 from xlashard._jax.runtime.execute import Runner
 from xlashard._jax.runtime.tracebacks import shorten
-from xlashard._jax.runtime.transfer import lacks_buffer
+from xlashard._jax.runtime.transfer import HandleType, lacks_buffer
 from xlashard._jax.trace.tracing import Tracer
 from xlashard.array import Array, wrap_tree
 from xlashard.array.core.donation import SHARDS, release_shards
-from xlashard.array.core.handles import is_handle, wrap_result
+from xlashard.array.core.handles import wrap_result
 from xlashard.array.placement.transfer_guard import guards_in_force
 from xlashard.errors import ArgumentError, DeletedError, NonFiniteError
 from xlashard.lazily import deferred
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from xlashard.pjit import nan_debug
 else:
     nan_debug = deferred("xlashard.pjit.nan_debug")
+
+
+# What jax.tree_util.tree_flatten calls.
+_flatten = jax.tree_util.default_registry.flatten
 
 
 class BoundStep:
@@ -57,8 +61,6 @@ class BoundStep:
     ) -> None:
         leaves, handles = place_state(compiled, plan, state)
         self._program = compiled.program
-        of_several = compiled.program.terms is not None
-        self._run: Runner = self._first_run if of_several else compiled.program.run
         self._consts = compiled.consts
         self._body = body
         self._plan = plan
@@ -69,6 +71,10 @@ class BoundStep:
         # The raw results of a run until the new state is taken from them: an interrupt finds the
         # state either in `_state`, still whole, or in here.
         self._results: list[list[Any]] = []
+        of_several = compiled.program.terms is not None
+        self._run: Runner = (
+            self._first_run if of_several else compiled.program.runner(self._results)
+        )
         effects = compiled.program.parts.body.ordered_effects
         self._is_bare = not (effects or plan.keys)
         self._is_in_order = not plan.keys and plan.order is None
@@ -121,13 +127,15 @@ class BoundStep:
                 if results:
                     self._take_results()
                 state = self._state if self._state is not None else self._alive()
-                handles = [*self._consts, *state, *inputs]
+                handles = state
+                if inputs or self._consts:
+                    handles = [*self._consts, *state, *inputs]
                 if not self._is_in_order:
                     handles = self._ordered(handles)
                 if self._is_spread and (self._is_shared or plan.donated_inputs):
                     self._check_unshared(handles, rest)
                 try:
-                    self._run(handles, results)
+                    self._run(handles)
                 except NonFiniteError as error:
                     raise self._explained(error, state, rest) from None
                 except Exception:
@@ -169,16 +177,26 @@ class BoundStep:
             self._state = out[: self._plan.state_tree.num_leaves]
             self._results.clear()
 
-    def _first_run(self, handles: Sequence[Any], out: list[list[Any]]) -> None:
-        """The first run, which the program's other processes must come to; then it is run only."""
+    def _first_run(self, handles: Sequence[Any]) -> None:
+        """Run for the first time, once the program's other processes have come to that."""
         self._program.admit()
-        self._run = self._program.run
-        self._run(handles, out)
+        self._run = self._program.runner(self._results)
+        self._run(handles)
 
     def _inputs(self, rest: tuple[Any, ...]) -> list[Any]:
-        """The handles of a call's inputs, those that the program drops left out."""
+        """Return the handles of a call's inputs, without those that the program drops."""
         plan = self._plan
-        leaves, tree = jax.tree_util.tree_flatten(rest)
+        if plan.takes_leaves and len(rest) == len(plan.inputs):
+            # Arrays that fit are leaves, so the structure need not be compared.
+            placed = []
+            for value, wanted in zip(rest, plan.inputs, strict=False):
+                handle = _fitting(value, wanted)
+                if handle is None:
+                    break
+                placed.append(handle)
+            else:
+                return placed
+        leaves, tree = _flatten(rest)
         if tree != plan.rest_tree:
             raise ArgumentError(
                 f"{plan.name} was bound for arguments of the structure {plan.rest_tree}, but was "
@@ -191,20 +209,11 @@ class BoundStep:
         ]
 
     def _placed(self, value: Any, wanted: Input) -> Any:
-        """The handle of an input; one that is right already is taken as it is."""
-        handle = value._buffers if type(value) is Array else value
-        aval = wanted.aval
-        if (
-            is_handle(handle)
-            and handle.shape == aval.shape
-            and handle.dtype == aval.dtype
-            # An Array that lacks a shard is deleted.
-            and not (handle.is_deleted() if handle is not value else lacks_buffer(handle))
-            and handle.sharding == wanted.twin
-            and handle._pjrt_layout == wanted.layout
-        ):
+        """Return the handle of an input, moved to where the program takes it."""
+        handle = _fitting(value, wanted)
+        if handle is not None:
             return handle
-        path, name = wanted.path, self._plan.name
+        aval, path, name = wanted.aval, wanted.path, self._plan.name
         if isinstance(value, Tracer):
             raise ArgumentError(
                 f"{path} is a tracer: a bound step can't be part of a program; call the pjit-ed "
@@ -264,6 +273,22 @@ class BoundStep:
             if isinstance(array, Array):
                 array._deleted_by = taker
         self._given.clear()
+
+
+def _fitting(value: Any, wanted: Input) -> Any:
+    """Return the handle of an input that the program takes as it is; None for any other."""
+    handle, aval = value._buffers if type(value) is Array else value, wanted.aval
+    if (
+        type(handle) is HandleType
+        and wanted.position is not None
+        and (handle.aval == aval or (handle.shape, handle.dtype) == (aval.shape, aval.dtype))
+        # An Array that lacks a shard is deleted.
+        and not (lacks_buffer(handle) if handle is value else handle.is_deleted())
+        and handle.sharding == wanted.twin
+        and handle._pjrt_layout == wanted.layout
+    ):
+        return handle
+    return None
 
 
 def bind_step(

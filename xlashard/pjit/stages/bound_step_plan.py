@@ -52,6 +52,7 @@ class StepPlan:
         rest_tree: The tree of the other arguments.
         out_tree: The tree of what a call returns besides the state; None if it returns only that.
         inputs: The leaves of the other arguments.
+        takes_leaves: True if each of the other arguments is a single leaf.
         order: Where each argument of the program stands among placed constants, state and other
             arguments; None if they stand in that order already.
         donates: Whether a call takes over the state's buffers.
@@ -67,6 +68,7 @@ class StepPlan:
     rest_tree: Any
     out_tree: Any
     inputs: tuple[Input, ...]
+    takes_leaves: bool
     order: tuple[int, ...] | None
     donates: bool
     donated_inputs: tuple[bool, ...]
@@ -98,15 +100,17 @@ def plan_step(compiled: CompiledProgram, info: StageInfo, argnum: int) -> StepPl
     state = range(start, start + state_tree.num_leaves)
     out_tree = _tree_besides_state(info.out_tree, state_tree, name)
     _check_same_place(compiled, info, state)
+    rest_tree = jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum])
     inputs_donated = tuple(given for i, given in enumerate(info.donated) if i not in state)
     return StepPlan(
         name=name,
         state_tree=state_tree,
         state_paths=tuple(info.paths[i] for i in state),
         keys=any(map(is_extended, info.out_avals)),
-        rest_tree=jax.tree_util.treedef_tuple([p for i, p in enumerate(parts) if i != argnum]),
+        rest_tree=rest_tree,
         out_tree=out_tree,
         inputs=_inputs(compiled, info, state),
+        takes_leaves=all(map(jax.tree_util.treedef_is_leaf, rest_tree.children())),
         order=_order(compiled, state),
         donates=any(info.donated[i] for i in state),
         donated_inputs=inputs_donated if any(inputs_donated) else (),

@@ -239,25 +239,27 @@ class Program:
         if self.terms is not None and AGREEMENTS.admit(self.terms, naming):
             self.terms = None
 
-    @cached_property
-    def run(self) -> execute.Runner:
-        """Run on placed handles, and append the list of raw results to a list.
+    def runner(self, out: list[list[Handle]]) -> execute.Runner:
+        """Return a function that runs on placed handles, one call at a time.
 
-        The handles of donated arguments are deleted; the results may still be on their way when
+        It deletes the handles of donated arguments; the results may still be on their way when
         it returns. Results that were appended survive an interrupt. `results` makes handles of
         them.
+
+        Args:
+            out: Receives the list of raw results of each run.
         """
         executable, handlers = self.executable, self.handlers
         plan, body = self.parts.plan, self.parts.body
         names = [v.name or "a result" for v in plan.results]
         if not body.has_effects:
             takes_over = self._may_take_over
-            return execute.runner(executable, handlers, names, plan.donated, takes_over)
+            return execute.runner(executable, handlers, names, plan.donated, takes_over, out)
 
         effects = body.ordered_effects
         run_with_tokens = partial(execute.run_with_tokens, executable, handlers, effects)
 
-        def run(handles: Sequence[Handle], out: list[list[Handle]]) -> None:
+        def run(handles: Sequence[Handle]) -> None:
             if execute.checks_results():
                 execute.run_checked(run_with_tokens, handles, names, plan.donated, out)
             else:
@@ -306,7 +308,7 @@ class Program:
         """Places values and runs."""
         self.admit()
         out: list[list[Handle]] = []
-        self.run(self.place(values), out)
+        self.runner(out)(self.place(values))
         return self.results(out[0])
 
 
